@@ -13,6 +13,7 @@ from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.launch.build import with_launch
+from trainfit.report.plan.facts import facts
 from trainfit.report.plan.launch_parts import (
     change_lines,
     left_out_text,
@@ -90,14 +91,37 @@ def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
     assert "OMP_NUM_THREADS=8: the command's own; recommended is 1" in threads_text([part])
 
 
-def test_a_variable_that_no_library_can_read_goes() -> None:
-    odd = SettingReason(
-        "OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed", where=ENV
-    )
-    plan, parts = launched(result(reasons=(odd,)), f"OMP_NUM_THREADS=abc A=b {LINE}")
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_variable_that_no_library_can_read_goes(is_measured: bool) -> None:
+    """With the DataLoader measured and without; the screen says it."""
+    why = "'abc' is ignored (OpenMP expects a positive integer): the default thread count applies"
+    odd = SettingReason("OMP_NUM_THREADS", None, "abc", f"{why}; no gain", "assumed", where=ENV)
+    found = result(reasons=(odd,)) if is_measured else None
+    plan, parts = launched(found, f"OMP_NUM_THREADS=abc A=b {LINE}")
     assert plan.launch.startswith("A=b python")
-    assert parts["OMP_NUM_THREADS"].status == "not set"
-    assert "ignores 'abc'" in parts["OMP_NUM_THREADS"].reason
+    part = parts["OMP_NUM_THREADS"]
+    assert (part.status, part.present, part.value) == ("not set", "abc", "")
+    assert part.reason.startswith("removed: it is ignored (OpenMP expects a positive integer)")
+    assert part.reason.endswith("; no gain") == is_measured
+    said = next(fact.text for fact in facts(plan) if fact.label == "removed")
+    assert said.startswith("OMP_NUM_THREADS=abc removed: it is ignored")
+    assert "OMP_NUM_THREADS" not in left_out_text(plan.launch_parts)
+    assert "was abc, removed: it is ignored" in parts_section([part])
+
+
+def test_one_that_is_replaced_needs_no_measured_gain() -> None:
+    advice = dataclasses.replace(OMP, gain=None, present="0", set_by="command")
+    found = result(variables=(advice,), reasons=(dataclasses.replace(WHY, present="0"),))
+    plan, parts = launched(found, f"OMP_NUM_THREADS=0 {LINE}")
+    assert plan.launch.startswith("OMP_NUM_THREADS=1 python")
+    assert (parts["OMP_NUM_THREADS"].status, parts["OMP_NUM_THREADS"].present) == ("set", "0")
+
+
+def test_a_variable_of_the_shell_that_no_library_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    plan, parts = launched()
+    assert plan.launch.startswith("python")
+    assert parts["OMP_NUM_THREADS"].reason.startswith("unset it where it is set: it is ignored")
 
 
 def test_a_change_of_the_script_has_to_win_something() -> None:
@@ -200,5 +224,9 @@ def test_the_text() -> None:
     assert "not set: all cores are of one kind" in text
     assert left_out_text(plan.launch_parts) == (
         "MKL_NUM_THREADS, PYTORCH_CUDA_ALLOC_CONF, CPU affinity: no gain"
+    )
+    plan, _ = launched(result(reasons=(MKL, CORES)), allocator=allocator(saved=1 << 30))
+    assert left_out_text(plan.launch_parts) == (
+        "MKL_NUM_THREADS, CPU affinity: no gain; PYTORCH_CUDA_ALLOC_CONF: not needed: it fits"
     )
     assert parts_section(()) == ""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from trainfit.report.plan.answer import step_at
-from trainfit.report.plan.launch_parts import left_out_text, threads_text
+from trainfit.report.plan.launch_parts import left_out_text, removed_text, threads_text
 from trainfit.report.plan.loading import effect_text, helps, input_text
 from trainfit.report.plan.versus_cpu import verdict
 from trainfit.report.protection_text import protection_notes
@@ -182,6 +182,11 @@ def _threads(result: PlanResult) -> str:
     return threads_text(result.launch_parts)
 
 
+def _removed(result: PlanResult) -> str:
+    """Variables that are not in the launch command any more."""
+    return removed_text(result.launch_parts)
+
+
 def _left_out(result: PlanResult) -> str:
     return left_out_text(result.launch_parts)
 
@@ -223,6 +228,7 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
     ("threads", 12, _threads),
+    ("removed", 0, _removed),
     ("not set", 55, _left_out),
     ("gradients", 5, _gradients),
     ("CPU", 15, _cpu),
