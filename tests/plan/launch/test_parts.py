@@ -132,6 +132,37 @@ def test_a_change_of_the_script_has_to_win_something() -> None:
     assert "too little to change the script" in part.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("cfg.yaml", "# batch_size: 8\ndata:\n  batch_size: 8  # samples\n", "3: batch_size: 24"),
+        ("cfg.json", '{"train": {\n "per_device_train_batch_size": 8,\n "eval_batch_size": 8}}',
+         '2: "per_device_train_batch_size": 24'),
+        ("cfg.json", '{"bs": 8, "lr": 0.1}', '1: "bs": 24'),
+        ("cfg.toml", "[data]\nbatch_size = 8\n", "2: batch_size=24"),
+        ("cfg.yaml", "train:\n  batch_size: 8\nother:\n  batch_size: 8\n", None),
+        ("cfg.yaml", "batch_size: 80\nmicro_batch: ${batch}\nbatch: 8.5\n", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by", ["option", "word", "script"])
+def test_a_value_in_a_configuration_file_is_changed_there(
+    name: str, text: str, line: str | None, by: str
+) -> None:
+    Path(name).write_text(text)
+    if by == "script":
+        Path("train.py").write_text(f"settings = read('{name}')\n")
+    command = {"option": f" --config={name}", "word": f" --c {name}", "script": ""}[by]
+    plan, parts = launched(None, f"python train.py{command}")
+    part = parts["batch_size"]
+    assert (part.status, part.value) == ("by hand", "24")
+    first = change_lines(plan.launch_parts)[0]
+    if line is None:
+        assert first == "change train.py:12: DataLoader(…, batch_size=24)"
+        return
+    assert first == f"change {name}:{line}"
+    assert f"in {name}, was 8: " in " ".join(parts_section([part]).split())
+
+
 def test_cores_that_the_command_chooses_are_kept() -> None:
     found = result(cores=CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "", ""), reasons=(CORES,))
     plan, parts = launched(found, f"taskset -c 1 {LINE}")

@@ -12,6 +12,7 @@ from trainfit.plan.command.frameworks import FRAMEWORKS
 from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
+from trainfit.plan.launch.config_files import config_line
 from trainfit.plan.launch.line import Launch, useless_variables
 from trainfit.results.format import size
 from trainfit.results.loader.advice import SettingReason
@@ -258,11 +259,17 @@ def _settings(found: LoaderResult) -> Iterator[str]:
 
 
 def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPart:
-    """Set by the command where it has a placeholder; else a line of the script to change."""
+    """Set by the command where it has a placeholder; else a line to change: of the configuration
+    file that holds the value, or of the script."""
     if part.value == part.present:
         return dataclasses.replace(part, status="kept")
     if part.name in command.present:
         return part
+    written = config_line(command, part.name, part.present, part.value) if part.present else None
+    if written is not None:
+        return dataclasses.replace(
+            part, status="by hand", where="script", line=written.text, place=written.place
+        )
     call, name = "DataLoader", _ARGUMENTS.get(part.name, part.name)
     framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
     if framework is not None and part.name in framework.names:

@@ -40,10 +40,16 @@ def _reason(part: LaunchPart) -> str:
         "set": was,
         "kept": "kept: " if part.where != "script" else "",
         "not set": f"was {part.present}, " if _is_removed(part) else "not set: ",
-        "by hand": f"in the script, {was}",
+        "by hand": f"in {_file(part)}, {was}",
         "cannot tell": "cannot tell: ",
     }
     return before[part.status] + (part.reason or "reason not known")
+
+
+def _file(part: LaunchPart) -> str:
+    """Where a change by hand is made: a configuration file's line is named, a script is not."""
+    name = part.place.rpartition(":")[0]
+    return "the script" if not name or name.endswith(".py") else name
 
 
 def _evidence(part: LaunchPart) -> str:
