@@ -15,6 +15,7 @@ from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
 from trainfit.results.format import duration, size, times
 from trainfit.results.loader.advice import most_helpful_first
+from trainfit.results.plan.amp import AmpChoice
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.configuration import Configuration
 from trainfit.results.plan.result import PlanResult
@@ -74,9 +75,15 @@ def _amp(result: PlanResult) -> str:
     if choice is not None and (choice.configuration or any(h.blocks for h in choice.own_hazards)):
         return choice.reason.removeprefix("AMP ")
     if other is None:
-        return ""
+        return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
     sides = "; ".join(_amp_side(each) for each in (result.now, other))
     return f"{_faster_amp(result, other)}{sides}"
+
+
+def _is_barred(choice: AmpChoice | None) -> bool:
+    """Did the script fail in a half precision that was tried, and stays as it is?"""
+    hazards = choice.hazards if choice is not None and choice.configuration is None else ()
+    return any(each.blocks and each.kind in ("fails", "overflow") for each in hazards)
 
 
 def _faster_amp(result: PlanResult, other: Configuration) -> str:
@@ -188,7 +195,10 @@ def _removed(result: PlanResult) -> str:
 
 
 def _left_out(result: PlanResult) -> str:
-    return left_out_text(result.launch_parts)
+    parts = result.launch_parts
+    if _is_barred(result.amp_choice):  # which is another reason than that it gains nothing
+        parts = tuple(part for part in parts if part.name != "amp")
+    return left_out_text(parts)
 
 
 def _gradients(result: PlanResult) -> str:
