@@ -205,6 +205,19 @@ def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> N
     )
 
 
+def test_no_batch_is_the_largest_where_memory_leaks() -> None:
+    grows = StepPattern("growing", 3, (1, 2, 3), (1, 2, 3), steps_until_full=900)
+    now = dataclasses.replace(ACT.now, recommended_batch=None)
+    plan = dataclasses.replace(
+        ACT, now=now, amp_choice=None, other_amp=now, pattern=grows, remedies=REMEDIES
+    )
+    told = words(plan)
+    assert "full after about 900 optimizer steps. No batch size is recommended." in told
+    assert "largest batch" not in told
+    settled = words(dataclasses.replace(plan, pattern=None))
+    assert "largest batch" in settled
+
+
 def test_a_script_that_fails_under_autocast_is_not_said_to_gain_nothing() -> None:
     """DCGAN's BCELoss: the reason that AMP stays off is that it raises."""
     hazard = AmpHazard("fails", "float16", "BCELoss raises an error under autocast", blocks=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from trainfit.report.plan.answer import step_at
+from trainfit.report.plan.answer import full_after, step_at
 from trainfit.report.plan.launch_parts import left_out_text, removed_text, threads_text
 from trainfit.report.plan.loading import effect_text, helps, input_text
 from trainfit.report.plan.versus_cpu import verdict
@@ -76,7 +76,8 @@ def _amp(result: PlanResult) -> str:
         return choice.reason.removeprefix("AMP ")
     if other is None:
         return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
-    sides = "; ".join(_amp_side(each) for each in (result.now, other))
+    grows = full_after(result) is not None
+    sides = "; ".join(_amp_side(each, grows=grows) for each in (result.now, other))
     return f"{_faster_amp(result, other)}{sides}"
 
 
@@ -115,10 +116,11 @@ def _is_of_the_present(samples_per_s: float, result: PlanResult) -> bool:
     return is_kept or abs(samples_per_s * step_s / batch - 1) < _EQUAL
 
 
-def _amp_side(configuration: Configuration) -> str:
+def _amp_side(configuration: Configuration, *, grows: bool) -> str:
+    """No batch size is the largest where memory ``grows`` until it is full."""
     step, largest = configuration.step_s, configuration.largest_batch
     parts = [duration(step) if step is not None else size(configuration.memory.device_bytes)]
-    if largest is not None:
+    if largest is not None and not grows:
         parts.append(f"largest batch {largest}")
     return f"{configuration.amp}: {', '.join(parts)}"
 

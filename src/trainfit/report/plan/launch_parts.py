@@ -87,7 +87,9 @@ def _is_removed(part: LaunchPart) -> bool:
 def removed_text(parts: Sequence[LaunchPart]) -> str:
     """Variables whose values no library can use, and what became of them; empty without any."""
     found = filter(_is_removed, parts)
-    return "; ".join(f"{part.name}={part.present} {part.reason}" for part in found)
+    return "; ".join(
+        f"{part.name}={part.present} {part.reason.partition('; ')[0]}" for part in found
+    )
 
 
 def left_out_text(parts: Sequence[LaunchPart]) -> str:
