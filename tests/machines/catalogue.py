@@ -143,9 +143,8 @@ def _wheels_and_masks() -> dict[str, Machine]:
 
     return {
         "cpu-laptop": Machine(
-            "no NVIDIA GPU and a CPU-only wheel: the wheel is found first; btrfs, full disk, swap"
-            " in use",
-            "cpu_only_torch", "cpuinfo of htop issue 879 (i7-1260P)",
+            "no NVIDIA GPU and a CPU-only wheel, which fits; btrfs, full disk, swap in use",
+            "", "cpuinfo of htop issue 879 (i7-1260P)",
             (bases.laptop(), drivers.without_driver(), torches.without_cuda(torches.CPU_ONLY)),
         ),
         "cpu-only-torch": Machine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from helpers_paced_machine import (
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
-from trainfit.results.machine.pace import PaceResult
+from trainfit.results.machine.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
 
@@ -45,7 +46,29 @@ def test_the_seeds_case() -> None:
     assert found.fix_trial is not None and found.fix_trial.is_fixed
     assert found.fix_trial.after.calls.p50 == pytest.approx(14.4e-3, rel=0.03)
     text = pace_text(found)
-    assert "CPU FREQUENCY" in text and "--fix governor fixes it" in text
+    assert text.startswith("At 30 Hz a call needs 7") and "CPU FREQUENCY" in text
+    assert "--fix governor fixes it" in text.partition("\n\n")[0]
+
+
+def test_columns_never_touch() -> None:
+    """Wide intervals are as they come of calls of microseconds."""
+    found = measured(FREQUENCY, ACT, hz=(30.0,))
+    (rate,), seen = found.rates, found.attribution
+    assert seen is not None
+    wide = Estimate(114.93, 104.09, 118.26)
+    none = Estimate(-0.15, -0.32, -0.0004)
+    arms = tuple(
+        dataclasses.replace(arm, recovered=none) if arm.recovered is not None else arm
+        for arm in seen.arms
+    )
+    shown = pace_text(
+        dataclasses.replace(
+            found,
+            rates=(dataclasses.replace(rate, ratio=wide),),
+            attribution=dataclasses.replace(seen, arms=arms),
+        )
+    )
+    assert " 114.93 (104.09-118.26) " in shown and " -15% (-32% to 0%)" in shown
 
 
 def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
@@ -124,7 +147,7 @@ def test_a_rate_that_the_time_is_too_short_for_is_said_before_and_after() -> Non
     assert "15 Hz was not measured: every 100th call does the work, every 6.67 s" in text
     assert "--duration 7.1 has one, --duration 36 one in each" in text.replace("\n    ", " ")
     assert "60 Hz: too few calls to compare" in text
-    assert text.endswith("15 Hz was not measured")
+    assert text.partition("\n\n")[0].endswith("15 Hz was not measured")
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert of_chunks(100, (15.0,), 7.1, []).rates[0].calls.count == 1
     assert PaceResult.from_json(found.to_json(), Path("again")) == found
@@ -133,7 +156,7 @@ def test_a_rate_that_the_time_is_too_short_for_is_said_before_and_after() -> Non
 def test_nothing_that_was_asked_for_can_be_measured() -> None:
     found = of_chunks(100, (15.0,), 1.0, [])
     assert not found.rates and not found.blocks
-    assert pace_text(found).endswith("Nothing was measured: give --duration 36")
+    assert pace_text(found).startswith("Nothing was measured: give --duration 36\n")
 
 
 def test_a_period_that_shows_late_leaves_no_rate_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu,
 from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.format import size
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.machine.profile import Profile, Rates
 from trainfit.results.runs.sandbox import SandboxRequest
@@ -178,7 +179,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
         others = (usage.used_bytes or 0) if usage is not None else 0
     if others >= gpu.memory_bytes:
         raise UsageError(
-            f"other processes hold {others} of the {gpu.memory_bytes} bytes of {gpu.key}: no "
+            f"other processes hold {size(others)} of the {size(gpu.memory_bytes)} of {gpu.key}: no "
             "memory is free; stop them, or correct --other-processes"
         )
     constants = device_constants(

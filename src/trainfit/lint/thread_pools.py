@@ -10,19 +10,13 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.lint.reading.index import (
-    Function,
-    Index,
-    argument,
-    has_stars,
-    keyword,
-)
+from trainfit.lint.reading.index import Function, Index
 from trainfit.lint.reading.project import Project
 from trainfit.lint.reading.torch_names import words
 from trainfit.lint.rules.datasets import worker_functions
+from trainfit.lint.worker_count import worker_count
 from trainfit.results.machine.doctor import PoolLibrary, PoolUse, WorkerPools
 
-_WORKERS: Final = 5  # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers
 #: Calls that end up in a library's thread pool, by the beginning of their names.
 _POOLED: Final[tuple[tuple[str, PoolLibrary], ...]] = (
     ("cv2.", "OpenCV"),
@@ -54,7 +48,7 @@ _SETTINGS: Final[dict[str, frozenset[PoolLibrary]]] = {
 def worker_pools(project: Project) -> WorkerPools:
     """What is certain about the workers of a script and the pools in them."""
     loaders = list(_loaders(project))
-    counts = [_count(project, index, call) for index, call in loaders]
+    counts = [worker_count(project, index, call) for index, call in loaders]
     known = [count for count in counts if count is not None]
     uses = {each.library: each for each in (*_imports(project), *_calls(project))}  # calls win
     is_set = {
@@ -71,60 +65,6 @@ def _loaders(project: Project) -> Iterator[tuple[Index, ast.Call]]:
     for index, call in project.calls():
         if index.file.origin(call.func) == "torch.utils.data.DataLoader":
             yield index, call
-
-
-# --- How many workers ---------------------------------------------------------------------------
-def _count(project: Project, index: Index, loader: ast.Call) -> int | None:
-    """``num_workers`` of a DataLoader, as far as the script says; ``None`` where it does not."""
-    node = argument(loader, _WORKERS, "num_workers")
-    if node is None:
-        return None if has_stars(loader) else 0
-    if isinstance(node, ast.Constant):
-        return node.value if type(node.value) is int else None
-    name = _last_name(node)
-    if not name:
-        return None
-    # An attribute may be of a class that another file defines.
-    files = project.indexes if isinstance(node, ast.Attribute) else [index]
-    found = [each for file in files for each in _assigned(file, name)]
-    found += _defaults(project, name)
-    return found[0] if len(found) == 1 else None
-
-
-def _assigned(index: Index, name: str) -> Iterator[int | None]:
-    """What a name is given in a file, each time; ``None`` for what is no plain number."""
-    for node in index.parents:
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets = [node.target]
-        if any(_last_name(each) == name for each in targets):
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            yield _whole(node.value)
-
-
-def _defaults(project: Project, name: str) -> Iterator[int | None]:
-    """The default of a command-line option of that name."""
-    for _, call in project.calls():
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
-            continue
-        given = [*call.args, keyword(call, "dest")]
-        texts = [each.value for each in given if isinstance(each, ast.Constant)]
-        if name in {str(text).lstrip("-").replace("-", "_") for text in texts}:
-            yield _whole(keyword(call, "default"))
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _whole(node: ast.expr | None) -> int | None:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    return None
 
 
 # --- Which libraries ----------------------------------------------------------------------------

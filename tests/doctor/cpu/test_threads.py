@@ -174,6 +174,33 @@ LOADER = "from torch.utils.data import DataLoader\nfrom data import Frames\n"
          "DataLoader(Frames(), num_workers=p.num_workers)", 3),
         ("p.add_argument('--num_workers', type=int)\n"
          "DataLoader(Frames(), num_workers=p.num_workers)", None),
+        ("p.add_argument('-j', '--workers', type=int, default=3)\nn = p.parse_args().workers\n"
+         "DataLoader(Frames(), **{'num_workers': n})", 3),
+        ("p.add_argument('--num_workers', type=int, default=3)\ndef make(args):\n"
+         "    num_workers = args.num_workers\n"
+         "    return DataLoader(Frames(), num_workers=num_workers)\nmake(p.parse_args())", 3),
+        ("p.add_argument('--j', default=3)\ndef make(batch, workers=0):\n"
+         "    return DataLoader(Frames(), num_workers=int(workers))\nmake(8, p.parse_args().j)", 3),
+        ("def make(workers=4):\n    return DataLoader(Frames(), num_workers=workers)\n"
+         "make()\nmake(workers=4)", 4),
+        ("def make(workers=4):\n    return DataLoader(Frames(), num_workers=workers)\n"
+         "make()\nmake(2)", None),
+        ("class Data:\n    def __init__(self, *, workers=4):\n        self.workers = workers\n"
+         "DataLoader(Frames(), num_workers=Data().workers)", 4),
+        ("import click\n@click.option('-w', '--workers', 'n', default=3)\n"
+         "def main(n):\n    DataLoader(Frames(), num_workers=n)\nmain()", 3),
+        ("import click\n@click.option('--num-workers', default=3)\n"
+         "def main(num_workers):\n    DataLoader(Frames(), num_workers=num_workers)", 3),
+        ("import typer\ndef main(workers: int = typer.Option(3, help='x')):\n"
+         "    DataLoader(Frames(), num_workers=workers)\ntyper.run(main)", 3),
+        ("from dataclasses import dataclass, field\n@dataclass\nclass Data:\n"
+         "    num_workers: int = field(default=3, metadata={})\n@draccus.wrap()\n"
+         "def main(cfg: Data):\n    DataLoader(Frames(), num_workers=cfg.num_workers)", 3),
+        ("flags.DEFINE_integer('workers', 3, 'x')\n"
+         "DataLoader(Frames(), num_workers=FLAGS.workers)", 3),
+        ("n = 3\nn += 1\nDataLoader(Frames(), num_workers=n)", None),
+        ("n = n2\nn2 = n\nDataLoader(Frames(), num_workers=n)", None),
+        ("kw = {'num_workers': 3}\nkw = {'num_workers': 4}\nDataLoader(Frames(), **kw)", None),
         ("DataLoader(Frames(), num_workers=2)\nDataLoader(Frames(), num_workers=9)", 9),
         ("DataLoader(Frames(), num_workers=2)\nDataLoader(Frames(), **more)", None),
         ("DataLoader(Frames(), num_workers=True)", None),

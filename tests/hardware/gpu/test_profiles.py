@@ -474,7 +474,10 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (("--gpu", "custom:0GiB"), "custom GPU needs memory above 0: 'custom:0GiB'"),
-        (("--gpu", "custom:8GiB", "--other-processes", "8GiB"), "memory is free"),
+        (
+            ("--gpu", "custom:8GiB", "--other-processes", "8GiB"),
+            "other processes hold 8.00 GiB of the 8.00 GiB of custom 8GiB sm_80: no memory is free",
+        ),
         (("--gpu", "4090", "--force-profile"), "--force-profile is for use with --profile"),
         (("--gpu", "4090", "--profile", "no.json"), "'no.json': there is no such file"),
     ],

@@ -246,8 +246,8 @@ def test_libraries_that_start_no_threads() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         assert found[name].value is None and found[name].evidence == "measured"
         assert found[name].reason == (
-            "no library of a worker starts threads (0 threads started, a batch keeps 1.0 threads "
-            "busy)"
+            "no library of a worker starts threads (0 threads started in addition to its own, a "
+            "batch keeps 1.0 threads busy)"
         )
     assert "NUMEXPR_NUM_THREADS" not in found and "cv2.setNumThreads" not in found
     loaded = probe(started_threads=0, thread_pools={"opencv": 8, "numexpr": 8})

@@ -61,7 +61,8 @@ def test_what_was_measured_decides_on_variables() -> None:
     held = LoaderSettings(2, library_threads=1)
     (advice,) = variables(probe(**seen), machine(), held, {}, was_held=True)
     assert advice.line == "export OPENBLAS_NUM_THREADS=1"
-    assert "libraries start 1 thread in a worker" in advice.evidence
+    assert "libraries start 1 thread in a worker in addition to its own" in advice.evidence
+    assert "pools in a worker, its own thread included: openblas 2" in advice.evidence
     assert verdict(probe(**seen), machine(), held).startswith("workers are faster with one thread")
     # Threads outnumber cores here, but the same with one of each was no faster.
     many = {"threads": 4.0, "thread_pools": {"openblas": 16, "arrow": 16}}
@@ -155,11 +156,11 @@ def test_the_main_process_under_a_quota(workers: int, value: str) -> None:
     """OpenMP sees 16 cores, the job gets 2."""
     small = machine(usable_cores=2.0, quota_cores=2.0)
     found = variables(probe(), small, LoaderSettings(workers), {})
-    assert [(each.name, each.value) for each in found] == [
-        ("OMP_NUM_THREADS", value),
-        ("MKL_NUM_THREADS", value),
-    ]
+    assert [(each.name, each.value) for each in found] == [("OMP_NUM_THREADS", value)]
     assert "16 cores; usable: 2 cores" in found[0].evidence
+    # MKL follows it, unless it has a variable of its own.
+    both = variables(probe(), small, LoaderSettings(workers), {"MKL_NUM_THREADS": "16"})
+    assert [each.name for each in both] == ["OMP_NUM_THREADS", "MKL_NUM_THREADS"]
     set_already = {"OMP_NUM_THREADS": value, "MKL_NUM_THREADS": value}
     assert variables(probe(), small, LoaderSettings(workers), set_already) == ()
 

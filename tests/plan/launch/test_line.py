@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers_cli import json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.launch.line import launch
+from trainfit.plan.launch.line import launch, useless_variables
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.results.loader.advice import CoreAdvice, VariableAdvice
 from trainfit.results.runs.trace import TraceOutcome
@@ -96,6 +96,27 @@ def test_what_the_command_sets_is_kept_and_said(line: str) -> None:
 def test_the_same_value_is_not_worth_a_note() -> None:
     made = launch(parse("OMP_NUM_THREADS=1 python train.py"), {}, {}, THREADS[:1])
     assert (made.line, made.notes) == ("OMP_NUM_THREADS=1 python train.py", ())
+
+
+@pytest.mark.parametrize(
+    ("line", "launched"),
+    [
+        ("env OMP_NUM_THREADS=0 python train.py", "python train.py"),
+        ("/usr/bin/env OMP_NUM_THREADS=0 MKL_NUM_THREADS= nice python train.py",
+         "/usr/bin/env MKL_NUM_THREADS= nice python train.py"),
+        ("nice env OMP_NUM_THREADS=0 MKL_NUM_THREADS=x python train.py", "nice python train.py"),
+        ("env -u A OMP_NUM_THREADS=0 python train.py", "env -u A python train.py"),
+        ("env python train.py", "env python train.py"),
+        ("OMP_NUM_THREADS=0 env python train.py", "env python train.py"),
+        ("env OMP_NUM_THREADS=0 env A=b python train.py", "env A=b python train.py"),
+    ],
+)  # fmt: skip
+def test_env_goes_with_the_last_of_its_variables(line: str, launched: str) -> None:
+    command = parse(line)
+    made = launch(command, {}, {}, useless=useless_variables(command, None))
+    assert made.line == launched
+    removed = "OMP_NUM_THREADS" in line
+    assert ("OMP_NUM_THREADS=0 of the command is left out" in "".join(made.notes)) == removed
 
 
 _NAMES = st.from_regex(r"[A-Z_]{1,8}", fullmatch=True)

@@ -13,6 +13,7 @@ from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.launch.build import with_launch
+from trainfit.report.plan.facts import facts
 from trainfit.report.plan.launch_parts import (
     change_lines,
     left_out_text,
@@ -90,14 +91,37 @@ def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
     assert "OMP_NUM_THREADS=8: the command's own; recommended is 1" in threads_text([part])
 
 
-def test_a_variable_that_no_library_can_read_goes() -> None:
-    odd = SettingReason(
-        "OMP_NUM_THREADS", None, "abc", "libgomp ignores 'abc'", "assumed", where=ENV
-    )
-    plan, parts = launched(result(reasons=(odd,)), f"OMP_NUM_THREADS=abc A=b {LINE}")
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_variable_that_no_library_can_read_goes(is_measured: bool) -> None:
+    """With the DataLoader measured and without; the screen says it."""
+    why = "'abc' is ignored (OpenMP expects a positive integer): the default thread count applies"
+    odd = SettingReason("OMP_NUM_THREADS", None, "abc", f"{why}; no gain", "assumed", where=ENV)
+    found = result(reasons=(odd,)) if is_measured else None
+    plan, parts = launched(found, f"OMP_NUM_THREADS=abc A=b {LINE}")
     assert plan.launch.startswith("A=b python")
-    assert parts["OMP_NUM_THREADS"].status == "not set"
-    assert "ignores 'abc'" in parts["OMP_NUM_THREADS"].reason
+    part = parts["OMP_NUM_THREADS"]
+    assert (part.status, part.present, part.value) == ("not set", "abc", "")
+    assert part.reason.startswith("removed: it is ignored (OpenMP expects a positive integer)")
+    assert part.reason.endswith("; no gain") == is_measured
+    said = next(fact.text for fact in facts(plan) if fact.label == "removed")
+    assert said.startswith("OMP_NUM_THREADS=abc removed: it is ignored")
+    assert "OMP_NUM_THREADS" not in left_out_text(plan.launch_parts)
+    assert "was abc, removed: it is ignored" in parts_section([part])
+
+
+def test_one_that_is_replaced_needs_no_measured_gain() -> None:
+    advice = dataclasses.replace(OMP, gain=None, present="0", set_by="command")
+    found = result(variables=(advice,), reasons=(dataclasses.replace(WHY, present="0"),))
+    plan, parts = launched(found, f"OMP_NUM_THREADS=0 {LINE}")
+    assert plan.launch.startswith("OMP_NUM_THREADS=1 python")
+    assert (parts["OMP_NUM_THREADS"].status, parts["OMP_NUM_THREADS"].present) == ("set", "0")
+
+
+def test_a_variable_of_the_shell_that_no_library_can_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+    plan, parts = launched()
+    assert plan.launch.startswith("python")
+    assert parts["OMP_NUM_THREADS"].reason.startswith("unset it where it is set: it is ignored")
 
 
 def test_a_change_of_the_script_has_to_win_something() -> None:
@@ -106,6 +130,37 @@ def test_a_change_of_the_script_has_to_win_something() -> None:
     part = parts["num_workers"]
     assert (part.status, part.value) == ("kept", "1")
     assert "too little to change the script" in part.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("cfg.yaml", "# batch_size: 8\ndata:\n  batch_size: 8  # samples\n", "3: batch_size: 24"),
+        ("cfg.json", '{"train": {\n "per_device_train_batch_size": 8,\n "eval_batch_size": 8}}',
+         '2: "per_device_train_batch_size": 24'),
+        ("cfg.json", '{"bs": 8, "lr": 0.1}', '1: "bs": 24'),
+        ("cfg.toml", "[data]\nbatch_size = 8\n", "2: batch_size=24"),
+        ("cfg.yaml", "train:\n  batch_size: 8\nother:\n  batch_size: 8\n", None),
+        ("cfg.yaml", "batch_size: 80\nmicro_batch: ${batch}\nbatch: 8.5\n", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by", ["option", "word", "script"])
+def test_a_value_in_a_configuration_file_is_changed_there(
+    name: str, text: str, line: str | None, by: str
+) -> None:
+    Path(name).write_text(text)
+    if by == "script":
+        Path("train.py").write_text(f"settings = read('{name}')\n")
+    command = {"option": f" --config={name}", "word": f" --c {name}", "script": ""}[by]
+    plan, parts = launched(None, f"python train.py{command}")
+    part = parts["batch_size"]
+    assert (part.status, part.value) == ("by hand", "24")
+    first = change_lines(plan.launch_parts)[0]
+    if line is None:
+        assert first == "change train.py:12: DataLoader(…, batch_size=24)"
+        return
+    assert first == f"change {name}:{line}"
+    assert f"in {name}, was 8: " in " ".join(parts_section([part]).split())
 
 
 def test_cores_that_the_command_chooses_are_kept() -> None:
@@ -200,5 +255,9 @@ def test_the_text() -> None:
     assert "not set: all cores are of one kind" in text
     assert left_out_text(plan.launch_parts) == (
         "MKL_NUM_THREADS, PYTORCH_CUDA_ALLOC_CONF, CPU affinity: no gain"
+    )
+    plan, _ = launched(result(reasons=(MKL, CORES)), allocator=allocator(saved=1 << 30))
+    assert left_out_text(plan.launch_parts) == (
+        "MKL_NUM_THREADS, CPU affinity: no gain; PYTORCH_CUDA_ALLOC_CONF: not needed: it fits"
     )
     assert parts_section(()) == ""

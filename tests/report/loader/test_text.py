@@ -60,7 +60,7 @@ def test_present_and_recommended_stand_beside_each_other_with_what_was_measured(
     assert row(told, "recommended").split() == (
         ["recommended", "4", "2", "yes", "yes", "yes", "24.8", "24.1", "1%", "(measured", "2%)"]
     )
-    assert "confidence: 1 real run differed by -3% from the prediction" in told
+    assert "confidence: 1 real run of these settings differed by -3% from the pre" in told
 
 
 def test_a_table_over_workers_marks_measured_rates_and_what_cannot_be() -> None:
@@ -83,6 +83,18 @@ def test_settings_that_differ_in_persistence_alone_have_the_same_rates() -> None
     assert loader_text(result(confirmed=(run,), candidates=seen)) == loader_text(result())
 
 
+def test_the_confidence_is_that_of_the_chosen_settings() -> None:
+    """Not of another one that was run, too."""
+    mine = result().confirmed[0]
+    other = dataclasses.replace(mine, settings=LoaderSettings(8), measured_batches_per_s=36.0)
+    told = " ".join(loader_text(result(confirmed=(other, mine), ranks=2)).split())
+    assert "1 real run of these settings, each with 2 copies of the DataLoader running, " in told
+    assert "differed by -3% from the prediction" in told and "inaccurate" not in told
+    told = " ".join(loader_text(result(confirmed=(other,))).split())
+    assert "predicted only, no undisturbed real run of these settings; 1 run of others " in told
+    assert "differed by +45% from the prediction" in told
+
+
 def test_a_long_table_is_cut() -> None:
     many = tuple(Candidate(LoaderSettings(n), float(n + 1), 0.0, 1.0) for n in range(40))
     assert "… 26 more, up to 39 workers" in loader_text(result(candidates=many))
@@ -103,7 +115,7 @@ def test_predictions_off_the_mark_are_said_to_be() -> None:
         Confirmed(LoaderSettings(8), 25.0, None, None, 0, 0.0),
     )
     told = " ".join(loader_text(result(confirmed=runs)).split())
-    assert "2 real runs differed by -44% to +5% from the prediction" in told
+    assert "1 real run of these settings differed by -44% from the prediction" in told
     assert "use the measured rates" in told
     assert "also run 8 2 no no yes 25.0 too slow" in told
 

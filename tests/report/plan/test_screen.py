@@ -16,8 +16,9 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
 from trainfit.results.files.notes import Note, complete
 from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.amp import AmpChoice
+from trainfit.results.plan.amp import AmpChoice, AmpHazard
 from trainfit.results.plan.configuration import BatchLimits, BatchShapes
+from trainfit.results.plan.launch import LaunchPart
 from trainfit.results.plan.loading import DataLoading
 from trainfit.results.plan.remedies import Combination, Remedies, Remedy
 from trainfit.results.plan.result import Inference, PlanResult
@@ -202,6 +203,38 @@ def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> N
     assert "at the recommended batch; now" not in words(
         dataclasses.replace(plan, amp_choice=slower)
     )
+
+
+def test_no_batch_is_the_largest_where_memory_leaks() -> None:
+    grows = StepPattern("growing", 3, (1, 2, 3), (1, 2, 3), steps_until_full=900)
+    now = dataclasses.replace(ACT.now, recommended_batch=None)
+    plan = dataclasses.replace(
+        ACT, now=now, amp_choice=None, other_amp=now, pattern=grows, remedies=REMEDIES
+    )
+    told = words(plan)
+    assert "full after about 900 optimizer steps. No batch size is recommended." in told
+    assert "largest batch" not in told
+    settled = words(dataclasses.replace(plan, pattern=None))
+    assert "largest batch" in settled
+
+
+def test_a_script_that_fails_under_autocast_is_not_said_to_gain_nothing() -> None:
+    """DCGAN's BCELoss: the reason that AMP stays off is that it raises."""
+    hazard = AmpHazard("fails", "float16", "BCELoss raises an error under autocast", blocks=True)
+    reason = "AMP off: kept; float16 was tried: BCELoss raises an error under autocast"
+    parts = tuple(
+        LaunchPart(name, "not set", "script", "kept") for name in ("amp", "MKL_NUM_THREADS")
+    )
+    choice = AmpChoice(None, "off", reason, hazards=(hazard,))
+    plan = dataclasses.replace(ACT, other_amp=None, amp_choice=choice, launch_parts=parts)
+    told = {fact.label: fact.text for fact in facts(plan)}
+    assert told["AMP"] == reason.removeprefix("AMP ")
+    assert told["not set"] == "MKL_NUM_THREADS: no gain"
+    emulated = dataclasses.replace(choice, hazards=(dataclasses.replace(hazard, kind="emulated"),))
+    again = {
+        fact.label: fact.text for fact in facts(dataclasses.replace(plan, amp_choice=emulated))
+    }
+    assert again["not set"] == "amp, MKL_NUM_THREADS: no gain"
 
 
 @pytest.mark.parametrize(

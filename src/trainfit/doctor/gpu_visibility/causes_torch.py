@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from trainfit.doctor.findings import bad, evidence, unsure
+from trainfit.doctor.findings import bad, evidence, good, unsure
 from trainfit.doctor.formatting import quoted
 from trainfit.doctor.gpu_visibility import torch_wheels as wheels
 from trainfit.doctor.gpu_visibility.driver_stack import DriverStack, version_text
@@ -130,7 +130,7 @@ def crashes(stack: DriverStack) -> Check | None:
 
 
 def cpu_only(stack: DriverStack) -> Check | None:
-    """The build has neither CUDA nor ROCm."""
+    """The build has neither CUDA nor ROCm; without a GPU there is nothing wrong with that."""
     build = stack.torch
     if build is None or build.cuda is not None:
         return None
@@ -143,24 +143,22 @@ def cpu_only(stack: DriverStack) -> Check | None:
             "AMD's driver stack is not checked; `rocminfo` shows what it sees",
             stack.torch_evidence(),
         )
-    without = stack.pci == () and not stack.gpus and not stack.in_wsl and not stack.is_jetson
-    if without:
-        why = (
-            "This machine has no NVIDIA GPU either, so the build fits it: "
-            "to train on a GPU, use a machine that has one."
-        )
-    else:
-        why = (
-            "A build without CUDA sees no GPU, regardless of the driver. pip installs "
-            "it if PyTorch's CPU index is configured, conda if the CUDA variant did not resolve."
+    found = [*stack.torch_evidence(), *stack.driver_evidence()]
+    if stack.pci == () and not stack.gpus and not stack.in_wsl and not stack.is_jetson:
+        return good(
+            NAME,
+            f"no NVIDIA GPU in this machine; PyTorch {build.version} is the build for the CPU",
+            found,
+            "To train on a GPU, use a machine that has one.",
         )
     return bad(
         NAME,
         "cpu_only_torch",
         f"PyTorch {build.version} is a CPU-only build",
-        why,
-        [*stack.torch_evidence(), *stack.driver_evidence()],
-        () if without else (_install(stack, build),),
+        "A build without CUDA sees no GPU, regardless of the driver. pip installs "
+        "it if PyTorch's CPU index is configured, conda if the CUDA variant did not resolve.",
+        found,
+        (_install(stack, build),),
     )
 
 

@@ -9,6 +9,7 @@ from trainfit.hardware.host.parsing import asked
 from trainfit.hardware.host.system import Space, System
 from trainfit.hardware.machine.block_devices import device_name, disk_kind
 from trainfit.results.files.facts import Fact, cannot_tell, known
+from trainfit.results.format import size
 from trainfit.results.machine.machine import DiskKind, Storage
 
 #: File systems of other machines; 9p, virtiofs and the like are folders of the host.
@@ -126,7 +127,7 @@ def _rates(system: System, path: str | None) -> Fact[tuple[float, float]]:
         looked = len(files.value)
         return cannot_tell(
             path,
-            f"the largest of {looked} files has {nbytes} bytes; measuring a rate needs at least 8 "
-            "MiB",
+            f"the largest of {looked} files has {size(nbytes)}; measuring a rate needs at least "
+            f"{size(_LEAST_BYTES)}",
         )
     return asked(largest, lambda: system.read_rate(largest, _SECONDS))

@@ -96,7 +96,7 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
         return "no workers whose threads could outnumber the cores", "measured"
     if probe.started_threads is None:
         return "the threads that libraries start in a worker were not measured", ""
-    seen = f"{count(probe.started_threads, 'thread')} started"
+    seen = f"{count(probe.started_threads, 'thread')} started in addition to its own"
     if probe.threads is not None:
         seen += f", a batch keeps {probe.threads:.1f} threads busy"
     if not probe.started_threads and (probe.threads or 0.0) < SEVERAL:

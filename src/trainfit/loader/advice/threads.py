@@ -268,10 +268,11 @@ def _evidence(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) ->
     if probe.threads is not None:
         parts.insert(0, f"a batch kept {probe.threads:.1f} threads busy")
     if probe.started_threads:
-        parts.append(f"libraries start {count(probe.started_threads, 'thread')} in a worker")
+        started = count(probe.started_threads, "thread")
+        parts.append(f"libraries start {started} in a worker in addition to its own")
     if probe.thread_pools:
         pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
-        parts.append(f"pools in a worker: {pools}")
+        parts.append(f"pools in a worker, its own thread included: {pools}")
     return "; ".join(parts)
 
 
@@ -281,7 +282,8 @@ def _main_process(
 ) -> list[VariableAdvice]:
     """PyTorch's threads in the main process, where they are more than a job's cores.
 
-    OpenMP and MKL count the physical cores of the affinity; of quotas they do not know.
+    OpenMP and MKL count the physical cores of the affinity; of quotas they do not know. MKL follows
+    OMP_NUM_THREADS where its own variable is not set.
     """
     set_to = _number(environment.get("OMP_NUM_THREADS", ""))
     physical = machine.physical_cores or len(machine.affinity)
@@ -306,6 +308,7 @@ def _main_process(
     return [
         VariableAdvice(name, str(wanted), "environment", f"export {name}={wanted}", reason, seen)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+        if name == "OMP_NUM_THREADS" or environment.get(name)
     ]
 
 

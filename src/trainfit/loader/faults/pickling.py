@@ -60,7 +60,7 @@ class PickleReport:
             evidence = "; ".join(self.culprits)
             return Fault("not_picklable", summary, evidence, fixes.NOT_PICKLABLE)
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
-            said = f"{self.nbytes} bytes"
+            said = size(self.nbytes)
             if self.shared_bytes:
                 said += f" ({size(self.shared_bytes)} of tensors in shared memory in addition)"
             summary = f"Each spawned worker receives {size(self.nbytes)} at its start"

@@ -337,6 +337,8 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
 
 def _took(found: Estimate, what: str) -> str:
     low, high = max(-1.0, found.low), min(2.0, found.high)
+    if high <= 0:
+        return f"{what} removes none of the excess"
     return (
         f"{what} removes {percent(found.value)} of the excess ({percent(low)} to {percent(high)})"
     )

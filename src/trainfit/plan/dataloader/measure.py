@@ -104,7 +104,8 @@ def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[s
     """The command with variables and cores before it, and notes; empty where nothing is."""
     if command is None:
         return "", ()
-    advised = launch(command, {}, {}, result.variables, result.cores, useless_variables(result))
+    useless = useless_variables(command, result)
+    advised = launch(command, {}, {}, result.variables, result.cores, useless)
     return advised.line if advised.line != command.line() else "", advised.notes
 
 

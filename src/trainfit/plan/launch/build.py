@@ -20,7 +20,7 @@ def with_launch(plan: PlanResult, command: Command) -> PlanResult:
     found = launched_loader(plan.loading)
     values = launch_values(plan, command, found)
     variables, cores = ((), None) if found is None else (found.variables, found.cores)
-    useless = useless_variables(found)
+    useless = useless_variables(command, found)
     line = launch(command, values, plan.variables, variables, cores, useless)
     parts = launch_parts(plan, command, values, line, found) if plan.can_start else ()
     return dataclasses.replace(plan, launch=line.line, launch_parts=parts)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.hardware.host.thread_variables import misread
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.results.loader.advice import CoreAdvice, VariableAdvice
 from trainfit.results.loader.result import LoaderResult
@@ -19,7 +21,8 @@ _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 class Launch:
     """A command line for bash.
 
-    ``kept`` are variables of the command that stay although another value is recommended, by name.
+    ``kept`` are variables of the command that stay although another value is recommended, by name;
+    ``removed`` are those that are left out, with what their values do.
     ``own_cores`` is the program of the command that chooses cores already ("taskset"; empty: none
     does). ``notes`` say both, and what of the command was replaced or left out.
     """
@@ -28,6 +31,7 @@ class Launch:
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own_cores: str = ""
     notes: tuple[str, ...] = ()
+    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def launch(
@@ -36,19 +40,21 @@ def launch(
     variables: Mapping[str, str],
     advice: Sequence[VariableAdvice] = (),
     cores: CoreAdvice | None = None,
-    useless: Sequence[str] = (),
+    useless: Mapping[str, str] | None = None,
 ) -> Launch:
     """``command`` with ``values``; before it ``variables``, those of ``advice`` that belong into
     the environment, and ``cores``.
 
-    What the command sets itself is kept, unless it was measured to be slower than the advice, or is
-    ``useless``: a variable with a value that no library can read.
+    What the command sets itself is kept, unless it was measured to be slower than the advice, or
+    holds no number of threads. Such variables for which there is no advice are ``useless``, with
+    what their values do (:func:`useless_variables`).
     """
+    useless = useless or {}
     own = command.environment(**values)
     advised = [each for each in advice if each.where == "environment"]
     wanted = {**variables, **{each.name: each.value for each in advised}}
     differing = {name for name, value in wanted.items() if own.get(name, value) != value}
-    slower = {each.name for each in advised if (each.gain or 0.0) > 1}
+    slower = {each.name for each in advised if (each.gain or 0.0) > 1} | set(misread(own))
     others = {name: wanted[name] for name in differing & slower}
     words = command.fill(**values)
     assigned = {at: words[at].partition("=")[0] for at in command.assignments_at}
@@ -59,6 +65,8 @@ def launch(
     # A launcher's own setting (torchrun's OMP_NUM_THREADS) gives way to one in its environment.
     missing = {name for name in wanted if name not in own} | set(others) - set(assigned.values())
     before = [f"{name}={value}" for name, value in wanted.items() if name in missing]
+    removed = {name: useless[name] for at, name in assigned.items() if at in gone}
+    gone += _bare_env(command, words, gone)
     at = _behind_assignments(command)
     prefix = cores.prefix.split() if cores is not None else []
     present = _chooses_cores(words[: command.program_at])
@@ -75,7 +83,10 @@ def launch(
     if prefix and present:
         notes.append(f"the command's own {present} is kept; recommended is {' '.join(prefix)}")
     prefix = [] if present else prefix
-    notes += [f"{words[each]} of the command is left out: no library can parse it" for each in gone]
+    notes += [
+        f"{name}={own[name]} of the command is left out: it {what}"
+        for name, what in removed.items()
+    ]
     kept = [word for each, word in enumerate(words) if each < at and each not in gone]
     rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
     words = [*before, *kept, *prefix, *rest]
@@ -84,12 +95,31 @@ def launch(
         {name: own[name] for name in differing - slower},
         present,
         tuple(notes),
+        removed,
     )
 
 
-def useless_variables(found: LoaderResult | None) -> list[str]:
-    """Names of variables whose present values no library can read."""
-    return [each.name for each in found.reasons if each.value is None] if found else []
+def useless_variables(command: Command, found: LoaderResult | None) -> dict[str, str]:
+    """Variables of the job that hold no number of threads, with what their values do, in words
+    that follow the variable; without those that ``found`` gives a value."""
+    advised = () if found is None else [each.name for each in found.variables]
+    said = misread({**os.environ, **command.environment()})
+    return {name: what for name, what in said.items() if name not in advised}
+
+
+def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> list[int]:
+    """Places of ``env`` that are left with nothing to do, as all its variables are ``gone``."""
+    found = []
+    for at in range(command.program_at):
+        if at in command.assignments_at or Path(words[at]).name != "env":
+            continue
+        behind = at + 1
+        while behind in gone:
+            behind += 1
+        has_more = behind in command.assignments_at or words[behind].startswith("-")
+        if behind > at + 1 and not has_more:
+            found.append(at)
+    return found
 
 
 def _behind_assignments(command: Command) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from trainfit.plan.amp.part import amp_part
@@ -11,14 +12,15 @@ from trainfit.plan.command.frameworks import FRAMEWORKS
 from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
-from trainfit.plan.launch.line import Launch
+from trainfit.plan.launch.config_files import config_line
+from trainfit.plan.launch.line import Launch, useless_variables
 from trainfit.results.format import size
 from trainfit.results.loader.advice import SettingReason
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.configuration import BatchLimits
-from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, PartStatus
+from trainfit.results.plan.launch import NOT_NEEDED, AllocatorTrial, LaunchPart, PartStatus
 from trainfit.results.plan.result import PlanResult
 
 #: What evidence of real runs of the DataLoader is from.
@@ -70,18 +72,32 @@ def _variables(
             continue  # the part of AMP says it
         reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
-    yield from _threads(line, found)
+    yield from _misread(command, line, found)
+    yield from _threads(line, found, useless_variables(command, found))
     if plan.allocator is not None:
         yield _allocator(plan.allocator, plan.gpu)
 
 
-def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _misread(command: Command, line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Variables that hold no number of threads: out of the command, or to be unset outside it."""
+    present = {**os.environ, **command.environment()}
+    told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
+    for name, what in useless_variables(command, found).items():
+        where = "removed" if name in line.removed else "unset it where it is set"
+        more = told.get(name, "").partition(f"{what}; ")[2]
+        reason = f"{where}: it {what}" + (f"; {more}" if more else "")
+        yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
+
+
+def _threads(
+    line: Launch, found: LoaderResult | None, misread: Collection[str]
+) -> Iterator[LaunchPart]:
     """Variables that hold libraries' threads; calls that do are lines of the script."""
     if found is None:
         return
     calls = {each.name: each for each in found.variables if each.where != "environment"}
     for each in found.reasons:
-        if each.where != "environment":
+        if each.where != "environment" or each.name in misread:
             continue
         part = _variable(each, line)
         if found.is_left_open and part.status == "not set":
@@ -118,7 +134,7 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     differs = f"{size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
     reason = f"{other} {differs if saved else 'as much is reserved'}"
     reason += f" ({size(trial.reserved_bytes)}{at})"
-    reason += "; it fits without" if saved > 0 and not trial.present else ""
+    reason = f"{NOT_NEEDED}; {reason}" if saved > 0 and not trial.present else reason
     status: PartStatus = "kept" if trial.present else "not set"
     return LaunchPart(
         trial.variable, status, "environment", reason, trial.present, trial.present,
@@ -243,11 +259,17 @@ def _settings(found: LoaderResult) -> Iterator[str]:
 
 
 def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPart:
-    """Set by the command where it has a placeholder; else a line of the script to change."""
+    """Set by the command where it has a placeholder; else a line to change: of the configuration
+    file that holds the value, or of the script."""
     if part.value == part.present:
         return dataclasses.replace(part, status="kept")
     if part.name in command.present:
         return part
+    written = config_line(command, part.name, part.present, part.value) if part.present else None
+    if written is not None:
+        return dataclasses.replace(
+            part, status="by hand", where="script", line=written.text, place=written.place
+        )
     call, name = "DataLoader", _ARGUMENTS.get(part.name, part.name)
     framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
     if framework is not None and part.name in framework.names:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from trainfit.hardware import GpuNameError
 from trainfit.hardware.gpu.context_memory import gpu_of_profile
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.format import size
 from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Basis, DeviceConstants
 from trainfit.results.machine.profile import (
     ConvolutionWorkspace,
@@ -213,7 +214,8 @@ def _memory(
     held, how = [nbytes for nbytes, _ in others], others[0][1]
     if max(held) - min(held) > _STEADY_BYTES:
         notes.append(
-            f"other processes' memory changed meanwhile, from {held[0]} to {held[-1]} bytes: "
+            f"other processes' memory changed meanwhile, from {size(held[0])} to "
+            f"{size(held[-1])}: "
             "re-run calibrate on an idle GPU"
         )
     contexts = [each.outside_bytes[CONTEXT] - held[0] for each in readings]

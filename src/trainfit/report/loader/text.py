@@ -18,7 +18,7 @@ from trainfit.results.loader.advice import LoaderAdvice, VariableAdvice, most_he
 from trainfit.results.loader.candidates import Confirmed
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.result import Limit, LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.loader.settings import LoaderSettings, steady
 from trainfit.results.text import one_line, printable, wrapped
 
 #: A prediction that is further than this from a measurement is called inaccurate: twice the
@@ -126,7 +126,7 @@ def _step(result: LoaderResult) -> str:
 
 
 def _certainty(result: LoaderResult) -> str:
-    """Deviation of measured rates from predicted ones."""
+    """By how much the measured rate of the recommended settings differs from the predicted one."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     runs = [run for run in ran if not run.is_disturbed]
     if ran and not runs:
@@ -134,16 +134,27 @@ def _certainty(result: LoaderResult) -> str:
         return f"confidence: predicted only; other processes disturbed {real}: not used"
     if not runs:
         return "confidence: predicted only, not confirmed by a real run (--confirm N makes some)"
-    off = [_deviation(run) for run in runs]
-    span = f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
+    chosen = steady(result.recommended)
+    mine = [_deviation(run) for run in runs if steady(run.settings) == chosen]
     copies = (
         f", each with {result.ranks} copies of the DataLoader running," if result.ranks > 1 else ""
     )
-    text = f"confidence: {count(len(runs), 'real run')}{copies} differed by {span}"
-    text += " from the prediction"
-    if max(map(abs, off)) > _OFF:
+    if not mine:
+        others = [_deviation(run) for run in runs]
+        return (
+            "confidence: predicted only, no undisturbed real run of these settings; "
+            f"{count(len(runs), 'run')} of others{copies} differed by {_span(others)} from the "
+            "prediction"
+        )
+    text = f"confidence: {count(len(mine), 'real run')} of these settings{copies} differed by "
+    text += f"{_span(mine)} from the prediction"
+    if max(map(abs, mine)) > _OFF:
         text += "; the predictions are inaccurate here: use the measured rates"
     return text
+
+
+def _span(off: Sequence[float]) -> str:
+    return f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
 
 
 def _deviation(run: Confirmed) -> float:

@@ -56,8 +56,9 @@ _PRIVILEGE: Final = {
 
 
 def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
-    """Times by rate, over time and as a histogram; causes; fixes; the verdict."""
+    """The verdict; times by rate, over time and as a histogram; causes; fixes."""
     parts = [
+        wrapped(verdict_line(result), "", "  "),
         _heading(result),
         _table(result),
         _strips(result, ascii_only),
@@ -68,7 +69,6 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
         _failure(result),
         _said(result.warnings, "Warning: "),
         _said(result.notes, "Note: "),
-        wrapped(verdict_line(result), "", "  "),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -97,7 +97,7 @@ def _table(result: PaceResult) -> str:
     if not rows:
         return "\n".join(missing)
     head = f"{'':<15}{'calls':>5}{'p50':>8}{'p95':>8}{'p99':>8}{'max':>8}"
-    head += f"{'÷ back to back':>17}{'missed':>7}{'late p99':>10}"
+    head += f"{'÷ back to back':>20}{'missed':>7}{'late p99':>10}"
     lines = [head if columns() >= len(head) else head.removesuffix(f"{'late p99':>10}")]
     lines += [_row(row) for row in rows]
     lines += missing
@@ -137,8 +137,8 @@ def _row(row: RateSummary) -> str:
         against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
     missed = "" if row.hz is None else percent(row.missed_share)
     late = "" if row.late is None else duration(row.late.p99)
-    times = "".join(f"{duration(t):>8}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
-    line = f"{name:<15}{calls.count:>5}{times}{against:>17}{missed:>7}"
+    times = "".join(f" {duration(t):>7}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
+    line = f"{name:<15}{calls.count:>5}{times} {against:>19}{missed:>7}"
     whole = f"{line}{late:>10}"
     return (whole if len(whole) <= columns() else line).rstrip()
 
@@ -228,7 +228,7 @@ def _attribution(found: Attribution) -> str:
     low, high = duration(max(0.0, excess.low)), duration(excess.high)
     lines = [
         f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
-        f"  {'':<24}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>19}",
+        f"  {'':<23}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>20}",
     ]
     lines += [_effect(effect) for effect in found.arms]
     for finding in found.findings:
@@ -247,18 +247,20 @@ def _attribution(found: Attribution) -> str:
 def _effect(effect: ArmEffect) -> str:
     name = ARMS[effect.arm]
     if effect.why_not:
-        return wrapped(printable(effect.why_not), f"  {name:<24}not tried: ", _INDENT)
+        return wrapped(printable(effect.why_not), f"  {name:<23}not tried: ", _INDENT)
     device = "" if effect.device_s is None else duration(effect.device_s)
     speed = "" if effect.speed is None else percent(effect.speed)
     away = "" if effect.recovered is None else _interval(effect.recovered)
     wall = "" if effect.wall_s is None else duration(effect.wall_s)
     cpu = "" if effect.cpu_s is None else duration(effect.cpu_s)
-    return f"  {name:<24}{wall:>8}{cpu:>8}{device:>8}{speed:>11}{away:>19}".rstrip()
+    return f"  {name:<23}{wall:>8}{cpu:>8}{device:>8}{speed:>11} {away:>19}".rstrip()
 
 
 def _interval(found: Estimate) -> str:
-    low, high = max(-1.0, found.low), min(2.0, found.high)
-    return f"{percent(found.value)} ({percent(low)} to {percent(high)})"
+    """In whole percent: runs differ by more than that."""
+    bounds = max(-1.0, found.low), min(2.0, found.high)
+    value, low, high = (f"{round(100 * share)}%" for share in (found.value, *bounds))
+    return f"{value} ({low} to {high})"
 
 
 def _share(found: Estimate) -> str:
@@ -329,7 +331,7 @@ def verdict_line(result: PaceResult) -> str:
     if result.ended == "interrupted":
         return "Interrupted: results so far"
     if result.ended == "failed":
-        return "The call FAILED; above are the results so far"
+        return "The call FAILED; below are the results so far"
     if not result.rates:
         wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
         return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")

@@ -20,7 +20,7 @@ def _fits(result: PlanResult) -> str:
         at = f" at batch size {now.batch_size}"
     if chosen is not now:
         at += f" with AMP {now.amp}"
-    if now.fits and (until := _full_after(result)) is not None:
+    if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
         return f"Fits: {need} of {there}{at}."
@@ -31,7 +31,7 @@ def _fits(result: PlanResult) -> str:
 def _batches(result: PlanResult) -> str:
     chosen = result.chosen
     best, limits = chosen.recommended_batch, chosen.limits
-    if result.now.fits and _full_after(result) is not None:
+    if result.now.fits and full_after(result) is not None:
         return "No batch size is recommended."
     amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
     if chosen.largest_batch is None:
@@ -50,7 +50,7 @@ def _batches(result: PlanResult) -> str:
     return f"{largest}, none recommended{why}."
 
 
-def _full_after(result: PlanResult) -> str | None:
+def full_after(result: PlanResult) -> str | None:
     """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
     pattern = result.pattern
     if pattern is None or pattern.course != "growing" or pattern.unit != "optimizer step":

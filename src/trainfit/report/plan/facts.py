@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from trainfit.report.plan.answer import step_at
-from trainfit.report.plan.launch_parts import left_out_text, threads_text
+from trainfit.report.plan.answer import full_after, step_at
+from trainfit.report.plan.launch_parts import left_out_text, removed_text, threads_text
 from trainfit.report.plan.loading import effect_text, helps, input_text
 from trainfit.report.plan.versus_cpu import verdict
 from trainfit.report.protection_text import protection_notes
@@ -15,6 +15,7 @@ from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
 from trainfit.results.format import duration, size, times
 from trainfit.results.loader.advice import most_helpful_first
+from trainfit.results.plan.amp import AmpChoice
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.configuration import Configuration
 from trainfit.results.plan.result import PlanResult
@@ -74,9 +75,16 @@ def _amp(result: PlanResult) -> str:
     if choice is not None and (choice.configuration or any(h.blocks for h in choice.own_hazards)):
         return choice.reason.removeprefix("AMP ")
     if other is None:
-        return ""
-    sides = "; ".join(_amp_side(each) for each in (result.now, other))
+        return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
+    grows = full_after(result) is not None
+    sides = "; ".join(_amp_side(each, grows=grows) for each in (result.now, other))
     return f"{_faster_amp(result, other)}{sides}"
+
+
+def _is_barred(choice: AmpChoice | None) -> bool:
+    """Did the script fail in a half precision that was tried, and stays as it is?"""
+    hazards = choice.hazards if choice is not None and choice.configuration is None else ()
+    return any(each.blocks and each.kind in ("fails", "overflow") for each in hazards)
 
 
 def _faster_amp(result: PlanResult, other: Configuration) -> str:
@@ -108,10 +116,11 @@ def _is_of_the_present(samples_per_s: float, result: PlanResult) -> bool:
     return is_kept or abs(samples_per_s * step_s / batch - 1) < _EQUAL
 
 
-def _amp_side(configuration: Configuration) -> str:
+def _amp_side(configuration: Configuration, *, grows: bool) -> str:
+    """No batch size is the largest where memory ``grows`` until it is full."""
     step, largest = configuration.step_s, configuration.largest_batch
     parts = [duration(step) if step is not None else size(configuration.memory.device_bytes)]
-    if largest is not None:
+    if largest is not None and not grows:
         parts.append(f"largest batch {largest}")
     return f"{configuration.amp}: {', '.join(parts)}"
 
@@ -182,8 +191,16 @@ def _threads(result: PlanResult) -> str:
     return threads_text(result.launch_parts)
 
 
+def _removed(result: PlanResult) -> str:
+    """Variables that are not in the launch command any more."""
+    return removed_text(result.launch_parts)
+
+
 def _left_out(result: PlanResult) -> str:
-    return left_out_text(result.launch_parts)
+    parts = result.launch_parts
+    if _is_barred(result.amp_choice):  # which is another reason than that it gains nothing
+        parts = tuple(part for part in parts if part.name != "amp")
+    return left_out_text(parts)
 
 
 def _gradients(result: PlanResult) -> str:
@@ -223,6 +240,7 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
     ("threads", 12, _threads),
+    ("removed", 0, _removed),
     ("not set", 55, _left_out),
     ("gradients", 5, _gradients),
     ("CPU", 15, _cpu),

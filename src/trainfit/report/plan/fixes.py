@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfit.report.plan.answer import full_after
 from trainfit.results.format import size
 from trainfit.results.plan.remedies import Remedies, Remedy
 from trainfit.results.plan.result import PlanResult
@@ -17,7 +18,9 @@ def fix_title(result: PlanResult) -> str:
 
 def fix_lines(result: PlanResult) -> list[str]:
     """The best few, the best first; for a job that fits only what was asked for."""
-    lines = _remedies(result.remedies, result.now.fits) if result.remedies is not None else []
+    grows = full_after(result) is not None
+    fits, tried = result.now.fits, result.remedies
+    lines = _remedies(tried, fits, grows=grows) if tried is not None else []
     if result.now.fits:
         return lines[:MOST]
     now, other = result.now, result.other_amp
@@ -39,10 +42,10 @@ def fix_lines(result: PlanResult) -> list[str]:
     return found or ["no single GPU of the catalogue; use a smaller model or input"]
 
 
-def _remedies(remedies: Remedies, fits_already: bool) -> list[str]:
+def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
     """Those that suffice; together where none does alone."""
     won = [each for each in remedies.won if fits_already or each.fits]
-    lines = [_remedy(each) for each in won]
+    lines = [_remedy(each, grows=grows) for each in won]
     together = remedies.combination
     if not lines and together is not None and together.memory is not None:
         fits = "" if together.fits else " (does not fit either)"
@@ -51,9 +54,10 @@ def _remedies(remedies: Remedies, fits_already: bool) -> list[str]:
     return lines
 
 
-def _remedy(remedy: Remedy) -> str:
+def _remedy(remedy: Remedy, *, grows: bool) -> str:
+    """Without a largest batch size where memory ``grows`` until it is full."""
     parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
-    if remedy.largest_batch:
+    if remedy.largest_batch and not grows:
         parts.append(f"largest batch {remedy.largest_batch}")
     if remedy.step_change is not None:
         parts.append(f"a step {round(100 * remedy.step_change):+d}%")

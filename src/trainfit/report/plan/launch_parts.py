@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainfit.results.plan.launch import LaunchPart, changes_by_hand
+from trainfit.results.plan.launch import NOT_NEEDED, LaunchPart, changes_by_hand
 from trainfit.results.text import printable, wrapped
 
 #: Where the text of a part begins.
@@ -39,11 +39,17 @@ def _reason(part: LaunchPart) -> str:
     before = {
         "set": was,
         "kept": "kept: " if part.where != "script" else "",
-        "not set": "not set: ",
-        "by hand": f"in the script, {was}",
+        "not set": f"was {part.present}, " if _is_removed(part) else "not set: ",
+        "by hand": f"in {_file(part)}, {was}",
         "cannot tell": "cannot tell: ",
     }
     return before[part.status] + (part.reason or "reason not known")
+
+
+def _file(part: LaunchPart) -> str:
+    """Where a change by hand is made: a configuration file's line is named, a script is not."""
+    name = part.place.rpartition(":")[0]
+    return "the script" if not name or name.endswith(".py") else name
 
 
 def _evidence(part: LaunchPart) -> str:
@@ -73,7 +79,24 @@ def _is_overruled(part: LaunchPart) -> bool:
     return part.status == "kept" and part.where == "environment" and "recommended" in part.reason
 
 
+def _is_removed(part: LaunchPart) -> bool:
+    """A variable that is set now, and should not be."""
+    return part.status == "not set" and part.where == "environment" and bool(part.present)
+
+
+def removed_text(parts: Sequence[LaunchPart]) -> str:
+    """Variables whose values no library can use, and what became of them; empty without any."""
+    found = filter(_is_removed, parts)
+    return "; ".join(
+        f"{part.name}={part.present} {part.reason.partition('; ')[0]}" for part in found
+    )
+
+
 def left_out_text(parts: Sequence[LaunchPart]) -> str:
     """What was considered and not set; the reasons are in the whole report."""
-    names = [part.name for part in parts if part.status == "not set"]
-    return f"{', '.join(names)}: no gain" if names else ""
+    found = [part for part in parts if part.status == "not set" and not _is_removed(part)]
+    needless = [part.name for part in found if part.reason.startswith(NOT_NEEDED)]
+    others = [part.name for part in found if not part.reason.startswith(NOT_NEEDED)]
+    texts = [f"{', '.join(others)}: no gain"] if others else []
+    texts += [f"{', '.join(needless)}: {NOT_NEEDED}"] if needless else []
+    return "; ".join(texts)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.results.loader.advice import Evidence
 
 #: What becomes of a part: set to another value; the current value stays; it is left unset;
 #: the user has to change the script, for the command cannot say it; nothing tells.
 PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell"]
+
+#: How the reason of a part begins that would help a job that did not fit.
+NOT_NEEDED: Final = "not needed: it fits"
 
 #: Where it is written: before the command, as a program before the user's (taskset), as an
 #: argument of the command, or in the script.
@@ -23,10 +26,11 @@ class LaunchPart:
 
     ``name`` is what the user would search for ("OMP_NUM_THREADS", "num_workers", "amp");
     ``value`` is the recommended one and ``present`` the user's, as they are written (empty: there
-    is none). ``reason`` is one line. ``machine`` says which machine or GPU the evidence is from
-    (empty: it is of none). Where ``status`` is "by hand", ``line`` is what to write
-    ("num_workers=4"), ``call`` the call of which that is an argument ("DataLoader"; empty: it is a
-    line of its own) and ``place`` where it stands ("train.py:41"; empty: not known).
+    is none; a variable that is "not set" and has a present value is to be removed). ``reason`` is
+    one line. ``machine`` says which machine or GPU the evidence is from (empty: it is of none).
+    Where ``status`` is "by hand", ``line`` is what to write ("num_workers=4"), ``call`` the call of
+    which that is an argument ("DataLoader"; empty: it is a line of its own) and ``place`` where it
+    stands ("train.py:41"; empty: not known).
     """
 
     name: str
