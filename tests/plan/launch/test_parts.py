@@ -103,7 +103,7 @@ def test_a_variable_that_no_library_can_read_goes(is_measured: bool) -> None:
     assert (part.status, part.present, part.value) == ("not set", "abc", "")
     assert part.reason.startswith("removed: it is ignored (OpenMP expects a positive integer)")
     assert part.reason.endswith("; no gain") == is_measured
-    said = next(fact.text for fact in facts(plan) if fact.label == "removed")
+    said = next(fact.text for fact in facts(plan) if fact.label == "variables")
     assert said.startswith("OMP_NUM_THREADS=abc removed: it is ignored")
     assert "OMP_NUM_THREADS" not in left_out_text(plan.launch_parts)
     assert "was abc, removed: it is ignored" in parts_section([part])

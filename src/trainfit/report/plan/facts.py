@@ -240,7 +240,7 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
     ("threads", 12, _threads),
-    ("removed", 0, _removed),
+    ("variables", 0, _removed),
     ("not set", 55, _left_out),
     ("gradients", 5, _gradients),
     ("CPU", 15, _cpu),
