@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.results.watch.result import Finding, Unknown, WatchResult
-from trainfit.results.watch.run import RunRecord, missing_rows
+from trainfit.results.watch.run import RankRecord, RunRecord, missing_rows
 from trainfit.watch.figures import gpu_time, measures, thresholds
 from trainfit.watch.figures.cleaning import clean
 from trainfit.watch.figures.ledger import ledger
@@ -24,6 +24,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,
     *learning.RULES,
 )
+#: Characters of an error's message in a note.
+_LONGEST_REASON: Final = 240
 _INPUT: Final = frozenset(
     ("input_bound", "slow_worker", "epoch_start", "no_workers", "too_many_workers")
 )
@@ -69,6 +71,7 @@ def _notes(run: RunRecord) -> Iterator[str]:
     ranks = [rank for machine in run.machines for rank in machine.ranks]
     for rank in ranks:
         yield from rank.header.notes
+        yield from _out_of_memory(rank)
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
@@ -88,6 +91,15 @@ def _notes(run: RunRecord) -> Iterator[str]:
         )
     if len(ranks) < run.header.world_size:
         yield f"{len(ranks)} of {run.header.world_size} ranks were recorded"
+
+
+def _out_of_memory(rank: RankRecord) -> Iterator[str]:
+    """The last time that memory ran out, which mostly ended the run."""
+    full = [event for event in rank.events if event.kind == "out_of_memory"]
+    if full:
+        of = f" (rank {rank.header.rank})" if rank.header.world_size > 1 else ""
+        line = full[-1].text.partition("\n")[0]
+        yield f"memory ran out in step {full[-1].step}{of}: {line[:_LONGEST_REASON]}"
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:

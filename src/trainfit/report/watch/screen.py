@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,12 +11,15 @@ from trainfit.report.watch.words import PHASES, answer, evidence_text, setting_t
 from trainfit.results.format import count, duration, percent, size
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.result import Finding, MemoryLedger, Severity, WatchResult
+from trainfit.results.watch.run import OOM_KILLED, exit_words
 
 #: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
 _FINDINGS: Final = 4
 _UNKNOWN: Final = 2
 COLUMNS: Final = 80
 _BAR: Final = 24
+#: Exit codes of what SIGKILL ended, by itself and as a shell says it.
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _MARKS: Final[dict[Severity, str]] = {"critical": "!!", "warning": "! ", "info": "  "}
 
 
@@ -24,7 +28,8 @@ def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = F
     columns = max(52, min(columns, 100))
     found = result.findings if whole else result.findings[:_FINDINGS]
     lines = _wrapped(answer(result), _style(result), columns)
-    lines += [Line(text) for text in _context(result)]
+    for text in _context(result):
+        lines += _wrapped(text, "plain", columns)
     lines += [Line(text, "quiet") for text in _phases(result)]
     if result.steps and not result.findings:
         lines.append(Line("Nothing to fix was found.", "good"))
@@ -85,10 +90,22 @@ def _context(result: WatchResult) -> Iterator[str]:
     if result.steps:
         yield ", ".join(parts)
     if header.ending in ("failed", "interrupted"):
-        code = "" if header.exit_code is None else f" with exit code {header.exit_code}"
-        yield f"The run {'was interrupted' if header.ending == 'interrupted' else 'failed'}{code}."
+        yield _ending(result)
     if result.ledger is not None:
         yield from _ledger(result.ledger)
+
+
+def _ending(result: WatchResult) -> str:
+    ending, code = result.header.ending, result.header.exit_code
+    how = "" if code is None else f" {exit_words(code)}"
+    if code is not None and code < 0:
+        verb = "was ended"
+    else:
+        verb = "was interrupted" if ending == "interrupted" else "failed"
+    hint = ""
+    if code in _KILLED and not any(OOM_KILLED in note for note in result.notes):
+        hint = " `kill -9`, batch systems and the kernel's OOM killer send SIGKILL."
+    return f"The run {verb}{how}.{hint}"
 
 
 def _ledger(books: MemoryLedger) -> Iterator[str]:

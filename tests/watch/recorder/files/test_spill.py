@@ -87,7 +87,10 @@ def test_every_table_has_a_packer() -> None:
     [
         (3, "the disk was full"),
         (0, "they came faster than they could be written"),
-        (1, "for 1 of them the disk was full, the others came faster than it is"),
+        (
+            1,
+            "the disk was full (1 rows), and rows came faster than they could be written (2 rows)",
+        ),
         (None, "the disk was full or slow"),
     ],
 )
