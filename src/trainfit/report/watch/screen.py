@@ -16,6 +16,8 @@ from trainfit.results.watch.run import OOM_KILLED, exit_words
 #: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
 _FINDINGS: Final = 4
 _UNKNOWN: Final = 2
+#: Lines of what to change on the short screen.
+_FIX_LINES: Final = 2
 COLUMNS: Final = 80
 _BAR: Final = 24
 #: Exit codes of what SIGKILL ended, by itself and as a shell says it.
@@ -142,8 +144,11 @@ def _finding(each: Finding, columns: int, whole: bool) -> list[Line]:
         lines += _wrapped(evidence + sure, "quiet", columns, "   ")[:2]
     setting = setting_text(each)
     fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
-    lines += _wrapped(fix, "plain", columns, "   ")[: None if whole else 2]
-    return lines
+    said = _wrapped(fix, "plain", columns, "   ")
+    if not whole and len(said) > _FIX_LINES:
+        last = said[_FIX_LINES - 1]
+        said = [*said[: _FIX_LINES - 1], Line(f"{last.text[: columns - 2]} …", last.style)]
+    return lines + said
 
 
 def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:
