@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,18 @@ def test_a_full_disk_loses_rows_and_keeps_the_file_whole(
     ring.append((4, 0.0, 0))
     ring.write()
     assert numbers(path) == [0, 1, 4] and ring.lost == 2
+
+
+def test_a_row_that_cannot_be_packed_is_lost_and_told_and_the_others_are_written(
+    tmp_path: Path,
+) -> None:
+    ring = Ring(tmp_path / "rows.bin", KIND)
+    for number, flags in enumerate((0, 70_000, 1)):
+        ring.append((number, 0.0, flags))
+    with pytest.raises(struct.error):
+        ring.write()
+    assert numbers(tmp_path / "rows.bin") == [0, 2]
+    assert (ring.lost, ring.refused, ring.first_lost) == (1, 0, 1)
 
 
 def test_every_table_has_a_packer() -> None:
