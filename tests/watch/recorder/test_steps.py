@@ -436,6 +436,18 @@ def test_memory_of_the_host_that_runs_out_is_told(tmp_path: Path, error: str) ->
     assert note.startswith("memory ran out in step 0:")
 
 
+def test_a_second_training_begins_though_the_first_is_still_there(tmp_path: Path) -> None:
+    models = [nn.Linear(4, 4), nn.Linear(4, 8)]
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in models]
+    with recorded(tmp_path) as run:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for _ in range(30):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+    assert [each.step for each in run.events("restart")] == [30]
+    assert len(run.record.steps) == 60
+
+
 def test_a_forked_child_leaves_the_files_alone(tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -20,6 +20,7 @@ from helpers_watch import (
 )
 from trainfit.report.watch.words import answer
 from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.run import Event
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.watch import limits
 from trainfit.watch.figures.view import RunView
@@ -291,6 +292,13 @@ def test_without_a_costly_finding_the_longest_part_is_the_limit(
     assert limits.limit(view.judged, ()) == limit
 
 
+def test_the_headline_names_other_programs_that_use_the_cores() -> None:
+    machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 20.0}
+    result = judge(run_on_cpu(machine=machine))
+    assert "cpu_contention" in kinds(result) and result.limit == "cpu"
+    assert answer(result).endswith("(other programs use 6.0 of 8 cores)")
+
+
 def test_pytorch_with_one_thread_on_many_cores() -> None:
     made = run_on_cpu(header={"threads": {"torch": 1}}, machine={"cores_busy": 1.5})
     result = judge(made)
@@ -369,3 +377,24 @@ def test_rules_give_no_other_kinds_than_they_say() -> None:
     for made in (run(5), run(input_s=0.05, header={"loaders": loader(num_workers=0)})):
         said = judge(made)
         assert {*kinds(said), *unknown_kinds(said)} <= {k for rule in RULES for k in rule.kinds}
+
+
+# --- Several trainings in one script --------------------------------------------------------------
+def _two_trainings(other_s: float) -> WatchResult:
+    """200 steps of 0.1 s, then 100 with ``other_s`` more, which a second optimizer makes."""
+    late = np.arange(300) >= 200
+    again = Event(20.0, "restart", 200, text="SGD")
+    return judge(run_on_cpu(300, other_s=np.where(late, other_s, 0.001), events=[again]))
+
+
+def test_of_two_trainings_the_longer_is_judged_and_the_other_told() -> None:
+    result = _two_trainings(1.0)
+    assert result.steps == 90 and result.step_s == pytest.approx(1.1, rel=0.05)
+    (note,) = [each for each in result.notes if "trains 2 times" in each]
+    assert "figures are of steps 200 to 299" in note and "of the others: 97." in note
+    assert result.timeline[0].step < 200  # pictures show all
+
+
+def test_trainings_of_alike_steps_are_judged_together() -> None:
+    result = _two_trainings(0.001)
+    assert result.steps == 290 and not any("trains" in each for each in result.notes)
