@@ -18,8 +18,9 @@ from helpers_watch import (
     step_rows,
     unknown_kinds,
 )
+from trainfit.report.watch.screen import watch_screen
 from trainfit.report.watch.words import answer
-from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch.result import Phase, WatchResult
 from trainfit.results.watch.run import Event
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.watch import limits
@@ -377,6 +378,13 @@ def test_rules_give_no_other_kinds_than_they_say() -> None:
     for made in (run(5), run(input_s=0.05, header={"loaders": loader(num_workers=0)})):
         said = judge(made)
         assert {*kinds(said), *unknown_kinds(said)} <= {k for rule in RULES for k in rule.kinds}
+
+
+def test_a_damaged_table_is_shown_whatever_its_shares_are() -> None:
+    result = judge(run_on_cpu())
+    phases = (Phase("input", 1e30, 1e30), *result.phases)
+    lines = watch_screen(dataclasses.replace(result, phases=phases))
+    assert max(line.text.count("█") for line in lines) == 24
 
 
 # --- Several trainings in one script --------------------------------------------------------------

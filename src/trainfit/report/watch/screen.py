@@ -125,7 +125,7 @@ def _phases(result: WatchResult) -> Iterator[str]:
     shown = [each for each in result.phases if each.share >= 0.01]
     width = max((len(PHASES[each.name]) for each in shown), default=0)
     for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
-        bar = "█" * max(1, round(_BAR * each.share))
+        bar = "█" * max(1, round(_BAR * min(1.0, each.share)))  # a damaged table has any share
         gpu = "" if each.gpu_s is None else f"  (GPU {duration(each.gpu_s)})"
         yield (
             f"  {PHASES[each.name]:<{width}} {percent(each.share):>4} "
