@@ -54,6 +54,8 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                        cause="Too few workers: 1 of"),
     "fed": Symptom("--workers=8 --sleep=0.08 --steps=60", absent=("input_bound", "no_workers"),
                    slow=True),
+    "sleeping": Symptom("--step=0.05 --steps=60", ("script_waits",), ("input_bound",),
+                        limit="script"),
     "no-workers": Symptom("--sleep=0.05 --steps=60", ("no_workers",), limit="input",
                           settings={"persistent_workers": "True"}, slow=True),
     "threads": Symptom("--workers=4 --threads=8 --steps=60 --step=0.01",

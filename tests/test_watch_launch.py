@@ -11,7 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfit.results.watch.run import load_run
+from trainfit.hardware.host.oom_kills import OomKills
+from trainfit.report.watch.screen import watch_screen
+from trainfit.results.watch.run import exit_words, load_run
+from trainfit.watch import launch
+from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand, WatchError, injected, run_watched
 from trainfit.watch.recorder import process
 
@@ -96,6 +100,36 @@ def test_sys_exit_and_a_kill(tmp_path: Path) -> None:
     run = load_run(tmp_path / "kill")
     assert (run.header.ending, run.header.exit_code) == ("interrupted", -9)
     assert len(run.ranks[0].steps) == 6
+
+
+@pytest.mark.parametrize(("kills", "said"), [(0, False), (1, True)])
+def test_a_kill_is_named_and_the_oom_killer_where_the_kernel_counts_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, said: bool
+) -> None:
+    counts = [OomKills(0, 5), OomKills(kills, 5 + kills)]
+    monkeypatch.setattr(launch, "oom_kills", lambda: counts.pop(0))
+    assert (
+        run_watched([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], tmp_path) == 137
+    )
+    result = judge(load_run(tmp_path))
+    text = " ".join(line.text for line in watch_screen(result))
+    assert "The run was ended by SIGKILL." in text and "exit code" not in text
+    assert ("ended 1 process of this cgroup" in text) is said
+    assert ("`kill -9`" in text) is not said
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (3, "with exit code 3"),
+        (-11, "by SIGSEGV"),
+        (137, "with exit code 137 (SIGKILL)"),
+        (-60, "by signal 60"),
+        (255, "with exit code 255"),
+    ],
+)
+def test_how_a_process_ended(code: int, words: str) -> None:
+    assert exit_words(code) == words
 
 
 def test_a_command_that_never_trains_has_a_header(tmp_path: Path) -> None:

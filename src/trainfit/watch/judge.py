@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.results.format import duration
 from trainfit.results.watch.result import Finding, Unknown, WatchResult
-from trainfit.results.watch.run import RunRecord, missing_rows
-from trainfit.watch.figures import gpu_time, measures, thresholds
+from trainfit.results.watch.run import RankRecord, RunRecord, missing_rows
+from trainfit.watch.figures import gpu_time, measures, thresholds, trainings
 from trainfit.watch.figures.cleaning import clean
 from trainfit.watch.figures.ledger import ledger
 from trainfit.watch.figures.view import RunView, median, percentile
@@ -24,6 +25,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,
     *learning.RULES,
 )
+#: Characters of an error's message in a note.
+_LONGEST_REASON: Final = 240
 _INPUT: Final = frozenset(
     ("input_bound", "slow_worker", "epoch_start", "no_workers", "too_many_workers")
 )
@@ -52,7 +55,7 @@ def judge(run: RunRecord) -> WatchResult:
         gpu_utilization=gpu_time.utilization(rank),
         gpu_busy=gpu_time.busy_by_events(rank),
         mfu=measures.mfu(rank),
-        notes=tuple(_notes(run)),
+        notes=tuple(_notes(run, view)),
         next_command=_next_command(view, findings),
         folder=run.folder,
     )
@@ -65,10 +68,12 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
     return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
 
 
-def _notes(run: RunRecord) -> Iterator[str]:
+def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
     ranks = [rank for machine in run.machines for rank in machine.ranks]
     for rank in ranks:
         yield from rank.header.notes
+        yield from _out_of_memory(rank)
+    yield from _trainings(view)
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
@@ -88,6 +93,28 @@ def _notes(run: RunRecord) -> Iterator[str]:
         )
     if len(ranks) < run.header.world_size:
         yield f"{len(ranks)} of {run.header.world_size} ranks were recorded"
+
+
+def _trainings(view: RunView) -> Iterator[str]:
+    """Which of several trainings is judged. ``view`` is of rows that were cleaned."""
+    record = view.judged.record
+    chosen, every = trainings.judged(record), trainings.trainings(record)
+    if chosen is None:
+        return
+    others = ", ".join(duration(each.step_s) for each in every if each != chosen)
+    yield (
+        f"the script trains {len(every)} times: figures are of steps {chosen.first} to "
+        f"{chosen.last} ({duration(chosen.step_s)} a step); a step of the others: {others}"
+    )
+
+
+def _out_of_memory(rank: RankRecord) -> Iterator[str]:
+    """The last time that memory ran out, which mostly ended the run."""
+    full = [event for event in rank.events if event.kind == "out_of_memory"]
+    if full:
+        of = f" (rank {rank.header.rank})" if rank.header.world_size > 1 else ""
+        line = full[-1].text.partition("\n")[0]
+        yield f"memory ran out in step {full[-1].step}{of}: {line[:_LONGEST_REASON]}"
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:

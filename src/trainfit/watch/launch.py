@@ -25,8 +25,9 @@ from typing import Any, Final
 
 from trainfit.hardware.gpu.lookup import find_gpu
 from trainfit.hardware.gpu.name_error import GpuNameError
+from trainfit.hardware.host.oom_kills import OomKills, between, oom_kills
 from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.watch.run import Ending, RunHeader, WatchedGpu
+from trainfit.results.watch.run import OOM_KILLED, Ending, RunHeader, WatchedGpu
 from trainfit.version import __version__
 from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
 
@@ -94,6 +95,7 @@ class WatchedCommand:
         self.started = time.time(), time.monotonic()
         self._command = shlex.join(command if typed is None else typed)
         self._finished = False
+        self._oom_kills = oom_kills()
         self._signals = contextlib.ExitStack()
         self.recorded = os.environ.get(FOLDER, "off") not in ("", "0")
         """Is the recorder switched on?"""
@@ -137,7 +139,8 @@ class WatchedCommand:
         if self.recorded and not self._finished:
             self._finished = True
             with contextlib.suppress(OSError):  # a full disk takes the headers, not the exit code
-                finish_headers(self.folder, self.pid, code, self._ended_at_once)
+                note = _oom_note(between(self._oom_kills, oom_kills())) if code else ""
+                finish_headers(self.folder, self.pid, code, self._ended_at_once, note)
         return code if code >= 0 else 128 - code
 
     def _ended_at_once(self) -> RunHeader:
@@ -156,20 +159,34 @@ class WatchedCommand:
         )
 
 
-def finish_headers(folder: Path, pid: int, code: int, otherwise: Any) -> None:
+def _oom_note(killed: OomKills) -> str:
+    """What the kernel's counters say of the time of a run that failed; empty: nothing."""
+    count, of = (killed.cgroup, "this cgroup") if killed.cgroup else (killed.machine, "the machine")
+    if not count:
+        return ""
+    processes = "1 process" if count == 1 else f"{count} processes"
+    return f"{OOM_KILLED} ended {processes} of {of} during the run: memory (RAM) ran out"
+
+
+def finish_headers(folder: Path, pid: int, code: int, otherwise: Any, note: str = "") -> None:
     """What processes could not say themselves at their end: exit codes, and that they were killed;
-    and the GPUs' peak rates. ``otherwise`` makes a header where there is none.
+    and the GPUs' peak rates. ``otherwise`` makes a header where there is none; ``note`` is said
+    first of each.
 
     Raises ``OSError``.
     """
     paths = sorted(folder.glob("**/rank*.json"))
     for path in paths:
         with contextlib.suppress(ResultFileError):
-            header = RunHeader.load(path)
+            header = _noted(RunHeader.load(path), note)
             _replace(path, _finished(header, code if header.pid == pid else None, code))
     if not paths:
         header = dataclasses.replace(otherwise(), ending=_ending(code), exit_code=code)
-        _replace(folder / "rank0.json", header)
+        _replace(folder / "rank0.json", _noted(header, note))
+
+
+def _noted(header: RunHeader, note: str) -> RunHeader:
+    return dataclasses.replace(header, notes=(note, *header.notes)) if note else header
 
 
 def _finished(header: RunHeader, own: int | None, code: int) -> RunHeader:

@@ -7,10 +7,19 @@ from typing import Final, Literal
 
 from trainfit.results.watch.result import Finding
 from trainfit.watch.figures import gpu_time, thresholds
-from trainfit.watch.figures.view import RankView
+from trainfit.watch.figures.view import PHASES, RankView
 
 Limit = Literal[
-    "gpu", "input", "host", "copy", "sync", "checkpoint", "communication", "cpu", "unknown"
+    "gpu",
+    "input",
+    "host",
+    "script",
+    "copy",
+    "sync",
+    "checkpoint",
+    "communication",
+    "cpu",
+    "unknown",
 ]
 
 #: Kinds of findings, and what bounds a run that loses most by them.
@@ -24,7 +33,8 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "hidden_syncs": "sync",
     "checkpoint_stalls": "checkpoint",
     "host_bound_launches": "host",
-    "one_hot_thread": "host",
+    "one_hot_thread": "script",
+    "script_waits": "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -54,7 +64,22 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     if gpu_time.has_gpu(rank):
         idle = gpu_time.idle_share(rank)
         return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
-    return "cpu" if rank.share("forward") is not None else "unknown"
+    return _longest(rank)
+
+
+def _longest(rank: RankView) -> Limit:
+    """Without a GPU: what most of the time goes to."""
+    if rank.share("forward") is None:
+        return "unknown"
+    shares = {name: rank.share(name) or 0.0 for name in PHASES}
+    parts: dict[Limit, float] = {
+        # An evaluation computes, too.
+        "cpu": sum(shares[name] for name in ("forward", "backward", "optimizer", "evaluation")),
+        "input": shares["input"],
+        "checkpoint": shares["checkpoint"],
+        "script": max(0.0, 1 - sum(shares.values())),
+    }
+    return max(parts, key=lambda name: parts[name])
 
 
 def _bounds(finding: Finding, rank: RankView) -> bool:

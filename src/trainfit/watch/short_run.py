@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.watch import tables
-from trainfit.results.watch.run import RunRecord, load_run
+from trainfit.results.watch.run import RunRecord, exit_words, load_run
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.sampler.parsers import process_stat
 from trainfit.watch.sampler.start import start_sampler
@@ -68,8 +68,8 @@ def short_run(
         raise KeyboardInterrupt
     if code and not enough:
         raise ShortRunError(
-            f"the command failed with exit code {code} before {steps} steps; run it by itself, "
-            "and fix it first",
+            f"the command failed {exit_words(code)} before {steps} steps; run it by itself, and "
+            "fix it first",
             code,
         )
     return load_run(folder)

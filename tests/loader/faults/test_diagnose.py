@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from trainfit.hardware.host.files import RecordedFiles
+from trainfit.hardware.host.oom_kills import OomKills, between, oom_kills
 from trainfit.hardware.host.system import System
 from trainfit.loader.faults.diagnose import diagnose, diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
@@ -25,7 +26,6 @@ from trainfit.loader.inspection.tracebacks import parse
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes.oom_kills import OomKills, between, oom_kills
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.settings import LoaderSettings
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers_recorder import recorded
 from trainfit.results.watch import tables
 from trainfit.watch.figures.light_steps import completed, is_light
+from trainfit.watch.recorder.files import spill
+from trainfit.watch.recorder.files.light_rows import whole_row
 from trainfit.watch.recorder.step import budget as budget_module
+from trainfit.watch.recorder.step import current_step
 from trainfit.watch.recorder.step.batches import UsedBatches
 from trainfit.watch.recorder.step.budget import FIRST, SHARE, Budget
 from trainfit.watch.recorder.step.current_step import CurrentStep
+from trainfit.watch.recorder.step.gpu_step import GpuStep
+from trainfit.watch.recorder.step.rows import StepRows
 
 DATA = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
 
@@ -104,7 +111,9 @@ def test_light_steps_have_all_but_their_phases(tmp_path: Path) -> None:
     assert len(steps) == 32
     assert not light[epoch].any() and light[~epoch][2:].all()
     assert set(steps["samples"]) == {8} and set(steps["batches"]) == {1}
-    np.testing.assert_allclose(steps["loss"], losses, rtol=1e-6)
+    seen = np.isfinite(steps["loss"])  # in light steps now and then
+    assert seen[~light].all() and ((steps["flags"] & tables.LOSS_FINITE) != 0)[seen].all()
+    np.testing.assert_allclose(steps["loss"][seen], np.array(losses)[seen], rtol=1e-6)
     assert (steps["input_s"] > 0).all() and (steps["input_s"] < steps["step_s"]).all()
     assert np.isnan(steps["forward_s"][light]).all()
     assert (steps["forward_s"][~light] > 0).all()
@@ -177,3 +186,52 @@ def test_a_gpu_has_events_in_steps_in_detail_only(monkeypatch: pytest.MonkeyPatc
     # The copy of the first step, and its end; nothing in the light ones.
     assert len(marks) == 3
     assert [row[-1] & tables.LIGHT for row in rows] == [0, tables.LIGHT, tables.LIGHT]
+
+
+@pytest.mark.usefixtures("always_light")
+def test_a_loss_that_is_not_finite_is_seen_in_light_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_step, "_LOSS_S", 0.01)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with recorded(tmp_path) as run:
+        for number in range(40):
+            loss = model(torch.ones(2, 4)).mean() * (math.nan if number >= 20 else 1.0)
+            loss.backward()
+            optimizer.step()
+            time.sleep(0.002)
+    steps = run.record.steps
+    assert is_light(steps)[-20:].all()
+    bad = steps["step"][(steps["flags"] & tables.LOSS_NOT_FINITE) != 0]
+    # Looked at after 10 ms, and from then on in each step.
+    assert 20 <= bad[0] <= 30 and list(bad) == list(range(bad[0], 40))
+
+
+@pytest.mark.parametrize(("scaled", "value"), [(False, 3.0), (True, 3.0), (False, math.inf)])
+def test_the_loss_of_a_light_step_on_a_gpu_comes_when_the_gpu_is_there(
+    scaled: bool, value: float
+) -> None:
+    reached, rows, values = [False], [], []
+    device: Any = SimpleNamespace(
+        mark=lambda: 1, reached=lambda _: reached[0], release=lambda _: None,
+        keep=lambda tensor: value, value=lambda kept: values.append(kept) or kept,
+    )  # fmt: skip
+    gpu = GpuStep(device, None)
+    gpu.numbers["loss"] = device.keep(None)
+    gpu.close_alone()
+    table = StepRows(rows.append, lambda row: None)
+    short = (0, 1.0, 0.1, 0.0, 8, 1, -1, -1, -1, -1, None, tables.LIGHT)
+    table.add_light(short, gpu, scaled)
+    table.add_light((1, *short[1:]))
+    table.poll(1.1)
+    assert not rows and not values
+    reached[0] = True
+    table.poll(1.2)
+    assert [row[0] for row in rows] == [0, 1]
+    whole = dict(zip(tables.STEPS.names or (), whole_row(rows[0]), strict=True))
+    flag = tables.LOSS_FINITE if math.isfinite(value) else tables.LOSS_NOT_FINITE
+    assert whole["flags"] == tables.LIGHT | flag
+    assert whole["loss"] == value or (scaled and math.isnan(whole["loss"]))
+    assert whole["samples"] == 8 and math.isnan(whole["forward_s"])
+    assert spill.packer(tables.STEPS).pack(*whole_row(rows[1]))

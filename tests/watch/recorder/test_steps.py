@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from helpers_recorder import recorded
 from trainfit.results.watch import tables
+from trainfit.results.watch.run import load_run
+from trainfit.watch.judge import judge
 from trainfit.watch.recorder import recorder as recorder_module
 from trainfit.watch.recorder.step import phases as ph
 from trainfit.watch.recorder.step.loader_record import ReadyBatches
@@ -413,6 +415,37 @@ def test_an_exception_passes_and_memory_that_runs_out_is_told(tmp_path: Path) ->
             with pytest.raises(torch.OutOfMemoryError):
                 Greedy()(DATA[:4][0])
     assert len(run.events("out_of_memory")) == 2
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "MemoryError"])
+def test_memory_of_the_host_that_runs_out_is_told(tmp_path: Path, error: str) -> None:
+    class Greedy(Net):
+        def forward(self, samples: torch.Tensor) -> torch.Tensor:
+            if error == "MemoryError":
+                raise MemoryError
+            return torch.empty(1 << 50)  # PyTorch's own message
+
+    model = Net()
+    with recorded(tmp_path) as run:
+        loss_of(model, DATA[:4]).backward()
+        with pytest.raises((RuntimeError, MemoryError)):
+            Greedy()(DATA[:4][0])
+    (event,) = run.events("out_of_memory")
+    assert event.step == 0
+    (note,) = [each for each in judge(load_run(tmp_path)).notes if "memory" in each]
+    assert note.startswith("memory ran out in step 0:")
+
+
+def test_a_second_training_begins_though_the_first_is_still_there(tmp_path: Path) -> None:
+    models = [nn.Linear(4, 4), nn.Linear(4, 8)]
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in models]
+    with recorded(tmp_path) as run:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for _ in range(30):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+    assert [each.step for each in run.events("restart")] == [30]
+    assert len(run.record.steps) == 60
 
 
 def test_a_forked_child_leaves_the_files_alone(tmp_path: Path) -> None:

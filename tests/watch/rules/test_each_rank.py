@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from helpers_watch import GPU, HEADER, finding, gpu_rows, kinds, run, unknown_kinds
 from trainfit.results.watch.run import RunRecord
@@ -98,3 +99,46 @@ def test_ranks_of_several_machines_have_their_own_samples() -> None:
     assert not any("recorded are" in note for note in result.notes)
     # Each machine of its own has a core for each of its ranks.
     assert [local_ranks(each) for each in RunView(both).ranks] == [1, 1]
+
+
+def held_up(seed: int, steps: int = 200) -> NDArray[np.float64]:
+    """Seconds that other programs take from a rank's steps, for some of them in a row."""
+    random = np.random.default_rng(seed)
+    lost = np.full(steps, 0.001)
+    for first in np.flatnonzero(random.random(steps) < 0.03):
+        lost[first : first + 1 + random.geometric(0.1)] += random.exponential(0.1)
+    return lost
+
+
+def stragglers(slower_s: float, seeds: range) -> list[int | None]:
+    """The ranks that are named, each of a run of two that a loaded machine holds up in turns."""
+    named: list[int | None] = []
+    for seed in seeds:
+        columns = [{"other_s": held_up(2 * seed), "seed": 2 * seed}]
+        columns.append({"other_s": held_up(2 * seed + 1) + slower_s, "seed": 2 * seed + 1})
+        found = [each for each in judge(ranks(columns)).findings if each.kind == "straggler"]
+        named += [each.rank for each in found]
+    return named
+
+
+def test_equal_ranks_on_a_loaded_machine_have_no_straggler() -> None:
+    assert len(stragglers(0.0, range(20))) <= 1
+    burst = np.full(200, 0.001)
+    burst[30:40] = 0.5
+    assert "straggler" not in kinds(judge(ranks([{}, {"other_s": burst}])))
+
+
+def test_a_straggler_on_a_loaded_machine_is_found() -> None:
+    named = stragglers(0.1, range(20))
+    assert len(named) >= 16 and set(named) == {1}
+
+
+def test_a_rank_whose_every_eighth_step_is_slow_is_a_straggler() -> None:
+    slow = np.where(np.arange(200) % 8 == 3, 0.4, 0.001)
+    assert finding(judge(ranks([{}, {"other_s": slow}])), "straggler").rank == 1
+
+
+def test_ranks_that_have_no_steps_in_common_are_not_compared() -> None:
+    late = {"step": np.arange(1000, 1200), "other_s": 0.5}
+    result = judge(ranks([{}, late]))
+    assert "straggler" not in kinds(result) and "straggler" in unknown_kinds(result)

@@ -18,8 +18,13 @@ from helpers_watch import (
     step_rows,
     unknown_kinds,
 )
-from trainfit.results.watch.result import WatchResult
+from trainfit.report.watch.screen import watch_screen
+from trainfit.report.watch.words import answer
+from trainfit.results.watch.result import Phase, WatchResult
+from trainfit.results.watch.run import Event
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
+from trainfit.watch import limits
+from trainfit.watch.figures.view import RunView
 from trainfit.watch.judge import RULES, judge
 
 CROWD = {"cores_busy": 8.0, "cores_ours": 7.8, "runnable": 30.0}
@@ -215,6 +220,86 @@ def test_own_code_in_one_thread() -> None:
     assert found.share == pytest.approx(0.67, abs=0.03)
 
 
+def _waiting(**changes: Any) -> WatchResult:
+    """Steps of 0.1 s without a GPU, and 1 s of which the main thread spends on no core."""
+    return judge(run_on_cpu(**({"other_s": 1.0, "cpu_s": 0.09} | changes)))
+
+
+def test_a_script_that_sleeps_is_not_limited_by_the_cpu() -> None:
+    result = _waiting()
+    found = finding(result, "script_waits")
+    assert found.share == pytest.approx(0.91, abs=0.01)
+    assert "92% of the time" in found.title and "faulthandler" in found.action
+    assert result.limit == "script" and "CPU" not in answer(result)
+    assert answer(result).endswith("(it waits 92% of the time)")
+
+
+def test_a_script_that_waits_while_the_gpu_is_idle() -> None:
+    result = judge(run(other_s=0.2, gpu_gap_s=0.2, cpu_s=0.06))
+    assert kinds(result) == ["script_waits"] and result.limit == "script"
+    # Waiting for a GPU that works, by a call that is not hooked, is no loss.
+    assert "script_waits" not in kinds(judge(run(other_s=0.2, gpu_gap_s=0.0005, cpu_s=0.06)))
+
+
+def test_a_model_that_waits_is_not_limited_by_the_cpu() -> None:
+    result = judge(run_on_cpu(forward_s=1.0, cpu_s=0.09))
+    assert finding(result, "script_waits").share == pytest.approx(0.91, abs=0.02)
+    assert result.limit == "script"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cpu_s": np.nan}, "its CPU time is not known"),
+        ({"cpu_s": 0.6, "machine": {"runnable": 16.0}}, "it waits for a core"),
+        ({"machine": {"swap_in_bytes": 10**7}}, "memory is read from swap"),
+        ({"machine": {"cgroup_periods": 1, "cgroup_throttled": 1}}, "a quota stops it"),
+        ({"other_s": 0.001, "input_s": 1.0}, "it waits for batches"),
+        ({"other_s": 0.001, "evaluation_s": 1.0}, "it evaluates"),
+        ({"other_s": np.where(np.arange(200) == 50, 200.0, 0.001)}, "it waited once"),
+    ],
+)
+def test_what_is_no_waiting_of_the_script(changes: dict[str, Any], why: str) -> None:
+    assert "script_waits" not in kinds(_waiting(**changes)), why
+
+
+def test_a_thread_that_sleeps_on_a_crowded_machine_still_sleeps() -> None:
+    assert "script_waits" in kinds(_waiting(machine={"runnable": 16.0}))
+
+
+def test_batches_that_the_main_thread_makes_are_no_waiting() -> None:
+    """Half of the time it computes a batch, the other half it sleeps."""
+    alone = {"loaders": loader(num_workers=0, prefetch_factor=None)}
+    fetches = {"fetch_s": 0.9, "cpu_s": 0.9}
+    made = {"header": alone, "fetches": fetches, "input_s": 0.9, "other_s": 0.9, "cpu_s": 0.95}
+    found = finding(judge(run_on_cpu(**made)), "script_waits")
+    assert found.share == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("columns", "limit"),
+    [
+        ({"other_s": 0.5, "cpu_s": 0.6}, "script"),
+        ({"input_s": 0.5}, "input"),
+        ({"checkpoint_s": 0.5}, "checkpoint"),
+        ({"evaluation_s": 0.5}, "cpu"),
+        ({}, "cpu"),
+    ],
+)
+def test_without_a_costly_finding_the_longest_part_is_the_limit(
+    columns: dict[str, Any], limit: str
+) -> None:
+    view = RunView(run_on_cpu(**columns))
+    assert limits.limit(view.judged, ()) == limit
+
+
+def test_the_headline_names_other_programs_that_use_the_cores() -> None:
+    machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 20.0}
+    result = judge(run_on_cpu(machine=machine))
+    assert "cpu_contention" in kinds(result) and result.limit == "cpu"
+    assert answer(result).endswith("(other programs use 6.0 of 8 cores)")
+
+
 def test_pytorch_with_one_thread_on_many_cores() -> None:
     made = run_on_cpu(header={"threads": {"torch": 1}}, machine={"cores_busy": 1.5})
     result = judge(made)
@@ -293,3 +378,31 @@ def test_rules_give_no_other_kinds_than_they_say() -> None:
     for made in (run(5), run(input_s=0.05, header={"loaders": loader(num_workers=0)})):
         said = judge(made)
         assert {*kinds(said), *unknown_kinds(said)} <= {k for rule in RULES for k in rule.kinds}
+
+
+def test_a_damaged_table_is_shown_whatever_its_shares_are() -> None:
+    result = judge(run_on_cpu())
+    phases = (Phase("input", 1e30, 1e30), *result.phases)
+    lines = watch_screen(dataclasses.replace(result, phases=phases))
+    assert max(line.text.count("█") for line in lines) == 24
+
+
+# --- Several trainings in one script --------------------------------------------------------------
+def _two_trainings(other_s: float) -> WatchResult:
+    """200 steps of 0.1 s, then 100 with ``other_s`` more, which a second optimizer makes."""
+    late = np.arange(300) >= 200
+    again = Event(20.0, "restart", 200, text="SGD")
+    return judge(run_on_cpu(300, other_s=np.where(late, other_s, 0.001), events=[again]))
+
+
+def test_of_two_trainings_the_longer_is_judged_and_the_other_told() -> None:
+    result = _two_trainings(1.0)
+    assert result.steps == 90 and result.step_s == pytest.approx(1.1, rel=0.05)
+    (note,) = [each for each in result.notes if "trains 2 times" in each]
+    assert "figures are of steps 200 to 299" in note and "of the others: 97." in note
+    assert result.timeline[0].step < 200  # pictures show all
+
+
+def test_trainings_of_alike_steps_are_judged_together() -> None:
+    result = _two_trainings(0.001)
+    assert result.steps == 290 and not any("trains" in each for each in result.notes)

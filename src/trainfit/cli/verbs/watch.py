@@ -24,7 +24,7 @@ from trainfit.cli.verbs.watched.verify_change import add_verify, verified
 from trainfit.plan.command.tunables import fill, placeholders
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import load_machines
+from trainfit.results.watch.run import exit_words, load_machines
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.run_folder import new_folder, remove_empty
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     kept = trained or options.json or options.folder is not None
     if command and not kept and remove_empty(folder):
         print(
-            f"trainfit watch: the command ended with exit code {code} before a training step; "
+            f"trainfit watch: the command ended {exit_words(code)} before a training step; "
             "nothing was recorded",
             file=sys.stderr,
         )

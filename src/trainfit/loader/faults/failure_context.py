@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainfit.hardware.host.oom_kills import OomKills
 from trainfit.loader.measure.instrument import BEGAN, WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.processes.oom_kills import OomKills
 
 
 @dataclass(frozen=True)

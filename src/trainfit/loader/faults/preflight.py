@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from trainfit.hardware.host.oom_kills import between, oom_kills
 from trainfit.loader.faults import fixes
 from trainfit.loader.faults.constraints import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.faults.diagnose import diagnose_run
@@ -24,7 +25,6 @@ from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.processes import isolated
-from trainfit.loader.processes.oom_kills import between, oom_kills
 from trainfit.loader.processes.stderr import captured_stderr
 from trainfit.results.format import duration, percent, rate
 from trainfit.results.loader.probe import Fault

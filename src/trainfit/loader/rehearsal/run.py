@@ -16,13 +16,13 @@ from typing import Final
 
 import torch
 
+from trainfit.hardware.host.oom_kills import between, oom_kills
 from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.measure.instrument import WorkerRecords
 from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.running import PATIENCE_S, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.processes.oom_kills import between, oom_kills
 from trainfit.loader.processes.progress import current
 from trainfit.loader.rehearsal import idle_causes as idle
 from trainfit.loader.rehearsal import utilization as utilisation

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 import torch
 
+from trainfit.hardware.host.oom_kills import between, oom_kills
 from trainfit.loader.faults.diagnose import diagnose_run
 from trainfit.loader.faults.failure_context import FailureContext
 from trainfit.loader.measure.ranks import others
 from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes.oom_kills import between, oom_kills
 from trainfit.loader.processes.stderr import captured_stderr
 from trainfit.results.loader.candidates import LoaderMachine
 from trainfit.results.loader.probe import Fault

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -10,12 +11,17 @@ from trainfit.report.watch.words import PHASES, answer, evidence_text, setting_t
 from trainfit.results.format import count, duration, percent, size
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.result import Finding, MemoryLedger, Severity, WatchResult
+from trainfit.results.watch.run import OOM_KILLED, exit_words
 
 #: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
 _FINDINGS: Final = 4
 _UNKNOWN: Final = 2
+#: Lines of what to change on the short screen.
+_FIX_LINES: Final = 2
 COLUMNS: Final = 80
 _BAR: Final = 24
+#: Exit codes of what SIGKILL ended, by itself and as a shell says it.
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _MARKS: Final[dict[Severity, str]] = {"critical": "!!", "warning": "! ", "info": "  "}
 
 
@@ -24,7 +30,8 @@ def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = F
     columns = max(52, min(columns, 100))
     found = result.findings if whole else result.findings[:_FINDINGS]
     lines = _wrapped(answer(result), _style(result), columns)
-    lines += [Line(text) for text in _context(result)]
+    for text in _context(result):
+        lines += _wrapped(text, "plain", columns)
     lines += [Line(text, "quiet") for text in _phases(result)]
     if result.steps and not result.findings:
         lines.append(Line("Nothing to fix was found.", "good"))
@@ -85,10 +92,22 @@ def _context(result: WatchResult) -> Iterator[str]:
     if result.steps:
         yield ", ".join(parts)
     if header.ending in ("failed", "interrupted"):
-        code = "" if header.exit_code is None else f" with exit code {header.exit_code}"
-        yield f"The run {'was interrupted' if header.ending == 'interrupted' else 'failed'}{code}."
+        yield _ending(result)
     if result.ledger is not None:
         yield from _ledger(result.ledger)
+
+
+def _ending(result: WatchResult) -> str:
+    ending, code = result.header.ending, result.header.exit_code
+    how = "" if code is None else f" {exit_words(code)}"
+    if code is not None and code < 0:
+        verb = "was ended"
+    else:
+        verb = "was interrupted" if ending == "interrupted" else "failed"
+    hint = ""
+    if code in _KILLED and not any(OOM_KILLED in note for note in result.notes):
+        hint = " `kill -9`, batch systems and the kernel's OOM killer send SIGKILL."
+    return f"The run {verb}{how}.{hint}"
 
 
 def _ledger(books: MemoryLedger) -> Iterator[str]:
@@ -106,7 +125,7 @@ def _phases(result: WatchResult) -> Iterator[str]:
     shown = [each for each in result.phases if each.share >= 0.01]
     width = max((len(PHASES[each.name]) for each in shown), default=0)
     for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
-        bar = "█" * max(1, round(_BAR * each.share))
+        bar = "█" * max(1, round(_BAR * min(1.0, each.share)))  # a damaged table has any share
         gpu = "" if each.gpu_s is None else f"  (GPU {duration(each.gpu_s)})"
         yield (
             f"  {PHASES[each.name]:<{width}} {percent(each.share):>4} "
@@ -125,8 +144,11 @@ def _finding(each: Finding, columns: int, whole: bool) -> list[Line]:
         lines += _wrapped(evidence + sure, "quiet", columns, "   ")[:2]
     setting = setting_text(each)
     fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
-    lines += _wrapped(fix, "plain", columns, "   ")[: None if whole else 2]
-    return lines
+    said = _wrapped(fix, "plain", columns, "   ")
+    if not whole and len(said) > _FIX_LINES:
+        last = said[_FIX_LINES - 1]
+        said = [*said[: _FIX_LINES - 1], Line(f"{last.text[: columns - 2]} …", last.style)]
+    return lines + said
 
 
 def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:

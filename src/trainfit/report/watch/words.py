@@ -30,6 +30,7 @@ _LIMITS: Final = {
     "gpu": "The GPU is the limit",
     "input": "The DataLoader is the limit",
     "host": "The Python process that launches kernels is the limit",
+    "script": "The script's own code is the limit",
     "copy": "Copies to the GPU are the limit",
     "sync": "Synchronizations with the GPU are the limit",
     "checkpoint": "Writing checkpoints is the limit",
@@ -63,6 +64,13 @@ def _why(result: WatchResult) -> str:
         waits = next((each.share for each in result.phases if each.name == "input"), None)
         if waits is not None:
             return f" ({percent(waits)} of the time goes to waiting for batches)"
+    if result.limit == "script":
+        waits = next((each.share for each in result.findings if each.kind == "script_waits"), None)
+        if waits is not None:
+            return f" (it waits {percent(waits)} of the time)"
+        rest = next((each.share for each in result.phases if each.name == "other"), None)
+        if rest is not None:
+            return f" ({percent(rest)} of the time goes to {PHASES['other']})"
     if result.gpu_busy is None:
         return ""
     if result.limit == "gpu":

@@ -163,7 +163,16 @@ class WatchResult(ResultFile):
     samples_per_s: float | None
     phases: tuple[Phase, ...]
     limit: Literal[
-        "gpu", "input", "host", "copy", "sync", "checkpoint", "communication", "cpu", "unknown"
+        "gpu",
+        "input",
+        "host",
+        "script",
+        "copy",
+        "sync",
+        "checkpoint",
+        "communication",
+        "cpu",
+        "unknown",
     ]
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...] = ()

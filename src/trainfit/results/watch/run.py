@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Literal
@@ -33,6 +34,8 @@ FORMAT: Final = "trainfit-watched-run"
 VERSION: Final = 1
 #: In the run's folder; an Event a line, appended.
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
+#: What a note of the header says where the kernel's counters tell why a run was killed.
+OOM_KILLED: Final = "the kernel's OOM killer"
 _REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 _ONE: Final = "give one folder for each machine of one run"
@@ -130,6 +133,17 @@ class RunHeader(ResultFile):
     notes: tuple[str, ...] = ()
 
 
+def exit_words(code: int) -> str:
+    """How a process ended: "with exit code 3", "by SIGKILL", and of what a shell says of a child
+    that a signal ended, "with exit code 137 (SIGKILL)"."""
+    number = -code if code < 0 else code - 128
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"by signal {number}" if code < 0 else f"with exit code {code}"
+    return f"by {name}" if code < 0 else f"with exit code {code} ({name})"
+
+
 def missing_rows(lost: int, refused: int | None, first_step: int | None) -> str:
     """What a user is told of rows that could not be written: how many, since when and why."""
     if refused is None:
@@ -139,7 +153,10 @@ def missing_rows(lost: int, refused: int | None, first_step: int | None) -> str:
     elif refused == 0:
         why = "they came faster than they could be written"
     else:
-        why = f"for {refused} of them the disk was full, the others came faster than it is"
+        why = (
+            f"the disk was full ({refused} rows), and rows came faster than they could be written "
+            f"({lost - refused} rows)"
+        )
     since = "" if first_step is None else f", from step {first_step} on"
     return f"{lost} rows of the recording are missing{since}: {why}"
 

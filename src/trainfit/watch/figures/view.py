@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord, plain_uuid
 from trainfit.results.watch.tables import COMPILED, Table
+from trainfit.watch.figures.trainings import judged_steps
 
 #: Phases of a step that are columns of the table, in the order that a step has them.
 PHASES: Final = (
@@ -40,8 +41,9 @@ class RankView:
 
     @functools.cached_property
     def steps(self) -> Table:
-        """Steady steps: without the warm-up and without those that were compiled in."""
-        every = self.record.steps
+        """Steady steps of the training that is judged (:mod:`.trainings`): without the warm-up and
+        without those that were compiled in."""
+        every = judged_steps(self.record)
         later = every[min(_WARM_UP, len(every) // 3) :]
         return _where(later, (later["flags"] & COMPILED) == 0)
 

@@ -30,6 +30,7 @@ from trainfit.scripts.training_loops import loop_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.files import header
 from trainfit.watch.recorder.files.rank_files import RankFiles
+from trainfit.watch.recorder.memory_errors import is_out_of_memory
 from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
 from trainfit.watch.recorder.patches.flops import FlopCount
 from trainfit.watch.recorder.patches.loaders import LoaderHooks
@@ -398,10 +399,3 @@ def _noise_scale() -> WatchedNoiseScale:
     from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
 
     return WatchedNoiseScale()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU or of the host."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def test_a_full_disk_loses_rows_and_keeps_the_file_whole(
     assert numbers(path) == [0, 1, 4] and ring.lost == 2
 
 
+def test_a_row_that_cannot_be_packed_is_lost_and_told_and_the_others_are_written(
+    tmp_path: Path,
+) -> None:
+    ring = Ring(tmp_path / "rows.bin", KIND)
+    for number, flags in enumerate((0, 70_000, 1)):
+        ring.append((number, 0.0, flags))
+    with pytest.raises(struct.error):
+        ring.write()
+    assert numbers(tmp_path / "rows.bin") == [0, 2]
+    assert (ring.lost, ring.refused, ring.first_lost) == (1, 0, 1)
+
+
 def test_every_table_has_a_packer() -> None:
     for kind in tables.BY_NAME.values():
         assert spill.packer(kind).size == kind.itemsize
@@ -87,7 +100,10 @@ def test_every_table_has_a_packer() -> None:
     [
         (3, "the disk was full"),
         (0, "they came faster than they could be written"),
-        (1, "for 1 of them the disk was full, the others came faster than it is"),
+        (
+            1,
+            "the disk was full (1 rows), and rows came faster than they could be written (2 rows)",
+        ),
         (None, "the disk was full or slow"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Final
 from trainfit.results.files.exchange import as_json
 from trainfit.results.watch import tables
 from trainfit.results.watch.run import Event, RunHeader
+from trainfit.watch.recorder.files.light_rows import whole_row
 from trainfit.watch.recorder.files.spill import Ring, Writer
 
 #: File systems give files room in pieces of this size, or of several.
@@ -47,7 +48,7 @@ class RankFiles:
         """Path of the files without their endings."""
         self._writer = Writer(self.write)
         hurry = self._writer.hurry
-        self.steps = Ring(self._file("steps.bin"), tables.STEPS, hurry=hurry)
+        self.steps = Ring(self._file("steps.bin"), tables.STEPS, hurry=hurry, whole=whole_row)
         self.fetches = Ring(self._file(f"fetches.{os.getpid()}.bin"), tables.FETCHES, hurry=hurry)
         self.events: collections.deque[Event] = collections.deque()
         self.is_stale = False

@@ -1,6 +1,6 @@
 """Rows on their way to a file: a ring of fixed size, emptied by a thread of its own.
 
-The training thread only copies a row into the ring. A thread writes them twice a second, so that
+The training thread only hands over a row. A thread packs and writes them twice a second, so that
 a slow disk or a step of minutes holds up neither the training nor the file: what a killed process
 leaves behind is at most a second old. A ring that is full (the disk hangs) drops rows and counts
 them; so does a disk that is full, whose file keeps whole rows only.
@@ -8,6 +8,8 @@ them; so does a disk that is full, whose file keeps whole rows only.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import struct
 import threading
 from collections.abc import Callable
@@ -20,6 +22,10 @@ from trainfit.results.watch.row_file import RowFile
 
 #: Rows that a ring holds: at 0.5 s between writes, of steps of 0.1 ms.
 _ROWS: Final = 4096
+#: Rows that are packed and written at once.
+_AT_ONCE: Final = 256
+
+Row = tuple[Any, ...]
 #: Seconds between writes.
 INTERVAL_S: Final = 0.5
 #: ``struct``'s letters of the columns' types.
@@ -33,10 +39,12 @@ def packer(kind: np.dtype[Any]) -> struct.Struct:
 
 
 class Ring:
-    """The rows of one table that are not written yet. One thread appends, one writes: the counts
-    are each changed by one of them only, so there is no lock (a fork could leave it locked).
+    """The rows of one table that are not written yet, at most ``rows``. One thread appends, one
+    writes; a deque needs no lock of ours (a fork could leave it locked). Rows are packed by the
+    thread that writes, many at once: in the training, between two steps, each would find its code
+    and data out of the caches.
 
-    ``hurry`` is called when the ring is half full.
+    ``hurry`` is called when the ring is half full; ``whole`` completes a row before it is packed.
     """
 
     def __init__(
@@ -45,13 +53,13 @@ class Ring:
         kind: np.dtype[Any],
         rows: int = _ROWS,
         hurry: Callable[[], None] = lambda: None,
+        whole: Callable[[Row], Row] | None = None,
     ) -> None:
-        self._hurry, self._half = hurry, rows // 2
+        self._hurry, self._half, self._whole = hurry, rows // 2, whole
         self._packer = packer(kind)
-        self._size, self._rows = kind.itemsize, rows
-        self._data = bytearray(rows * kind.itemsize)
+        self._rows: Final = rows
+        self._waiting: collections.deque[Row] = collections.deque()
         self._file = RowFile(path, kind.itemsize)
-        self._appended = self._written = 0
         self._dropped = 0
         self.refused = 0
         """Rows for which the disk had no room."""
@@ -66,38 +74,49 @@ class Ring:
     @property
     def waiting(self) -> int:
         """Rows that are not written yet."""
-        return self._appended - self._written
+        return len(self._waiting)
 
-    def append(self, row: tuple[float, ...]) -> None:
-        """Keep a row, its values in the columns' order. Raises ``struct.error`` for a value that
-        its column cannot hold."""
-        if self._appended - self._written >= self._rows:
-            self._dropped += 1
-            if self.first_lost is None:
-                self.first_lost = int(row[0])
+    def append(self, row: Row) -> None:
+        """Keep a row, its values in the columns' order."""
+        waiting = len(self._waiting)
+        if waiting >= self._rows:
+            self._drop(row)
             return
-        self._packer.pack_into(self._data, self._appended % self._rows * self._size, *row)
-        self._appended += 1
-        if self._appended - self._written == self._half:
+        self._waiting.append(row)
+        if waiting + 1 == self._half:
             self._hurry()
 
     def write(self) -> None:
-        """Write what waits."""
-        last = self._appended
-        while self._written < last:
-            first = self._written % self._rows
-            count = min(last - self._written, self._rows - first)
-            part = memoryview(self._data)[first * self._size : (first + count) * self._size]
-            lost = self._file.append(part)
+        """Write what waits. Raises ``struct.error`` after it, where a row had a value that its
+        column cannot hold."""
+        error = None
+        for _ in range(0, len(self._waiting), _AT_ONCE):
+            rows: list[Row] = []
+            packed = bytearray()
+            for _ in range(min(_AT_ONCE, len(self._waiting))):
+                row = self._waiting.popleft()
+                try:
+                    packed += self._packer.pack(*(self._whole(row) if self._whole else row))
+                    rows.append(row)
+                except struct.error as mine:
+                    error = mine
+                    self._drop(row)
+            lost = self._file.append(memoryview(packed))
             if lost and self.first_lost is None:
-                at = (first + count - lost) * self._size
-                self.first_lost = int(self._packer.unpack_from(self._data, at)[0])
+                self.first_lost = int(rows[-lost][0])
             self.refused += lost
-            self._written += count
+        if error is not None:
+            raise error
 
     def close(self) -> None:
-        self.write()
+        with contextlib.suppress(struct.error):  # was told by ``write``
+            self.write()
         self._file.close()
+
+    def _drop(self, row: Row) -> None:
+        self._dropped += 1
+        if self.first_lost is None:
+            self.first_lost = int(row[0])
 
 
 class Writer:

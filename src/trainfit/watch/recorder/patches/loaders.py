@@ -160,7 +160,9 @@ class LoaderHooks:
                     self._given(token, iteration, batch, ready)
                     steps.cost_s += _clock() - began
                 elif steps.light and iteration is not None and began is not None:
-                    steps.light_batch(_clock() - began, iteration.loader, batch)
+                    given = _clock()
+                    steps.light_batch(given - began, iteration.loader, batch)
+                    steps.cost_s += _clock() - given
             except Exception as error:
                 host.failed("DataLoader", error)
             return batch

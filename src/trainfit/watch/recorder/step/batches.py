@@ -26,6 +26,11 @@ class Counts:
         self.epoch_s: float | None = None
         """Seconds that an epoch's first batch took."""
 
+    def begin(self, ahead: list[int]) -> None:
+        """A light step begins, with these batches: nothing else than them was counted in one."""
+        self.given = ahead
+        self.batches = self.syncs = self.copied = self.unpinned = 0
+
     def add(self, samples: int) -> None:
         """A batch was fetched, of so many samples (-1: not known)."""
         self.given.append(samples)

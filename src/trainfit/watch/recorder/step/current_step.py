@@ -17,11 +17,13 @@ from trainfit.watch.recorder.step.largest import CalledModels
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.numbers import StepNumbers
 from trainfit.watch.recorder.step.phases import PhaseClock
-from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, light_row, new_row
+from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, loss_flag, new_row
 from trainfit.watch.recorder.step.segments import Segment
 
 #: Seconds between two looks at PyTorch's memory statistics, which cost tens of microseconds.
 _MEMORY_S: Final = 0.1
+#: … and between two looks at the loss in light steps.
+_LOSS_S: Final = 0.1
 
 
 class CurrentStep:
@@ -60,8 +62,12 @@ class CurrentStep:
         """What recording this step has cost so far."""
         self._waited = 0.0
         self._used = UsedBatches()
+        self._backwards = 0
+        self._skipped = self._restarted = False
         self._counts = Counts()
         self.numbers = StepNumbers()
+        self._loss_due = 0.0
+        self._light_gpu: GpuStep | None = None
         self._begin([])
         self._open_segment()
 
@@ -129,7 +135,7 @@ class CurrentStep:
         self._counts = counts
         self.phases.carve(ph.INPUT, self._waited)
         if self.device is not None:
-            self._gpu = GpuStep(self.device, None)
+            self._gpu, self._light_gpu = self._light_gpu or GpuStep(self.device, None), None
 
     def late_input(self, seconds: float) -> int:
         """In a light step, a DataLoader came to its end after so long; returns the token of the
@@ -144,32 +150,56 @@ class CurrentStep:
         self._loader = loader
         self._counts.add(loader.samples(batch))
 
+    def _note_loss_lightly(self, roots: Any) -> None:
+        """Of a backward pass in a light step, now and then: a loss that is not finite mostly stays
+        so. On a GPU it comes with the step's row, once the stream is behind its copy."""
+        now = self.phases.clock()
+        if now < self._loss_due:
+            return
+        self._loss_due = now + _LOSS_S
+        if self.device is not None and self._light_gpu is None:
+            self._light_gpu = GpuStep(self.device, None)
+        self.numbers.note_loss(roots, self.device, self._light_gpu)
+        if self.numbers.loss is not None and not math.isfinite(self.numbers.loss):
+            self._loss_due = 0.0  # each of them is counted
+
     def _commit_lightly(self) -> None:
         now = self.phases.clock()
-        given, backwards = self._counts.given, self._backwards
-        # Mostly a step is one batch, and this runs in each.
-        simple = len(given) == backwards
-        used, ahead = (given, []) if simple else self._used.split(given, backwards)
+        counts, backwards = self._counts, self._backwards
+        given = counts.given
+        if len(given) == 1 and backwards == 1:
+            # Mostly a step is one batch, and this runs in each.
+            batches, samples, ahead = 1, given[0], None
+        else:
+            used, ahead = self._used.split(given, backwards)
+            batches = len(used) or backwards
+            samples = (total(used) if used else self.models.samples) or -1
+        memory = NO_MEMORY if self.device is None else self._look_at_memory(now)
         length = math.nan if self._restarted else now - self.phases.since
-        row = light_row(
-            step=self.count,
-            end_s=now - self._origin,
-            step_s=length,
-            input_s=self._waited,
-            samples=(total(used) if used else self.models.samples) or -1,
-            batches=len(used) or backwards,
-            memory=NO_MEMORY if self.device is None else self._look_at_memory(now),
-            loss=self.numbers.loss,
-            flags=tables.COMPILED if self.compiled else 0,
-        )
-        self.rows.add_light(row)
+        numbers, gpu = self.numbers, self._light_gpu
+        loss, flags = numbers.loss, tables.LIGHT
+        if self.compiled:
+            flags |= tables.COMPILED
+        if loss is not None and numbers.loss_is_scaled:  # by how much was not looked at
+            flags |= loss_flag(loss)
+            loss = None
+        times = self.count, now - self._origin, length, self._waited
+        row = (*times, samples, batches, *memory, loss, flags)
+        if gpu is not None:
+            self._light_gpu = None
+            gpu.close_alone()
+        self.rows.add_light(row, gpu, numbers.loss_is_scaled)
         if self.device is not None:
             self.rows.poll(now - self._origin)
         self.count += 1
-        self.compiled = False
+        self.compiled = self._restarted = False
         self.phases.since = self._started = now
         cost_s = self.cost_s
-        self._begin(ahead)
+        counts.begin(ahead or [])
+        numbers.begin()
+        self.models.begin()
+        self._backwards = 0
+        self._waited = self.cost_s = 0.0
         if not self.budget.is_light(now):  # the next one is recorded in detail
             self.light = False
             self._cpu = self._cpu_clock()

@@ -53,7 +53,7 @@ class MainOptimizer:
     def __init__(self) -> None:
         self._elements: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._main: weakref.ref[Any] | None = None
-        self._others = 0
+        self._others = self._steps = 0
 
     def is_main(self, optimizer: Any) -> tuple[bool, bool]:
         """Does this step of ``optimizer`` end a training step? And does a training begin with
@@ -61,13 +61,17 @@ class MainOptimizer:
         main = None if self._main is None else self._main()
         if main is optimizer:
             self._others = 0
+            self._steps += 1
             return True, False
         self._others += 1
+        # A larger one that comes late is of another model; a GAN's two begin together.
+        is_late = self._steps >= _STALE and optimizer not in self._elements
         elements = self._count(optimizer)
-        gone = self._main is not None and (main is None or self._others >= _STALE)
-        if main is None or gone or elements > self._count(main):
+        gone = self._main is not None and (main is None or self._others >= _STALE or is_late)
+        replaces = main is None or self._others >= _STALE or elements > self._count(main)
+        if replaces:
             self._main = weakref.ref(optimizer)
-            self._others = 0
+            self._others = self._steps = 0
             return True, gone
         return False, False
 

@@ -20,6 +20,7 @@ class LoaderRecord:
         self.place = place
         self.role = "unknown"
         self._told = self._facts(loader)
+        self._batch_size = self._told["batch_size"]
 
     def describe(self) -> WatchedLoader:
         return WatchedLoader(role=self.role, place=self.place, **self._told)  # type: ignore[arg-type]
@@ -35,7 +36,11 @@ class LoaderRecord:
 
     def samples(self, batch: Any) -> int:
         """Of a batch; -1 where it does not tell."""
-        likely = self._told["batch_size"]
+        likely = self._batch_size
+        # What most loaders give: the first tensor has the batch size, but for the last batch.
+        first = batch[0] if type(batch) is list and batch else None
+        if type(first) is torch.Tensor and first.dim() and first.size(0) == likely:
+            return first.size(0)
         part = batch
         if isinstance(part, (list, tuple)):  # a union costs ten times as much
             part = part[0] if part else None

@@ -20,6 +20,10 @@ class StepNumbers:
     __slots__ = ("loss", "loss_is_scaled", "norm", "scale")
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
         self.loss: float | None = None
         self.scale = self.norm = math.nan
         self.loss_is_scaled = False

@@ -39,6 +39,11 @@ def float32(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) > _NOT_A_FLOAT32 else value
 
 
+def loss_flag(loss: float) -> int:
+    """That it was looked at, and what it was."""
+    return tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
+
+
 def new_row(
     *,
     step: int,
@@ -91,38 +96,6 @@ def new_row(
     ]
 
 
-#: Of a light step's row: between ``input_s`` and ``samples``, from ``queued`` to
-#: ``unpinned_bytes``, and what stands for a number that was not looked at.
-_NO_PHASES: Final = (math.nan,) * (_COLUMNS["samples"] - _COLUMNS["input_s"] - 1)
-_NO_COUNTS: Final = (-1,) * (_COLUMNS["allocated_bytes"] - _COLUMNS["queued"])
-
-
-def light_row(
-    *,
-    step: int,
-    end_s: float,
-    step_s: float,
-    input_s: float,
-    samples: int,
-    batches: int,
-    memory: Memory,
-    loss: float | None,
-    flags: int,
-) -> tuple[Any, ...]:
-    """The row of a step that was recorded lightly, complete."""
-    flags |= tables.LIGHT
-    if loss is None:
-        loss = math.nan
-    else:
-        flags |= tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
-        loss = float32(loss)
-    return (
-        *(step, end_s, step_s, input_s, *_NO_PHASES),
-        *(min(samples, _MOST_32), min(batches, _MOST_16), *_NO_COUNTS, *memory),
-        *(loss, math.nan, math.nan, flags),
-    )
-
-
 class Sink(Protocol):
     """Who keeps what is found out."""
 
@@ -165,10 +138,13 @@ class StepRows:
         if len(self._waiting) > _MOST_WAITING:
             self._give_up()
 
-    def add_light(self, row: tuple[Any, ...]) -> None:
-        """A row that is complete, behind those that wait."""
-        if self._waiting:
-            self._waiting.append((list(row), None, False))
+    def add_light(
+        self, row: tuple[Any, ...], gpu: GpuStep | None = None, loss_is_scaled: bool = False
+    ) -> None:
+        """A short row (:mod:`trainfit.watch.recorder.files.light_rows`), behind those that wait; of
+        ``gpu`` it waits for the loss."""
+        if self._waiting or gpu is not None:
+            self._waiting.append((list(row), gpu, loss_is_scaled))
         else:
             self._append(row)
 
@@ -187,6 +163,9 @@ class StepRows:
                 self._give_up()
                 continue
             self._waiting.popleft()
+            if row[-1] & tables.LIGHT:
+                self._complete_light(row, gpu, scaled)
+                continue
             self._complete(row, gpu)
             self._pass_on(row, scaled)
 
@@ -202,6 +181,15 @@ class StepRows:
             gpu.values()  # frees their room
             gpu.release()
             self.without_gpu_times += 1
+        self._append(tuple(row))
+
+    def _complete_light(self, row: Row, gpu: GpuStep, scaled: bool) -> None:
+        loss = gpu.values().get("loss")
+        gpu.release()
+        if loss is not None:
+            # The scale of this one was not looked at: only whether it is finite is known.
+            row[-1] |= loss_flag(loss)
+            row[-2] = None if scaled else loss
         self._append(tuple(row))
 
     def _complete(self, row: Row, gpu: GpuStep) -> None:
@@ -222,7 +210,7 @@ class StepRows:
     def _pass_on(self, row: Row, scaled: bool) -> None:
         loss = row[_LOSS]
         if loss is not None:
-            row[_FLAGS] |= tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
+            row[_FLAGS] |= loss_flag(loss)
             if scaled and row[_SCALE] > 0:
                 loss /= row[_SCALE]
         row[_LOSS] = math.nan if loss is None else float32(loss)

@@ -162,11 +162,12 @@ class StepRecorder(CurrentStep):
         self._backwards_without_step += 1
         if self.light:
             self.phases.current = ph.BACKWARD  # of the clock nothing else is used
-        else:
-            self._segment.trains = True
-            self._note_training()
+            self._note_loss_lightly(roots)
+            return LIGHT_BACKWARD
+        self._segment.trains = True
+        self._note_training()
         self.numbers.note_loss(roots, self.device, self._gpu)
-        return LIGHT_BACKWARD if self.light else self.enter(ph.BACKWARD)
+        return self.enter(ph.BACKWARD)
 
     def leave_backward(self, token: int) -> None:
         """… and is over."""
@@ -192,6 +193,9 @@ class StepRecorder(CurrentStep):
 
     def enter_optimizer(self, optimizer: Any) -> None:
         """An optimizer's ``step`` begins."""
+        if self.light and not self._stepping and getattr(optimizer, "found_inf", None) is None:
+            self._stepping.append((optimizer, ph.NOT_ENTERED))
+            return
         for at, (known, token) in enumerate(self._stepping):
             if known is optimizer:  # was left by an exception
                 self.leave(token)
@@ -212,7 +216,8 @@ class StepRecorder(CurrentStep):
         self.optimizer_steps += 1
         if self.optimizer_steps == 1:
             self._sink.stepped()
-        self.leave(token)
+        if token >= 0:
+            self.leave(token)
         self._backwards_without_step = 0
         self._stepped_main |= self._is_main(optimizer)
         if not self._stepping and self._stepped_main:  # else another one wraps it

@@ -13,6 +13,7 @@ from trainfit.watch.rules.host import (
     hidden_syncs,
     host_bound_launches,
     one_hot_thread,
+    script_waits,
     swapping,
     thread_oversubscription,
 )
@@ -29,4 +30,5 @@ RULES: Final[tuple[Rule, ...]] = (
     swapping.RULE,
     cpu_contention.RULE,
     one_hot_thread.RULE,
+    script_waits.RULE,
 )
