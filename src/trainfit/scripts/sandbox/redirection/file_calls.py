@@ -6,11 +6,12 @@ import builtins
 import contextlib
 import errno
 import functools
+import glob
 import io
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainfit.scripts.sandbox.redirection.view import LayeredView
@@ -37,8 +38,10 @@ class FileCalls:
     def uninstall(self) -> None:
         """The calls are again what they were; for a process that runs nothing of the user's."""
         builtins.open = io.open = self._open
+        installed = {name: getattr(os, name) for name in self._calls}
         for name, original in self._calls.items():
             setattr(os, name, original)
+        _pass_on(installed)
 
     def install(self) -> None:
         builtins.open = io.open = self.open
@@ -57,6 +60,7 @@ class FileCalls:
             original = self._calls.get(name)
             if original is not None:
                 setattr(os, name, functools.wraps(original)(_plain(function)))
+        _pass_on(self._calls)
         for kind in ("supports_dir_fd", "supports_fd", "supports_follow_symlinks"):
             names = {each.__name__ for each in getattr(os, kind)}
             setattr(os, kind, {getattr(os, name) for name in names})
@@ -255,6 +259,15 @@ class FileCalls:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), dst)
             self._view.make_parents(inner)
             self._calls["symlink"](src, self._view.own(inner))
+
+
+def _pass_on(former: Mapping[str, Callable[..., Any]]) -> None:
+    """Classes that keep calls of :mod:`os` as their own get the current ones (Python 3.13:
+    ``glob._StringGlobber``, which ``Path.glob`` uses)."""
+    for kind in [each for each in vars(glob).values() if isinstance(each, type)]:
+        for name, kept in list(vars(kind).items()):
+            if isinstance(kept, staticmethod) and kept.__func__ is former.get(name):
+                setattr(kind, name, staticmethod(getattr(os, name)))
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
