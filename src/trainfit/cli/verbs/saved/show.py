@@ -20,6 +20,7 @@ from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.loader.text import loader_text
 from trainfit.report.machine.doctor import doctor_text
 from trainfit.report.machine.pace import pace_text
+from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.plan.verification import verification_text
 from trainfit.results.batch.explanation import BatchExplanation
@@ -70,6 +71,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
+    elif isinstance(result, PaceResult) and not options.json and not options.explain:
+        print(pace_screen(result))
     elif options.json or type(result) not in _TEXTS:
         print(result.to_json())
     else:
