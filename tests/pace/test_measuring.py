@@ -30,6 +30,7 @@ from helpers_paced_machine import (
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
+from trainfit.report.machine.pace_screen import merged, pace_screen
 from trainfit.results.machine.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
@@ -311,3 +312,46 @@ def test_deadlines_do_not_drift() -> None:
     block = next(each for each in found.blocks if each.hz == 40.0)
     steps = [(b - a) * 40 for a, b in zip(block.due_s, block.due_s[1:], strict=False)]
     assert all(math.isclose(step, round(step), abs_tol=1e-6) and round(step) for step in steps)
+
+
+@pytest.mark.parametrize("traits", [FREQUENCY, C_STATES, HEALTHY])
+def test_the_screen_has_the_answer_the_arms_and_the_fix(traits: MachineTraits) -> None:
+    found = measured(traits, ACT, hz=(15.0, 30.0, 60.0))
+    doubts = [f"{hz} Hz: calls vary (half of them within 1 ms to 2 ms)" for hz in (15, 30, 60)]
+    doubts += [f"{hz} Hz: 3 calls with work: too few for p95; --duration {hz} gives about 20"
+               for hz in (15, 30)]  # fmt: skip
+    doubts += ["other processes used 1.3 cores during the measurement"]
+    found = dataclasses.replace(found, warnings=tuple(doubts))
+    text = pace_screen(found)
+    assert len(text.splitlines()) <= 25, text
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert text.startswith(pace_text(found).partition("\n")[0])
+    assert "Distribution" not in text and "--explain" in text.splitlines()[-1]
+    assert "Warning: other processes" in text
+    if found.attribution is not None and found.attribution.findings:
+        assert "recovers" in text and "What helps: " in text
+
+
+def test_warnings_of_one_kind_are_one() -> None:
+    assert merged(
+        (
+            "15 Hz: 3 calls with work: too few for p95; --duration 22 gives about 20",
+            "30 Hz: 4 calls with work: too few for p95; --duration 12 gives about 20",
+            "30 Hz: calls vary (half of them within 1 ms to 2 ms)",
+            "the GPU throttled for heat or power during the measurement",
+        )
+    ) == [
+        "the GPU throttled for heat or power during the measurement",
+        "30 Hz: calls vary (half of them within 1 ms to 2 ms)",
+        "15 Hz, 30 Hz: too few calls with work for p95; --duration 22 is enough for all",
+    ]
+
+
+def test_an_interval_that_says_nothing_is_not_a_figure() -> None:
+    found = measured(HEALTHY, ACT, hz=(30.0,))
+    wild = dataclasses.replace(found.rates[0], ratio=Estimate(0.9, 0.01, 208.74))
+    text = pace_text(dataclasses.replace(found, rates=(wild,)))
+    assert text.startswith("Cannot tell whether calls are slower: they vary from ")
+    assert "idle machine" in text and "208" not in text and "20774%" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("30 Hz ")]
+    assert "cannot tell" in row

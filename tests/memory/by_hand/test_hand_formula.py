@@ -46,9 +46,10 @@ def record(
     steps: int = 2,
     passes: int = 1,
     call: Any = None,
+    gpu: str = "custom:64GiB",
 ) -> Recording:
     """``model`` trained on ``inputs`` (a shape), under bfloat16 autocast with ``half``."""
-    with trainfit.simulate("custom:64GiB", limited=False) as sim:
+    with trainfit.simulate(gpu, limited=False) as sim:
         model = model.cuda().train()
         chosen = optimizer([p for p in model.parameters() if p.requires_grad])
         for _ in range(steps):
@@ -103,6 +104,17 @@ def test_each_part_of_a_perceptron_is_what_its_shapes_say() -> None:
     # The first layer's result is only the ReLU's input, whose result is kept.
     assert cause_of(report, "not_kept") == -batch * width * 4
     assert not report.unexplained_rows
+
+
+@pytest.mark.parametrize(
+    ("gpu", "compute"),
+    [("T4", "float32"), ("custom:16GiB:7.5", "float32"), ("RTX 4090", "tfloat32")],
+)
+def test_tf32_is_only_said_of_gpus_that_have_it(gpu: str, compute: str) -> None:
+    """cuDNN's convolutions may round to TF32 unless told otherwise."""
+    report = compared(record(nn.Conv2d(3, 8, 3), (2, 3, 32, 32), gpu=gpu))
+    assert report.compute == compute
+    assert f"(computed in {compute})" in by_hand_text(report).replace("\n  ", " ")
 
 
 @pytest.mark.parametrize(

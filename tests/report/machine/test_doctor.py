@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helpers_facts import machine
-from trainfit.report.machine.doctor import check_text, doctor_text
+from trainfit.report.machine.doctor import check_text, doctor_screen, doctor_text
 from trainfit.results.machine.doctor import (
     Check,
     DoctorResult,
@@ -82,3 +82,15 @@ def test_gpus_of_which_the_same_is_said_share_a_line() -> None:
         "GPUs 0, 1, 3: ECC is on",
         "GPU 2 (NVIDIA A100): ECC is off",
     ]
+
+
+def test_the_screen_names_what_is_good_and_keeps_the_rest() -> None:
+    """Twenty good checks are a paragraph; what is bad or unknown keeps its why and fix."""
+    good = [Check(f"check{number}", "good", "", "fine") for number in range(20)]
+    seen = Check("gpu", "good", "", "PyTorch sees 1 GPU")
+    text = doctor_screen(result(*good, seen, UNSURE))
+    assert len(text.splitlines()) <= 25
+    assert all(check.name in text for check in good) and "fine" not in text
+    assert "ok    gpu               PyTorch sees 1 GPU" in text
+    assert check_text(UNSURE) in text and "--explain" in text
+    assert check_text(BAD) in doctor_screen(result(*good, BAD))

@@ -18,7 +18,7 @@ from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
 from trainfit.lint.api import read_script
 from trainfit.report.machine.cpu import CHECKS, cpu_text
-from trainfit.report.machine.doctor import doctor_text
+from trainfit.report.machine.doctor import doctor_screen, doctor_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
@@ -54,6 +54,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--cpu",
         action="store_true",
         help="show the processor as a table: governor and clocks by group of cores, C-states",
+    )
+    parser.add_argument(
+        "-v",
+        "--explain",
+        action="store_true",
+        help="show the good checks with their figures, and what each GPU does now",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
@@ -98,7 +104,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    shown = cpu_text if options.cpu else doctor_text
+    shown = cpu_text if options.cpu else doctor_text if options.explain else doctor_screen
     print(result.to_json() if options.json else shown(result))
     return 1 if result.is_bad else 0
 

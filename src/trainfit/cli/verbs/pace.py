@@ -27,6 +27,7 @@ from trainfit.pace.machine.settings import Settings
 from trainfit.pace.measuring import Options, measure
 from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.report.machine.pace import pace_text
+from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 
@@ -77,6 +78,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-attribution", action="store_true", help="only measure, without looking for the cause"
     )
+    parser.add_argument(
+        "-v",
+        "--explain",
+        action="store_true",
+        help="show the whole report: calls over time and as a histogram, evidence, all fixes",
+    )
     add_result(parser)
 
 
@@ -119,7 +126,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         callee.close()
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else pace_text(result, ascii_only=only_ascii()))
+    if options.json:
+        print(result.to_json())
+    else:
+        whole = options.explain
+        print(pace_text(result, ascii_only=only_ascii()) if whole else pace_screen(result))
     name_report(output, json=options.json)
     if result.ended == "interrupted":
         sys.stdout.flush()

@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.hardware.gpu.lookup import find_gpu
+from trainfit.hardware.gpu.name_error import GpuNameError
 from trainfit.memory.by_hand.operators import CountedOperator, Operators
 from trainfit.results.runs.kernels import DTYPES
 from trainfit.results.runs.recording import PHASES, Recording
@@ -19,7 +21,8 @@ _STOPS: Final = (PHASES.index("backward"), PHASES.index("optimizer"))
 @dataclasses.dataclass(frozen=True)
 class ForwardPass:
     """Operators from ``begin`` to before ``end``, those whose results a hand formula counts, and
-    the type that most of the FLOPs are of (float32 where there are none)."""
+    the type that most of the FLOPs are of (float32 where there are none, and where TF32 is allowed
+    on a GPU without it)."""
 
     begin: int
     end: int
@@ -66,4 +69,14 @@ def _compute(recording: Recording, begin: int, end: int) -> str:
         weights=recording.kernel_flops[chosen],
         minlength=len(DTYPES),
     )
-    return DTYPES[int(flops.argmax())] if flops.any() else "float32"
+    found = DTYPES[int(flops.argmax())] if flops.any() else "float32"
+    # Recordings say which kernels may round to TF32, on any GPU.
+    return "float32" if found == "tfloat32" and not _has_tf32(recording) else found
+
+
+def _has_tf32(recording: Recording) -> bool:
+    """From compute capability 8.0 on; a GPU that is in no list may have it."""
+    try:
+        return "tfloat32" in find_gpu(str(recording.header["gpu"])).tensor_flops
+    except GpuNameError:
+        return True

@@ -14,21 +14,30 @@ from trainfit.results.text import printable, wrapped
 
 MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
+#: So many good checks, as of `--only`, are shown with their figures on the screen, too.
+_FEW = 3
 #: How the checks of one GPU begin.
 _GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
 #: Of what lies below a check's first line.
 _INDENT = " " * 6
 
 
-def doctor_text(result: DoctorResult) -> str:
+def doctor_screen(result: DoctorResult) -> str:
+    """As :func:`doctor_text`, with good checks by name only, and not what each GPU does now."""
+    return doctor_text(result, whole=False)
+
+
+def doctor_text(result: DoctorResult, *, whole: bool = True) -> str:
     """The whole diagnosis; bad news first, each group in the order of the checks."""
     parts = [_headline(result)]
     for verdict in ("bad", "cannot_tell", "good"):
         checks = [check for check in result.checks if check.verdict == verdict]
-        if checks:
+        if verdict == "good" and not whole and len(checks) > _FEW:
+            parts.append(_good_names(checks))
+        elif checks:
             texts = _good_texts(checks) if verdict == "good" else map(check_text, checks)
             parts.append(("\n\n" if verdict == "bad" else "\n").join(texts))
-    if gpus := result.machine.gpus.value:
+    if whole and (gpus := result.machine.gpus.value):
         parts.append(gpus_now_text(gpus))
     if result.script is not None:
         parts.append(script_text(result.script))
@@ -67,6 +76,17 @@ def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
             indices = ", ".join(index for index, _ in group)
             check = dataclasses.replace(check, summary=f"GPUs {indices}: {said}")
         yield check_text(check)
+
+
+def _good_names(checks: Sequence[Check]) -> str:
+    """In a paragraph; what PyTorch sees of GPUs, the question that most people have, in words."""
+    lines = [check_text(check) for check in checks if check.name == "gpu"]
+    names = dict.fromkeys(printable(check.name) for check in checks if check.name != "gpu")
+    if names:
+        first = f"{MARKS['good']:<6}"
+        text = f"{', '.join(names)} (figures: --explain)"
+        lines.append(wrapped(text, first, " " * len(first)))
+    return "\n".join(lines)
 
 
 def _headline(result: DoctorResult) -> str:

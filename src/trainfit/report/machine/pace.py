@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from trainfit.report.machine.pace_charts import histogram, strips, times
 from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.machine.pace import (
     Advice,
     Arm,
     ArmEffect,
     Attribution,
-    Block,
     Cause,
     Estimate,
     FixTrial,
@@ -21,15 +21,13 @@ from trainfit.results.machine.pace import (
 )
 from trainfit.results.text import columns, printable, wrapped
 
-_EIGHTHS: Final = "▁▂▃▄▅▆▇█"
-_EIGHTHS_ASCII: Final = ".:-=+*#@"
-#: Cells of a strip, rows of a histogram and cells of its longest bar.
-_STRIP: Final = 64
-_ROWS: Final = 8
-_BAR: Final = 36
 _INDENT: Final = " " * 4
-#: A median above that back to back by less than this share is as fast.
+#: A median above that back to back by less than this share is as fast; where more than this much
+#: more is possible, a run cannot tell.
 _NOTHING: Final = 0.05
+_ANYTHING: Final = 1.0
+#: A ratio's interval says nothing where its ends differ by this factor.
+_UNKNOWN: Final = 4.0
 
 ARMS: Final[dict[Arm, str]] = {
     "back_to_back": "back to back",
@@ -60,13 +58,13 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
     parts = [
         wrapped(verdict_line(result), "", "  "),
         _heading(result),
-        _table(result),
-        _strips(result, ascii_only),
-        _histogram(result, ascii_only),
+        "\n".join([*table(result), *_details(result)]),
+        strips(result, ascii_only),
+        histogram(result, ascii_only),
         _attribution(result.attribution) if result.attribution is not None else "",
         _advice(result.advice),
         _fix_trial(result.fix_trial) if result.fix_trial is not None else "",
-        _failure(result),
+        failure_text(result),
         _said(result.warnings, "Warning: "),
         _said(result.notes, "Note: "),
     ]
@@ -88,34 +86,39 @@ def _heading(result: PaceResult) -> str:
 
 
 # --- Times --------------------------------------------------------------------------------------
-def _table(result: PaceResult) -> str:
+def table(result: PaceResult) -> list[str]:
+    """Percentiles by rate, and the rates without: not measured, not reached."""
     rows = [*([result.back_to_back] if result.back_to_back is not None else []), *result.rates]
     missing = [
         wrapped(printable(each.text), f"  {each.hz:g} Hz was not measured: ", "    ")
         for each in result.unmeasured
     ]
     if not rows:
-        return "\n".join(missing)
+        return missing
     head = f"{'':<15}{'calls':>5}{'p50':>8}{'p95':>8}{'p99':>8}{'max':>8}"
     head += f"{'÷ back to back':>20}{'missed':>7}{'late p99':>10}"
     lines = [head if columns() >= len(head) else head.removesuffix(f"{'late p99':>10}")]
     lines += [_row(row) for row in rows]
     lines += missing
-    pops = [row for row in result.rates if row.pops is not None]
-    for row in pops:
-        assert row.pops is not None
-        lines.append(
-            f"  calls without work at {row.hz:g} Hz: {row.pops.count}, p50 "
-            f"{duration(row.pops.p50)}, p99 {duration(row.pops.p99)}"
-        )
+    lines += [
+        f"  {row.hz:g} Hz cannot be reached: a call needs {duration(row.calls.p50)} of "
+        f"{duration(1 / row.hz)}, which allows {rate(1 / row.calls.p50)} Hz"
+        for row in result.rates
+        if row.hz is not None and not row.is_reached
+    ]
+    return lines
+
+
+def _details(result: PaceResult) -> list[str]:
+    """Calls without work, and those that ended too late."""
+    lines = [
+        f"  calls without work at {row.hz:g} Hz: {row.pops.count}, p50 "
+        f"{duration(row.pops.p50)}, p99 {duration(row.pops.p99)}"
+        for row in result.rates
+        if row.pops is not None
+    ]
     for row in result.rates:
-        if not row.is_reached:
-            assert row.hz is not None
-            lines.append(
-                f"  {row.hz:g} Hz cannot be reached: a call needs {duration(row.calls.p50)} of "
-                f"{duration(1 / row.hz)}, which allows {rate(1 / row.calls.p50)} Hz"
-            )
-        elif row.overrun is not None:
+        if row.is_reached and row.overrun is not None:
             repeats = ""
             if row.consecutive_share is not None:
                 again = percent(row.consecutive_share)
@@ -125,7 +128,7 @@ def _table(result: PaceResult) -> str:
                 f"to {duration(row.overrun.most)}{repeats}"
             )
             lines.append(wrapped(text, "  ", "    "))
-    return "\n".join(lines)
+    return lines
 
 
 def _row(row: RateSummary) -> str:
@@ -135,6 +138,8 @@ def _row(row: RateSummary) -> str:
     if row.ratio is not None:
         name += " SLOWER" if row.is_slower else ""
         against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
+        if not row.is_slower and row.ratio.high > _UNKNOWN * row.ratio.low:
+            against = "cannot tell"
     missed = "" if row.hz is None else percent(row.missed_share)
     late = "" if row.late is None else duration(row.late.p99)
     times = "".join(f" {duration(t):>7}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
@@ -143,94 +148,9 @@ def _row(row: RateSummary) -> str:
     return (whole if len(whole) <= columns() else line).rstrip()
 
 
-def _strips(result: PaceResult, ascii_only: bool) -> str:
-    """The median of each stretch of time, all rates on one scale."""
-    rows = [(name, values) for name, values in _times(result) if len(values) >= _ROWS]
-    if not rows:
-        return ""
-    least = min(min(values) for _, values in rows)
-    most = max(_quantile(values, 0.99) for _, values in rows)
-    scale = _EIGHTHS_ASCII if ascii_only else _EIGHTHS
-    head = f"Latency over time (lowest {duration(least)}, highest {duration(most)})"
-    lines = [head]
-    for name, values in rows:
-        cells = min(_STRIP, len(values))
-        strip = ""
-        for cell in range(cells):
-            part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
-            level = (_quantile(part, 0.5) - least) / (most - least) if most > least else 0.0
-            strip += scale[max(0, min(7, int(8 * level)))]
-        lines.append(f"  {name:<14}{strip}")
-    return "\n".join(lines)
-
-
-def _times(result: PaceResult) -> list[tuple[str, list[float]]]:
-    """Calls with work of the base measurement, in order of time, by rate."""
-    rows: dict[str, list[float]] = {}
-    for block in result.blocks:
-        if block.phase == "baseline":
-            name = "back to back" if block.hz is None else f"{block.hz:g} Hz"
-            rows.setdefault(name, []).extend(_working(block, result))
-    return list(rows.items())
-
-
-def _working(block: Block, result: PaceResult) -> list[float]:
-    return [
-        wall
-        for number, wall in enumerate(block.wall_s)
-        if number >= block.settled and (block.first_call + number) % result.period == result.phase
-    ]
-
-
-def _histogram(result: PaceResult, ascii_only: bool) -> str:
-    """Histogram of the slowest rate, compared with calls back to back."""
-    if not result.rates:
-        return ""
-    worst = max(result.rates, key=lambda row: row.calls.p50)
-    times = dict(_times(result))
-    shown = [name for name in (f"{worst.hz:g} Hz", "back to back") if times.get(name)]
-    values = [value for name in shown for value in times[name]]
-    if len(values) < 2 * _ROWS:
-        return ""
-    least, most = min(values), _quantile(values, 0.99)
-    if most <= least:
-        return ""
-    width = (most - least) / _ROWS
-    mark = "#" if ascii_only else "█"
-    lines = ["Distribution (share of the calls)"]
-    bins = {name: _bins(times[name], least, width) for name in shown}
-    longest = max(max(each) for each in bins.values())
-    for row in range(_ROWS):
-        to = "and more" if row == _ROWS - 1 else f"to {duration(least + (row + 1) * width)}"
-        for number, name in enumerate(shown):
-            share = bins[name][row]
-            bar = mark * round(_BAR * share / longest)
-            label = f"{duration(least + row * width)} {to}" if number == 0 else ""
-            lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{percent(share)}")
-    return "\n".join(lines)
-
-
-def _bins(values: Sequence[float], least: float, width: float) -> list[float]:
-    counts = [0] * _ROWS
-    for value in values:
-        counts[min(_ROWS - 1, int((value - least) / width))] += 1
-    return [number / len(values) for number in counts]
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 # --- Why ----------------------------------------------------------------------------------------
 def _attribution(found: Attribution) -> str:
-    excess = found.excess_s
-    low, high = duration(max(0.0, excess.low)), duration(excess.high)
-    lines = [
-        f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
-        f"  {'':<23}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>20}",
-    ]
-    lines += [_effect(effect) for effect in found.arms]
+    lines = [*arms_head(found), *(effect_line(effect) for effect in found.arms)]
     for finding in found.findings:
         lines.append(f"  {CAUSES[finding.cause]} ({_share(finding.share)} of it)")
         lines += [wrapped(printable(words), _INDENT + "- ", _INDENT + "  ") for words in
@@ -244,7 +164,18 @@ def _attribution(found: Attribution) -> str:
     return "\n".join(lines)
 
 
-def _effect(effect: ArmEffect) -> str:
+def arms_head(found: Attribution) -> list[str]:
+    """What the arms are to explain, and the head of their table."""
+    excess = found.excess_s
+    low, high = duration(max(0.0, excess.low)), duration(excess.high)
+    return [
+        f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
+        f"  {'':<23}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>20}",
+    ]
+
+
+def effect_line(effect: ArmEffect) -> str:
+    """One arm of the attribution."""
     name = ARMS[effect.arm]
     if effect.why_not:
         return wrapped(printable(effect.why_not), f"  {name:<23}not tried: ", _INDENT)
@@ -313,7 +244,8 @@ def _late(row: RateSummary) -> str:
 
 
 # --- The end ------------------------------------------------------------------------------------
-def _failure(result: PaceResult) -> str:
+def failure_text(result: PaceResult) -> str:
+    """The call that raised, with its traceback; "" for none."""
     failure = result.failure
     if failure is None:
         return ""
@@ -340,7 +272,7 @@ def verdict_line(result: PaceResult) -> str:
     if result.back_to_back is None:
         return ""
     if not slower:
-        text = _not_slower(result.rates)
+        text = _not_slower(result)
     else:
         worst = max(slower, key=lambda row: row.calls.p50)
         more = worst.calls.p50 - result.back_to_back.calls.p50
@@ -360,7 +292,8 @@ def _rates(rows: Sequence[RateSummary | Unmeasured]) -> str:
     return ", ".join(f"{row.hz:g}" for row in rows) + " Hz"
 
 
-def _not_slower(rates: Sequence[RateSummary]) -> str:
+def _not_slower(result: PaceResult) -> str:
+    rates = result.rates
     compared = [row.ratio for row in rates if row.ratio is not None]
     alone = [row for row in rates if row.ratio is None]
     uncompared = f"{_rates(alone)}: too few calls to compare with back to back" if alone else ""
@@ -369,12 +302,20 @@ def _not_slower(rates: Sequence[RateSummary]) -> str:
     most = max(ratio.high - 1 for ratio in compared)
     if most <= _NOTHING:
         text = "Calls at these rates are as fast as back to back"
+    elif most > _ANYTHING:
+        text = f"Cannot tell whether calls are slower: {_varied(result)}"
     else:
         text = (
             "No call is measurably slower than back to back; with so few or so varied calls up "
             f"to {percent(most)} more is possible"
         )
     return f"{text}; {uncompared}" if uncompared else text
+
+
+def _varied(result: PaceResult) -> str:
+    walls = [wall for _, values in times(result) for wall in values]
+    vary = f"they vary from {duration(min(walls))} to {duration(max(walls))}; " if walls else ""
+    return f"{vary}repeat on an idle machine, or with a longer --duration"
 
 
 def _why(found: Attribution | None) -> str:

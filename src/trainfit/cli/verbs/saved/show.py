@@ -18,8 +18,9 @@ from trainfit.report.gpus.comparison import comparison_text
 from trainfit.report.gpus.profile import profile_text
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.report.loader.text import loader_text
-from trainfit.report.machine.doctor import doctor_text
+from trainfit.report.machine.doctor import doctor_screen, doctor_text
 from trainfit.report.machine.pace import pace_text
+from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.plan.verification import verification_text
 from trainfit.results.batch.explanation import BatchExplanation
@@ -70,6 +71,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
+    elif isinstance(result, PaceResult) and not options.json and not options.explain:
+        print(pace_screen(result))
+    elif isinstance(result, DoctorResult) and not options.json and not options.explain:
+        print(doctor_screen(result))
     elif options.json or type(result) not in _TEXTS:
         print(result.to_json())
     else:
