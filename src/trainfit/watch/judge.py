@@ -12,6 +12,7 @@ from trainfit.results.watch.run import RankRecord, RunRecord, missing_rows
 from trainfit.watch.figures import gpu_time, measures, thresholds, trainings
 from trainfit.watch.figures.cleaning import clean
 from trainfit.watch.figures.ledger import ledger
+from trainfit.watch.figures.light_steps import is_light
 from trainfit.watch.figures.view import RunView, median, percentile
 from trainfit.watch.limits import BY_KIND, limit
 from trainfit.watch.rules import gpu, host, input, learning, memory
@@ -86,7 +87,8 @@ def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
         )
     cost = max((rank.header.recording_share or 0.0 for rank in ranks), default=0.0)
     if any(rank.header.light_steps for rank in ranks):
-        light = max(rank.header.light_steps / max(1, len(rank.steps)) for rank in ranks)
+        # Of the rows that are there: the header counts those, too, that a full disk has taken.
+        light = max(is_light(rank.steps).sum() / max(1, len(rank.steps)) for rank in ranks)
         yield (
             f"to keep recording cheap, the phases of {light:.0%} of the steps are estimated "
             f"(recording cost {cost:.1%} of the time)"

@@ -15,7 +15,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -249,7 +248,13 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _in_foreground() -> bool:
     """Is there a terminal whose keys go to this process and its children?"""
-    try:
-        return os.tcgetpgrp(sys.__stdin__.fileno()) == os.getpgrp()  # type: ignore[union-attr]
-    except (OSError, ValueError, AttributeError):
+    try:  # not stdin: it may be a file or a pipe, and Ctrl-C is sent to both of us all the same
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
         return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

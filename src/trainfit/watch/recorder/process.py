@@ -151,6 +151,8 @@ def _noting(
             if _active is not None and os.getpid() == _active.pid:
                 text = "".join(traceback.format_exception(kind, error, trace))
                 _active.ended_by(error, text)
+        except KeyboardInterrupt:
+            pass  # a second Ctrl-C: the command's own error is printed, without our frames
         except Exception as mine:
             if _active is not None:
                 _active.failed("excepthook", mine)
@@ -166,7 +168,8 @@ def _without_ours(error: BaseException) -> TracebackType | None:
         if seen is None:
             break
         kept = _kept(_links(seen.__traceback__))
-        for link, following in zip(kept, [*kept[1:], None], strict=True):
+        # An error that is only named as a cause has no traceback.
+        for link, following in zip(kept, [*kept[1:], None], strict=False):
             link.tb_next = following
         seen.__traceback__ = kept[0] if kept else None
         seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,44 @@
+"""Ctrl-C while a command is watched, and what a full disk leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from helpers_watch import run_on_cpu
+from trainfit.results.watch import tables
+from trainfit.watch.judge import judge
+from trainfit.watch.recorder import process
+
+
+def test_a_terminal_is_seen_though_stdin_is_a_file() -> None:
+    ask = "from trainfit.watch.launch import _in_foreground as f; raise SystemExit(7 if f() else 8)"
+    shell = f"{sys.executable} -c '{ask}' < /dev/null"
+    code = (
+        f"import os, pty; os._exit(os.waitstatus_to_exitcode(pty.spawn(['sh', '-c', {shell!r}])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 7
+
+
+def test_a_second_interrupt_leaves_the_commands_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended_by(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_failed", None)
+    monkeypatch.setattr(process, "_active", SimpleNamespace(pid=os.getpid(), ended_by=ended_by))
+    printed: list[BaseException] = []
+    error = ValueError("never raised: it has no traceback")
+    process._noting(lambda kind, error, trace: printed.append(error))(ValueError, error, None)
+    assert printed == [error]
+
+
+def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:
+    made = run_on_cpu(flags=tables.LIGHT, header={"light_steps": 1_000_000})
+    (note,) = [each for each in judge(made).notes if "estimated" in each]
+    assert "the phases of 100% of" in note
