@@ -51,7 +51,8 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     if process.is_on():
         return Watching(Path(os.environ[process.FOLDER]), _nothing)
     started = time.time(), time.monotonic()
-    command = shlex.join(sys.argv) or "python"
+    # As it was started: it can be run like this once more.
+    command = shlex.join(["python", *sys.orig_argv[1:]])
     path = Path(folder) if folder is not None else new_folder(sys.argv[0])
     restore = _environment(path, command, started)
     process.from_environment()

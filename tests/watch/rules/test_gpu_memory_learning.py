@@ -232,6 +232,8 @@ def test_ram_and_shared_memory() -> None:
     rows["rank"], rows["role"] = 0, 1
     rows["rss_bytes"] = GIB + np.arange(400) * 4 * 2**20
     assert set(found(run_of(processes=rows))) == {"ram_growth"}
+    early = run_of(processes=rows[:150])  # 15 s
+    assert found(early) == {} and "ram_growth" in unknown(early)
     rows["rss_bytes"] = GIB + np.minimum(np.arange(400), 200) * 4 * 2**20  # a cache that is full
     assert found(run_of(processes=rows)) == {}
 

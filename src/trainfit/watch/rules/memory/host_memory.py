@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.results.format import duration, size
 from trainfit.results.watch.result import Evidence, Finding, Unknown
 from trainfit.results.watch.tables import Table
 from trainfit.watch.figures import thresholds
@@ -15,6 +16,8 @@ from trainfit.watch.figures.view import RankView, RunView, known
 from trainfit.watch.rules.rule import Rule
 
 _GIB: Final = 2**30
+#: Seconds after which growth is no start any more: pools and caches have filled.
+_LEAST_S: Final = 20
 
 
 def look(run: RunView) -> Iterator[Finding | Unknown]:
@@ -40,12 +43,12 @@ def _short(view: RankView) -> Iterator[Finding]:
         )  # fmt: skip
     free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
     if len(free) and len(used):
-        size = float(free[-1] + used[-1])
-        if size and free.min() < thresholds.SHM_LEFT * size:
+        whole = float(free[-1] + used[-1])
+        if whole and free.min() < thresholds.SHM_LEFT * whole:
             yield Finding(
                 "shm_near_limit", "critical", "/dev/shm is nearly full",
                 (Evidence("least free", float(free.min()) / _GIB, "GiB"),
-                 Evidence("of", size / _GIB, "GiB")),
+                 Evidence("of", whole / _GIB, "GiB")),
                 "batches of workers wait there for the main process",
                 "use fewer workers or a smaller prefetch_factor, or give the container more: "
                 "docker run --shm-size=8g",
@@ -53,7 +56,7 @@ def _short(view: RankView) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _growth(view: RankView) -> Iterator[Finding]:
+def _growth(view: RankView) -> Iterator[Finding | Unknown]:
     for who, table in (("the training process", view.main_process), ("the workers", view.workers)):
         at, held = _held(table)
         slope = robust_slope(at, held)
@@ -62,7 +65,13 @@ def _growth(view: RankView) -> Iterator[Finding]:
         seconds = float(at[-1] - at[0])
         grown = slope[0] * seconds
         large = max(8 * thresholds.GROWTH_BYTES, thresholds.RAM_LEFT * float(np.median(held)))
-        if seconds < 20 or grown < large or not _goes_on(at, held, slope[0]):
+        if grown < large:
+            continue
+        if seconds < _LEAST_S:
+            reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
+            yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
+            continue
+        if not _goes_on(at, held, slope[0]):
             continue
         left = known(view.machine["ram_available_bytes"])
         evidence = [Evidence("growth", slope[0] * 60 / 2**20, "MiB/min")]
