@@ -46,6 +46,9 @@ BY_KIND: Final[Mapping[str, Limit]] = {
 }
 
 
+#: Parts of a step that are no limit where computing it takes longer.
+_PARTS: Final = ("input", "checkpoint", "copy")
+
 #: What bounds all ranks, whichever of them has it.
 _OF_ALL: Final = ("communication", "gpu")
 
@@ -60,7 +63,9 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
         if (each.share or 0.0) >= thresholds.WARNING_SHARE and _bounds(each, rank)
     ]
     if costly:
-        return BY_KIND[max(costly, key=lambda each: each.share or 0.0).kind]
+        most = max(costly, key=lambda each: each.share or 0.0)
+        bound = BY_KIND[most.kind]
+        return "cpu" if bound in _PARTS and _computes(rank) > (most.share or 0.0) else bound
     if gpu_time.has_gpu(rank):
         idle = gpu_time.idle_share(rank)
         return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
@@ -73,13 +78,20 @@ def _longest(rank: RankView) -> Limit:
         return "unknown"
     shares = {name: rank.share(name) or 0.0 for name in PHASES}
     parts: dict[Limit, float] = {
-        # An evaluation computes, too.
-        "cpu": sum(shares[name] for name in ("forward", "backward", "optimizer", "evaluation")),
+        "cpu": _computes(rank),
         "input": shares["input"],
         "checkpoint": shares["checkpoint"],
         "script": max(0.0, 1 - sum(shares.values())),
     }
     return max(parts, key=lambda name: parts[name])
+
+
+def _computes(rank: RankView) -> float:
+    """Without a GPU: the share of the time in which the CPU computes steps, or evaluates."""
+    if gpu_time.has_gpu(rank):
+        return 0.0
+    phases = ("forward", "backward", "optimizer", "evaluation")
+    return sum(rank.share(name) or 0.0 for name in phases)
 
 
 def _bounds(finding: Finding, rank: RankView) -> bool:

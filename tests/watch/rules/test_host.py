@@ -20,7 +20,7 @@ from helpers_watch import (
 )
 from trainfit.report.watch.screen import watch_screen
 from trainfit.report.watch.words import answer
-from trainfit.results.watch.result import Phase, WatchResult
+from trainfit.results.watch.result import Finding, Phase, WatchResult
 from trainfit.results.watch.run import Event
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.watch import limits
@@ -291,6 +291,16 @@ def test_without_a_costly_finding_the_longest_part_is_the_limit(
 ) -> None:
     view = RunView(run_on_cpu(**columns))
     assert limits.limit(view.judged, ()) == limit
+
+
+@pytest.mark.parametrize(("input_s", "limit"), [(0.02, "cpu"), (0.9, "input")])
+def test_waiting_for_batches_is_no_limit_where_computing_takes_longer(
+    input_s: float, limit: str
+) -> None:
+    rank = RunView(run_on_cpu(input_s=input_s)).judged
+    share = max(0.12, rank.share("input") or 0.0)
+    cost = Finding("input_bound", "warning", "", (), "", "", "likely", share)
+    assert limits.limit(rank, (cost,)) == limit
 
 
 def test_the_headline_names_other_programs_that_use_the_cores() -> None:
