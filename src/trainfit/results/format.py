@@ -7,6 +7,7 @@ never 1000 of a unit that has a larger one, and "-" for what was not measured.
 from __future__ import annotations
 
 import math
+import signal
 from typing import Final
 
 KIB: Final = 1 << 10
@@ -115,6 +116,14 @@ def times(factor: float | None) -> str:
 def count(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun: "1 step", "2 steps"; ``plural`` is one that is not made by "s"."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 99" of one without a name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def cores(number: float) -> str:

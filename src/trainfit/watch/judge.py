@@ -99,8 +99,8 @@ def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
 
 def _trainings(view: RunView) -> Iterator[str]:
     """Which of several trainings is judged. ``view`` is of rows that were cleaned."""
-    record = view.judged.record
-    chosen, every = trainings.judged(record), trainings.trainings(record)
+    every = trainings.trainings(view.judged.record)
+    chosen = trainings.judged(every)
     if chosen is None:
         return
     others = ", ".join(duration(each.step_s) for each in every if each != chosen)

@@ -26,6 +26,7 @@ from trainfit.hardware.gpu.lookup import find_gpu
 from trainfit.hardware.gpu.name_error import GpuNameError
 from trainfit.hardware.host.oom_kills import OomKills, between, oom_kills
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.format import count
 from trainfit.results.watch.run import OOM_KILLED, Ending, RunHeader, WatchedGpu
 from trainfit.version import __version__
 from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
@@ -160,10 +161,10 @@ class WatchedCommand:
 
 def _oom_note(killed: OomKills) -> str:
     """What the kernel's counters say of the time of a run that failed; empty: nothing."""
-    count, of = (killed.cgroup, "this cgroup") if killed.cgroup else (killed.machine, "the machine")
-    if not count:
+    kills, of = (killed.cgroup, "this cgroup") if killed.cgroup else (killed.machine, "the machine")
+    if not kills:
         return ""
-    processes = "1 process" if count == 1 else f"{count} processes"
+    processes = count(kills, "process", "processes")
     return f"{OOM_KILLED} ended {processes} of {of} during the run: memory (RAM) ran out"
 
 

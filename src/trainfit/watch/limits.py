@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Final
 
-from trainfit.results.watch.result import Finding
+from trainfit.results.watch.result import Finding, Limit
 from trainfit.watch.figures import gpu_time, thresholds
 from trainfit.watch.figures.view import PHASES, RankView
-
-Limit = Literal[
-    "gpu",
-    "input",
-    "host",
-    "script",
-    "copy",
-    "sync",
-    "checkpoint",
-    "communication",
-    "cpu",
-    "unknown",
-]
 
 #: Kinds of findings, and what bounds a run that loses most by them.
 BY_KIND: Final[Mapping[str, Limit]] = {

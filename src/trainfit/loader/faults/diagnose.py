@@ -19,7 +19,7 @@ from trainfit.loader.inspection import tracebacks
 from trainfit.loader.inspection.tracebacks import ParsedException
 from trainfit.loader.measure.run import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.format import count, size
+from trainfit.results.format import count, signal_name, size
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.text import short
@@ -263,7 +263,7 @@ def _ended(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> 
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:
-        words = fixes.CRASHES.get(number, f"crashed ({_name(number)})")
+        words = fixes.CRASHES.get(number, f"crashed ({signal_name(number)})")
         return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
     code = _exit_code(failure)
     if _TIMEOUT.search(failure.message):
@@ -280,7 +280,7 @@ def _killed(
     kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: FailureContext
 ) -> Fault:
     """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
-    name, kills = _name(number), seen.oom_kills
+    name, kills = signal_name(number), seen.oom_kills
     if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
         source = "this cgroup's" if kills.cgroup else "the kernel's"
         evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
@@ -325,13 +325,6 @@ def _exit_code(failure: Failure) -> int | None:
     if not _EXITED.search(failure.message) and not _broke_off(failure):
         return None
     return next((code for code in failure.worker_exits if code > 0), None)
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 # --- Exceptions -------------------------------------------------------------------------------

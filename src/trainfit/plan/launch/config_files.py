@@ -16,7 +16,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.options.names import tunable_of
 
 #: Endings of files that are read.
-SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")
+_SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml")
 #: Bytes of a file that is read, at most.
 _LARGEST: Final = 1 << 20
 #: A file that a script names.
@@ -65,7 +65,7 @@ def _existing(paths: Iterator[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         try:
-            if path.suffix in SUFFIXES and path.is_file() and path.stat().st_size <= _LARGEST:
+            if path.suffix in _SUFFIXES and path.is_file() and path.stat().st_size <= _LARGEST:
                 found.setdefault(path.resolve(), path)
         except (OSError, ValueError):  # a word that is no path
             continue

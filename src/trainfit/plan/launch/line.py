@@ -22,7 +22,8 @@ class Launch:
     """A command line for bash.
 
     ``kept`` are variables of the command that stay although another value is recommended, by name;
-    ``removed`` are those that are left out, with what their values do.
+    ``useless`` are variables of the job that hold no number of threads, with what their values do;
+    ``removed`` those of them that are left out.
     ``own_cores`` is the program of the command that chooses cores already ("taskset"; empty: none
     does). ``notes`` say both, and what of the command was replaced or left out.
     """
@@ -31,6 +32,7 @@ class Launch:
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own_cores: str = ""
     notes: tuple[str, ...] = ()
+    useless: Mapping[str, str] = dataclasses.field(default_factory=dict)
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -95,6 +97,7 @@ def launch(
         {name: own[name] for name in differing - slower},
         present,
         tuple(notes),
+        useless,
         removed,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainfit.plan.amp.part import amp_part
@@ -13,7 +13,7 @@ from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.plan.launch.config_files import config_line
-from trainfit.plan.launch.line import Launch, useless_variables
+from trainfit.plan.launch.line import Launch
 from trainfit.results.format import size
 from trainfit.results.loader.advice import SettingReason
 from trainfit.results.loader.result import LoaderResult
@@ -73,7 +73,7 @@ def _variables(
         reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
     yield from _misread(command, line, found)
-    yield from _threads(line, found, useless_variables(command, found))
+    yield from _threads(line, found)
     if plan.allocator is not None:
         yield _allocator(plan.allocator, plan.gpu)
 
@@ -82,22 +82,20 @@ def _misread(command: Command, line: Launch, found: LoaderResult | None) -> Iter
     """Variables that hold no number of threads: out of the command, or to be unset outside it."""
     present = {**os.environ, **command.environment()}
     told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
-    for name, what in useless_variables(command, found).items():
+    for name, what in line.useless.items():
         where = "removed" if name in line.removed else "unset it where it is set"
         more = told.get(name, "").partition(f"{what}; ")[2]
         reason = f"{where}: it {what}" + (f"; {more}" if more else "")
         yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
 
 
-def _threads(
-    line: Launch, found: LoaderResult | None, misread: Collection[str]
-) -> Iterator[LaunchPart]:
+def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
     """Variables that hold libraries' threads; calls that do are lines of the script."""
     if found is None:
         return
     calls = {each.name: each for each in found.variables if each.where != "environment"}
     for each in found.reasons:
-        if each.where != "environment" or each.name in misread:
+        if each.where != "environment" or each.name in line.useless:
             continue
         part = _variable(each, line)
         if found.is_left_open and part.status == "not set":

@@ -21,7 +21,7 @@ from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
 from trainfit.plan.runs.ram import available_ram
 from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.format import size
+from trainfit.results.format import signal_name, size
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
@@ -338,10 +338,7 @@ def ending(code: int) -> str:
     """How a process ended that had this exit code (negative: signal), in words."""
     if code >= 0:
         return f"its process ended with exit code {code}"
-    name = f"signal {-code}"
-    with contextlib.suppress(ValueError):
-        name = signal.Signals(-code).name
-    return f"its process was killed by {name}"
+    return f"its process was killed by {signal_name(-code)}"
 
 
 def _recording(folder: Path) -> Recording | None:

@@ -43,13 +43,13 @@ def pace_screen(result: PaceResult) -> str:
     doubts = merged(result.warnings)
     room = _LINES - len(text.splitlines()) - 2
     shown: list[str] = []
-    for number, doubt in enumerate(doubts):
+    left = len(doubts)
+    for doubt in doubts:
         lines = wrapped(printable(doubt), "Warning: ", " " * 9).splitlines()
-        if number and len(shown) + len(lines) > room:
-            doubts = doubts[:number]
+        if shown and len(shown) + len(lines) > room:
             break
         shown += lines
-    left = len(merged(result.warnings)) - len(doubts)
+        left -= 1
     more = f"{left} more warnings, " if left > 1 else "1 more warning, " if left else ""
     shown.append(f"{more}calls over time, notes: {_MORE}".capitalize())
     return text + "\n\n" + "\n".join(shown)

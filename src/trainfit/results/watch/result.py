@@ -27,6 +27,19 @@ Confidence = Literal["certain", "likely", "possible"]
 PhaseName = Literal[
     "input", "copy", "forward", "backward", "optimizer", "sync", "checkpoint", "evaluation", "other"
 ]
+#: What bounds a run.
+Limit = Literal[
+    "gpu",
+    "input",
+    "host",
+    "script",
+    "copy",
+    "sync",
+    "checkpoint",
+    "communication",
+    "cpu",
+    "unknown",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,18 +175,7 @@ class WatchResult(ResultFile):
     """10th and 90th percentile of single steps."""
     samples_per_s: float | None
     phases: tuple[Phase, ...]
-    limit: Literal[
-        "gpu",
-        "input",
-        "host",
-        "script",
-        "copy",
-        "sync",
-        "checkpoint",
-        "communication",
-        "cpu",
-        "unknown",
-    ]
+    limit: Limit
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...] = ()
     ledger: MemoryLedger | None = None

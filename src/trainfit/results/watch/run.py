@@ -27,6 +27,7 @@ import numpy as np
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.format import signal_name
 from trainfit.results.watch import tables
 from trainfit.results.watch.tables import Table
 
@@ -136,12 +137,10 @@ class RunHeader(ResultFile):
 def exit_words(code: int) -> str:
     """How a process ended: "with exit code 3", "by SIGKILL", and of what a shell says of a child
     that a signal ended, "with exit code 137 (SIGKILL)"."""
-    number = -code if code < 0 else code - 128
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"by signal {number}" if code < 0 else f"with exit code {code}"
-    return f"by {name}" if code < 0 else f"with exit code {code} ({name})"
+    if code < 0:
+        return f"by {signal_name(-code)}"
+    named = code > 128 and code - 128 in set(signal.Signals)
+    return f"with exit code {code}" + (f" ({signal_name(code - 128)})" if named else "")
 
 
 def missing_rows(lost: int, refused: int | None, first_step: int | None) -> str:

@@ -11,6 +11,7 @@ Not measured is NaN in a column of floating-point numbers and -1 in one of integ
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,6 +174,22 @@ BY_NAME: Final = {
     "processes": PROCESSES,
     "fetches": FETCHES,
 }
+
+
+#: The largest numbers of 2 and of 4 bytes; ``struct`` refuses larger ones.
+MOST_16: Final = int(np.iinfo("i2").max)
+MOST_32: Final = int(np.iinfo("i4").max)
+_MOST_FLOAT32: Final = 3.4e38
+
+
+def float32(value: float) -> float:
+    """``value`` as a 4-byte float can hold it: beyond, infinite (``struct`` would refuse it)."""
+    return math.copysign(math.inf, value) if abs(value) > _MOST_FLOAT32 else value
+
+
+def loss_flag(loss: float) -> int:
+    """That a loss was looked at, and what it was."""
+    return LOSS_FINITE if math.isfinite(loss) else LOSS_NOT_FINITE
 
 
 def empty_rows(kind: np.dtype[Any], count: int = 1) -> Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ def begin(folder: Path) -> None:
     for kind in kinds:
         # Landlock allows the children of a redirected process no folder but that one's.
         within = before.entered.folder if before is not None and kind == "redirection" else ""
-        attempt = Attempt(_maker(kind, request.limit_bytes, within))
+        make = functools.partial(Layer.make, request.limit_bytes, within)
+        attempt = Attempt(None if kind == "none" else make)
         if attempt.pid == 0:
             _protect(attempt, kind, folder, where, before, request.guard)
             return
@@ -57,14 +58,6 @@ def begin(folder: Path) -> None:
         attempt.give_up()
         reasons.append(heard.get("unavailable", f"{kind}: its process died"))
     _refuse(folder, reasons)
-
-
-def _maker(
-    kind: ProtectionKind, limit_bytes: int | None, within: str
-) -> Callable[[], Layer | None]:
-    if kind == "none":
-        return lambda: None
-    return lambda: Layer.make(limit_bytes, within)
 
 
 def _cwd() -> str | None:

@@ -44,13 +44,13 @@ class Attempt:
     """One fork: the child tries to protect itself, and says whether it is.
 
     ``make_layer`` is called where no signal can end this process: from then on the layer is
-    dropped, whatever happens. Raises what ``make_layer`` does.
+    dropped, whatever happens. Raises what it does; ``None``: there is no layer.
     """
 
-    def __init__(self, make_layer: Callable[[], Layer | None]) -> None:
+    def __init__(self, make_layer: Callable[[], Layer] | None) -> None:
         self._old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            self.layer = make_layer()
+            self.layer = None if make_layer is None else make_layer()
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
             raise

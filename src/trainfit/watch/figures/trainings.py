@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,9 +44,8 @@ def trainings(rank: RankRecord) -> tuple[Training, ...]:
     return tuple(found)
 
 
-def judged(rank: RankRecord) -> Training | None:
+def judged(found: Sequence[Training]) -> Training | None:
     """The longest of trainings whose steps differ; ``None``: all steps are judged together."""
-    found = trainings(rank)
     if len(found) < 2:
         return None
     lengths = [each.step_s for each in found]
@@ -56,7 +56,7 @@ def judged(rank: RankRecord) -> Training | None:
 
 def judged_steps(rank: RankRecord) -> Table:
     """The rows of the training that is judged."""
-    training = judged(rank)
+    training = judged(trainings(rank))
     if training is None:
         return rank.steps
     return _between(rank.steps, training.first, training.last + 1)

@@ -71,14 +71,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
-    elif isinstance(result, PaceResult) and not options.json and not options.explain:
-        print(pace_screen(result))
-    elif isinstance(result, DoctorResult) and not options.json and not options.explain:
-        print(doctor_screen(result))
-    elif options.json or type(result) not in _TEXTS:
-        print(result.to_json())
     else:
-        print(_TEXTS[type(result)](result))
+        shown = _TEXTS if options.explain else {**_TEXTS, **_SCREENS}
+        text = None if options.json else shown.get(type(result))
+        print(result.to_json() if text is None else text(result))
     return 0
 
 
@@ -106,4 +102,9 @@ _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
     GpuComparison: comparison_text,
     GpusResult: gpus_text,
     PlanVerification: verification_text,
+}
+#: The shorter ones where the whole text is not asked for.
+_SCREENS: Final[Mapping[type, Callable[[Any], str]]] = {
+    DoctorResult: doctor_screen,
+    PaceResult: pace_screen,
 }

@@ -18,10 +18,6 @@ _SHORT: Final = _COUNTED + _LOSS - _MEMORY + 2
 #: Between them, and what stands for a number that was not looked at.
 _NO_PHASES: Final = (math.nan,) * (_SAMPLES - _FIRST)
 _NO_COUNTS: Final = (-1,) * (_MEMORY - _QUEUED)
-_MOST_16: Final = 32767
-_MOST_32: Final = 2**31 - 1
-#: The largest 4-byte float; ``struct`` refuses what is beyond, but for infinity.
-_LARGEST: Final = 3.4e38
 
 
 def whole_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -35,10 +31,9 @@ def whole_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
     if loss is None:
         loss = math.nan
     else:
-        flags |= tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
-        if abs(loss) > _LARGEST:
-            loss = math.copysign(math.inf, loss)
+        flags |= tables.loss_flag(loss)
+        loss = tables.float32(loss)
     return (
-        *(*row[:_FIRST], *_NO_PHASES, min(samples, _MOST_32), min(batches, _MOST_16)),
+        *(*row[:_FIRST], *_NO_PHASES, min(samples, tables.MOST_32), min(batches, tables.MOST_16)),
         *(*_NO_COUNTS, *memory, loss, math.nan, math.nan, flags),
     )

@@ -17,7 +17,7 @@ from trainfit.watch.recorder.step.largest import CalledModels
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.numbers import StepNumbers
 from trainfit.watch.recorder.step.phases import PhaseClock
-from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, loss_flag, new_row
+from trainfit.watch.recorder.step.rows import Row, Sink, StepRows, new_row
 from trainfit.watch.recorder.step.segments import Segment
 
 #: Seconds between two looks at PyTorch's memory statistics, which cost tens of microseconds.
@@ -181,7 +181,7 @@ class CurrentStep:
         if self.compiled:
             flags |= tables.COMPILED
         if loss is not None and numbers.loss_is_scaled:  # by how much was not looked at
-            flags |= loss_flag(loss)
+            flags |= tables.loss_flag(loss)
             loss = None
         times = self.count, now - self._origin, length, self._waited
         row = (*times, samples, batches, *memory, loss, flags)

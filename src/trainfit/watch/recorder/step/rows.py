@@ -25,23 +25,10 @@ _PATIENCE_STEPS: Final = 3.0
 _COLUMNS: Final = {name: at for at, name in enumerate(tables.STEPS.names or ())}
 _END, _STEP_S, _FLAGS = _COLUMNS["end_s"], _COLUMNS["step_s"], _COLUMNS["flags"]
 _LOSS, _SCALE, _NORM = (_COLUMNS[name] for name in ("loss", "loss_scale", "gradient_norm"))
-_NOT_A_FLOAT32: Final = 3.4e38
 
 _NO_GPU_TIMES: Final = (math.nan,) * 6
-_MOST_16: Final = 32767
-_MOST_32: Final = 2**31 - 1
 
 Row = list[Any]
-
-
-def float32(value: float) -> float:
-    """``value`` as a 4-byte float can hold it: beyond, infinite (``struct`` would refuse it)."""
-    return math.copysign(math.inf, value) if abs(value) > _NOT_A_FLOAT32 else value
-
-
-def loss_flag(loss: float) -> int:
-    """That it was looked at, and what it was."""
-    return tables.LOSS_FINITE if math.isfinite(loss) else tables.LOSS_NOT_FINITE
 
 
 def new_row(
@@ -82,10 +69,10 @@ def new_row(
         *phases[ph.CHECKPOINT :],
         *_NO_GPU_TIMES,
         cpu_s,
-        min(samples, _MOST_32),
-        min(batches, _MOST_16),
-        min(counts.queued, _MOST_16),
-        min(counts.syncs, _MOST_32) if on_gpu else -1,
+        min(samples, tables.MOST_32),
+        min(batches, tables.MOST_16),
+        min(counts.queued, tables.MOST_16),
+        min(counts.syncs, tables.MOST_32) if on_gpu else -1,
         counts.copied if on_gpu else -1,
         counts.unpinned if on_gpu else -1,
         *memory,
@@ -188,7 +175,7 @@ class StepRows:
         gpu.release()
         if loss is not None:
             # The scale of this one was not looked at: only whether it is finite is known.
-            row[-1] |= loss_flag(loss)
+            row[-1] |= tables.loss_flag(loss)
             row[-2] = None if scaled else loss
         self._append(tuple(row))
 
@@ -210,10 +197,10 @@ class StepRows:
     def _pass_on(self, row: Row, scaled: bool) -> None:
         loss = row[_LOSS]
         if loss is not None:
-            row[_FLAGS] |= loss_flag(loss)
+            row[_FLAGS] |= tables.loss_flag(loss)
             if scaled and row[_SCALE] > 0:
                 loss /= row[_SCALE]
-        row[_LOSS] = math.nan if loss is None else float32(loss)
-        row[_NORM] = float32(row[_NORM])
-        row[_SCALE] = float32(row[_SCALE])
+        row[_LOSS] = math.nan if loss is None else tables.float32(loss)
+        row[_NORM] = tables.float32(row[_NORM])
+        row[_SCALE] = tables.float32(row[_SCALE])
         self._append(tuple(row))
