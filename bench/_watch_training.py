@@ -1,15 +1,13 @@
-"""Trainings whose blocks of steps begin on command: the other end of watch_overhead.py.
+"""A training whose blocks of steps begin on command: the other end of watch_overhead.py.
 
-    python bench/_watch_training.py WIDTH BATCH ENVIRONMENT IN,OUT …
+    python bench/_watch_training.py WIDTH BATCH
 
-One process makes the model and the data, and is forked for each pair of file descriptors: the
-trainings then differ in nothing but the recorder, not even in where their memory lies, which alone
-makes steps of two processes differ by several percent. The first is watched, with the variables of
-the JSON object ENVIRONMENT.
+It reads lines from stdin: "SECONDS on" is a block of steps for so long with the recorder's hooks in
+PyTorch, "SECONDS off" one without them. Both are the same process with the same memory: where that
+lies makes the steps of two processes differ by several percent, more than the recorder does.
 
-Each writes a line with its process ID. A line with a number of seconds on IN: a block of steps for
-so long. A line on OUT: a JSON object with the seconds of each of its steps, and the CPU seconds of
-the process.
+It writes a line with its process ID, and one for each block: a JSON object with the seconds of each
+of its steps, and the CPU seconds of the process.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +26,39 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from trainfit.watch.recorder import process  # noqa: E402
+from trainfit.watch.recorder.process import FOLDER, begin, place  # noqa: E402
+from trainfit.watch.recorder.step.budget import FIRST  # noqa: E402
 
 
-def training(width: int, batch: int) -> Callable[[], None]:
-    """A function that makes one step, for as long as one likes."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for _ in range(12):
-        layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()]
-    model = nn.Sequential(*layers, nn.Linear(width, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = TensorDataset(torch.randn(8192, width), torch.randint(0, 10, (8192,)))
+class Training:
+    """A small network, its optimizer and its data."""
 
-    def batches() -> Any:
+    def __init__(self, width: int, batch: int) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for _ in range(12):
+            layers += [nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()]
+        self._model = nn.Sequential(*layers, nn.Linear(width, 10))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        data = TensorDataset(torch.randn(8192, width), torch.randint(0, 10, (8192,)))
+        self._loader = DataLoader(data, batch_size=batch, shuffle=True)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new epoch: its iterator is made where the recorder sees it, or does not."""
+        self._batches = self._epochs()
+
+    def _epochs(self) -> Iterator[Any]:
         while True:
-            yield from DataLoader(data, batch_size=batch, shuffle=True)
+            yield from self._loader
 
-    source = batches()
-
-    def step() -> None:
-        samples, labels = next(source)
-        loss = nn.functional.cross_entropy(model(samples), labels)
+    def step(self) -> None:
+        samples, labels = next(self._batches)
+        loss = nn.functional.cross_entropy(self._model(samples), labels)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
 def block(step: Callable[[], None], seconds: float) -> dict[str, Any]:
@@ -74,36 +77,22 @@ def block(step: Callable[[], None], seconds: float) -> dict[str, Any]:
     return {"steps_s": found, "cpu_s": time.process_time() - began_cpu}
 
 
-def serve(step: Callable[[], None], asked: int, told: int) -> None:
-    """Blocks, until the other end closes."""
-    with os.fdopen(asked) as lines, os.fdopen(told, "w", buffering=1) as answers:
-        print(os.getpid(), file=answers)
-        for line in lines:
-            print(json.dumps(block(step, float(line))), file=answers)
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    step = training(int(sys.argv[1]), int(sys.argv[2]))
-    pairs = [tuple(map(int, each.split(","))) for each in sys.argv[4:]]
-    children = []
-    for number, pair in enumerate(pairs):
-        child = os.fork()
-        if not child:
-            for asked, told in pairs[:number] + pairs[number + 1 :]:
-                os.close(asked)
-                os.close(told)
-            if not number:
-                os.environ.update(json.loads(sys.argv[3]))
-                process.from_environment()
-            serve(step, *pair)
-            sys.exit()
-        children.append(child)
-    for asked, told in pairs:
-        os.close(asked)
-        os.close(told)
-    for child in children:
-        os.waitpid(child, 0)
+    training = Training(int(sys.argv[1]), int(sys.argv[2]))
+    recorder = begin(place(os.environ[FOLDER]))  # the one that the environment has begun
+    for _ in range(2 * FIRST):  # all of the first are recorded in detail
+        training.step()
+    recorder.unhook()
+    print(os.getpid(), flush=True)
+    for line in sys.stdin:
+        seconds, hooks = line.split()
+        if hooks == "on":
+            recorder.start(late=False)
+        training.begin()
+        found = block(training.step, float(seconds))
+        recorder.unhook()
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
 """What does `trainfit watch` cost the training that it watches?
 
-The same training in three processes: watched, as `trainfit.watch()` does it (recorder in the
-process, sampler next to it), and twice without. They take turns, a block of steps each, in changing
-order; whoever's turn it is not stands still, the sampler with the training that it samples. All
-three are forked from one process, as where a process lies in memory makes it faster or slower, and
-after some rounds from another one.
+One training in blocks of steps that take turns in changing order: one with the recorder's hooks in
+PyTorch and the sampler next to it, as `trainfit.watch()` does it, and two without, the sampler
+standing still. All blocks are those of one process, as where a process lies in memory makes it
+faster or slower by more than the recorder costs; after some rounds it is started again.
 
-A figure is the median, over the rounds, of how much longer the watched training's median step is
-than the mean of the others'; its 95% interval is of the bootstrap over rounds. Next to it, in CPU
-time: what the process spends on a step, which other programs on the machine disturb less, the share
-of the machine's cores that the sampler spends, and what the recorder measures of itself. The noise
-floor is the same figure of the two
-that are not watched: nothing below it can be told.
+A figure is the median, over the rounds, of how much longer the watched block's median step is than
+the mean of the others'; its 95% interval is of the bootstrap over rounds. Next to it, in CPU time:
+what the process spends on a step, which other programs on the machine disturb less, the share of
+the machine's cores that the sampler spends, and what the recorder measures of itself. The noise
+floor is the same figure of the two blocks that are not watched: nothing below it can be told. The
+recorder's first steps, which it all records in detail, do not count.
 
     5 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
     memory         growth of this process over 1,000,000 steps that only the recorder sees
@@ -22,7 +21,6 @@ that are not watched: nothing below it can be told.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import signal
@@ -31,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -63,7 +61,7 @@ _SETTLE_S: Final = 2.0
 @dataclass(frozen=True)
 class Case:
     """A training whose step takes about so long; ``most`` is the overhead that is allowed, in
-    percent. ``starts`` times three processes make ``rounds`` blocks of ``block_s`` each."""
+    percent. ``starts`` processes make ``rounds`` rounds of blocks of ``block_s`` each."""
 
     seconds: float
     width: int
@@ -114,26 +112,37 @@ def _line(name: str, found: dict[str, Any]) -> str:
 
 
 class Training:
-    """One of a nursery's trainings; with a folder, it is watched: its sampler comes here."""
+    """A training of ``case`` in a process of its own, and the sampler of the run in ``folder``."""
 
-    def __init__(self, asked: int, told: int, folder: Path | None) -> None:
-        self._asked, self._told = os.fdopen(asked, "w", buffering=1), os.fdopen(told)
-        self._sampler: SamplerHandle | None = None
-        self.sampler_cpu_s = self.seconds = 0.0
-        pid = int(self._told.readline())
-        if folder is not None:
-            self._sampler = start_sampler(folder, pid)
-            self._sampler_process = psutil.Process(self._sampler.pid)
-
-    def block(self, seconds: float) -> dict[str, Any]:
-        """A block of steps, with the sampler at work."""
-        began, cpu_s = time.monotonic(), self._cpu_s()
-        self._signal(signal.SIGCONT)
-        print(seconds, file=self._asked)
-        line = self._told.readline()
+    def __init__(self, case: Case, folder: Path) -> None:
+        started = time.time(), time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, str(_TRAINING), str(case.width), str(case.batch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=injected(folder, "bench", os.environ, started),
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._asked, self._told = self._process.stdin, self._process.stdout
+        self._sampler: SamplerHandle = start_sampler(folder, int(self._told.readline()))
+        self._sampler_process = psutil.Process(self._sampler.pid)
         self._signal(signal.SIGSTOP)
-        self.sampler_cpu_s += self._cpu_s() - cpu_s
-        self.seconds += time.monotonic() - began
+        self.sampler_cpu_s = self.seconds = 0.0
+
+    def block(self, role: str, seconds: float) -> dict[str, Any]:
+        """A block of steps; of the watched one with the sampler at work."""
+        watched = role == "watched"
+        began, cpu_s = time.monotonic(), self._cpu_s()
+        if watched:
+            self._signal(signal.SIGCONT)
+        print(seconds, "on" if watched else "off", file=self._asked)
+        line = self._told.readline()
+        if watched:
+            self._signal(signal.SIGSTOP)
+            self.sampler_cpu_s += self._cpu_s() - cpu_s
+            self.seconds += time.monotonic() - began
         return json.loads(line)  # type: ignore[no-any-return]
 
     def forget(self) -> None:
@@ -141,54 +150,21 @@ class Training:
         self.sampler_cpu_s = self.seconds = 0.0
 
     def _cpu_s(self) -> float:
-        if self._sampler is None:
-            return 0.0
         times = self._sampler_process.cpu_times()
         return float(times.user + times.system)
 
     def _signal(self, number: int) -> None:
-        if self._sampler is not None and self._sampler.is_running:
+        if self._sampler.is_running:
             os.kill(self._sampler.pid, number)
 
     def close(self) -> None:
-        """End it."""
+        """End both."""
         self._signal(signal.SIGCONT)
         self._asked.close()
         self._told.read()
         self._told.close()
-        if self._sampler is not None:
-            self._sampler.stop()
-
-
-@contextlib.contextmanager
-def trainings(case: Case, folder: Path) -> Iterator[dict[str, Training]]:
-    """Forked from one process; the first is watched, into ``folder``."""
-    started = time.time(), time.monotonic()
-    environment = injected(folder, "bench", dict(os.environ), started)
-    added = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    ours, theirs = [], []
-    for _ in _ROLES:
-        (asked_out, asked_in), (told_out, told_in) = os.pipe(), os.pipe()
-        ours.append((asked_in, told_out))
-        theirs.append((asked_out, told_in))
-    words = [str(case.width), str(case.batch), json.dumps(added)]
-    process = subprocess.Popen(
-        [sys.executable, str(_TRAINING), *words, *(f"{a},{b}" for a, b in theirs)],
-        pass_fds=[each for pair in theirs for each in pair],
-    )
-    for pair in theirs:
-        os.close(pair[0])
-        os.close(pair[1])
-    made = {
-        role: Training(*pair, folder if role == "watched" else None)
-        for role, pair in zip(_ROLES, ours, strict=True)
-    }
-    try:
-        yield made
-    finally:
-        for each in made.values():
-            each.close()
-        process.wait(60)
+        self._process.wait(60)
+        self._sampler.stop()
 
 
 def overhead(case: Case, starts: int) -> dict[str, Any]:
@@ -230,22 +206,23 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 
 def _rounds(case: Case) -> list[dict[str, Any]]:
-    """Rounds of three processes that were started afresh."""
+    """Rounds of a process that was started afresh."""
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
-        with trainings(case, Path(folder)) as made:
-            for training in made.values():
-                training.block(_SETTLE_S)
-                training.forget()
+        training = Training(case, Path(folder))
+        try:
+            training.block("watched", _SETTLE_S)
+            training.forget()
             for number in range(case.rounds):
                 first = number % len(_ROLES)
                 order = (*_ROLES[first:], *_ROLES[:first])
                 order = order if number % 2 else order[::-1]
-                found: dict[str, Any] = {role: made[role].block(case.block_s) for role in order}
-                watched = made["watched"]
-                cores = watched.seconds * (os.cpu_count() or 1)
-                found["sampler"] = 100 * watched.sampler_cpu_s / cores
+                found: dict[str, Any] = {role: training.block(role, case.block_s) for role in order}
+                cores = training.seconds * (os.cpu_count() or 1)
+                found["sampler"] = 100 * training.sampler_cpu_s / cores
                 rounds.append(found)
+        finally:
+            training.close()
         (rank,) = load_run(Path(folder)).ranks
         if not len(rank.steps):
             raise SystemExit("no step was recorded: nothing was measured")

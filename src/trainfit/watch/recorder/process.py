@@ -64,7 +64,7 @@ def from_environment() -> None:
         if not _waits:  # stopped before
             return
         try:
-            begin(_place(folder), late)
+            begin(place(folder), late)
         except Exception as error:
             print(f"trainfit watch: not recorded: {error}", file=sys.stderr)
 
@@ -73,7 +73,8 @@ def from_environment() -> None:
     _hook_exceptions()
 
 
-def _place(folder: str) -> Place:
+def place(folder: str) -> Place:
+    """Of the run in ``folder`` that the environment tells of."""
     from trainfit.watch.recorder.recorder import Place
 
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")

@@ -130,7 +130,7 @@ class Recorder:
         was_live, self.live = self.live, False
         self._ended = ending, exit_code
         if was_live and unhook:
-            self._unhook()
+            self.unhook()
         with contextlib.suppress(Exception):
             self.steps.finish()
         if self._files is None and self.steps.count:  # a training without a backward pass
@@ -158,7 +158,8 @@ class Recorder:
         if self._noise is not None:
             self._noise.scaler = scaler
 
-    def _unhook(self) -> None:
+    def unhook(self) -> None:
+        """Take the hooks out: nothing is recorded until they are put in again."""
         for remove in self._removers:
             remove()
         self._cuda_patches.restore()
@@ -196,7 +197,7 @@ class Recorder:
         except OSError as error:
             reason = error.strerror or str(error)
             print(f"trainfit watch: not recorded: {self.place.folder}: {reason}", file=sys.stderr)
-            self._unhook()
+            self.unhook()
             return
         self._files.events.extend(self._early_events)
         for row in self._early:
@@ -316,7 +317,7 @@ class Recorder:
         if self._errors == _MOST_ERRORS:
             self.note(f"the recorder switched itself off after {_MOST_ERRORS} errors")
             with contextlib.suppress(Exception):
-                self._unhook()
+                self.unhook()
 
     def saw(self, error: BaseException) -> None:
         """The training raised, in a call that we watch: once for all calls that it passes."""
