@@ -7,7 +7,8 @@ PyTorch, "SECONDS off" one without them. Both are the same process with the same
 lies makes the steps of two processes differ by several percent, more than the recorder does.
 
 It writes a line with its process ID, and one for each block: a JSON object with the seconds of each
-of its steps, and the CPU seconds of the process.
+of its steps, the CPU seconds of the process, and what the recorder says of its own cost, in percent
+of the block.
 """
 
 from __future__ import annotations
@@ -84,15 +85,18 @@ def main() -> None:
     for _ in range(2 * FIRST):  # all of the first are recorded in detail
         training.step()
     recorder.unhook()
+    budget = recorder.steps.budget
     print(os.getpid(), flush=True)
     for line in sys.stdin:
         seconds, hooks = line.split()
         if hooks == "on":
             recorder.start(late=False)
         training.begin()
+        spent_s, began = budget.spent_s, time.perf_counter()
         found = block(training.step, float(seconds))
+        spent_s, took = budget.spent_s - spent_s, time.perf_counter() - began
         recorder.unhook()
-        print(json.dumps(found), flush=True)
+        print(json.dumps({**found, "recorder": 100 * spent_s / took}), flush=True)
 
 
 if __name__ == "__main__":

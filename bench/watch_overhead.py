@@ -187,7 +187,9 @@ def overhead(case: Case, starts: int) -> dict[str, Any]:
         "noise_interval": _interval(floor),
         "cpu_noise_percent": statistics.median(cpu_floor),
         "sampler_percent_of_cores": statistics.mean(each["sampler"] for each in rounds),
-        "recorder_percent_by_itself": statistics.mean(each["recorder"] for each in rounds),
+        "recorder_percent_by_itself": statistics.mean(
+            each["watched"]["recorder"] for each in rounds
+        ),
         "step_ms": statistics.median(statistics.median(r["one"]["steps_s"]) for r in rounds) * 1e3,
         "rounds": len(rounds),
         "starts": starts,
@@ -226,8 +228,6 @@ def _rounds(case: Case) -> list[dict[str, Any]]:
         (rank,) = load_run(Path(folder)).ranks
         if not len(rank.steps):
             raise SystemExit("no step was recorded: nothing was measured")
-        for found in rounds:
-            found["recorder"] = 100 * (rank.header.recording_share or 0.0)
     return rounds
 
 
