@@ -24,6 +24,7 @@ from trainfit.results.watch.result import Finding, Phase, WatchResult
 from trainfit.results.watch.run import Event
 from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.watch import limits
+from trainfit.watch.figures import thresholds
 from trainfit.watch.figures.view import RunView
 from trainfit.watch.judge import RULES, judge
 
@@ -145,6 +146,15 @@ def test_pools_that_nothing_uses_take_no_turns() -> None:
     one = PRESSED | {"cpu_cores": 0.3}
     found = kinds(judge(run(**HUNGRY, header=header, machine=CROWD, processes=one)))
     assert "too_many_workers" in found and "thread_oversubscription" not in found
+
+
+def test_threads_of_workers_that_hardly_run_take_no_turns() -> None:
+    """The pools are there, and two of a worker's threads ran, but they are not what waits."""
+    header = {"worker_threads": {"openblas": 8}, "threads": {"torch": 1}}
+    busy = thresholds.AT_ALL_BUSY
+    idle = PRESSED | {"cpu_cores": 1.6 * busy, "hottest_thread": busy, "main": {"cpu_cores": 1.0}}
+    found = kinds(judge(run(**HUNGRY, header=header, machine=CROWD, processes=idle)))
+    assert "thread_oversubscription" not in found
 
 
 def test_threads_of_several_ranks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -33,6 +33,10 @@ INPUT_KINDS = {
     *("input_bound", "slow_worker", "epoch_start", "no_workers", "too_many_workers"),
     "unpinned_copies",
 }
+
+
+#: A batch as quickly made as taken from a worker.
+CHEAP: Final = {"fetch_s": 0.0006, "cpu_s": 0.0006}
 
 
 def number(result: WatchResult, kind: str, what: str) -> float:
@@ -186,6 +190,23 @@ def test_batches_that_are_ready_but_late_are_a_matter_of_the_transfer(queued: in
     assert "hand-off" in found.cause and not found.settings
 
 
+def test_ready_batches_that_cost_less_than_the_hand_off_need_no_workers() -> None:
+    found = finding(judge(run(input_s=0.05, queued=4, fetches=CHEAP)), "input_bound")
+    assert found.settings == {"num_workers": "0"}
+    assert "hand-off" in found.cause
+
+
+def test_batches_that_cost_less_than_the_hand_off_are_not_given_workers() -> None:
+    header = {"loaders": loader(num_workers=0, prefetch_factor=None, persistent_workers=False)}
+    # Of steps of 3 ms; 30 ms of other work would hide the millisecond.
+    step = dict.fromkeys(("copy_s", "forward_s", "backward_s", "optimizer_s"), 0.0005)
+    step |= {"sync_s": 0.0, "other_s": 0.0, "input_s": 0.0009, "gpu_gap_s": 0.0009}
+    result = judge(run(**step, queued=-1, header=header, fetches=CHEAP))
+    assert "no_workers" not in kinds(result)
+    found = finding(result, "input_bound")
+    assert not found.settings and "workers would not help" in found.action
+
+
 def test_uneven_batches_want_more_of_them_ahead() -> None:
     times = np.where(np.arange(200) % 5 == 0, 0.5, 0.1)
     result = judge(run(**SLOW, fetches={"fetch_s": times}))
@@ -322,6 +343,20 @@ def test_more_workers_than_cores_that_press_each_other() -> None:
     assert kinds(result) == ["too_many_workers"]
     assert finding(result, "too_many_workers").severity == "warning"
     assert int(finding(result, "too_many_workers").settings["num_workers"]) < 8
+
+
+@pytest.mark.parametrize(("of_worker", "found"), [(0.3, True), (0.02, False)])
+def test_workers_that_hardly_run_are_not_the_crowd(of_worker: float, found: bool) -> None:
+    """24 workers and 40 threads that take turns: the workers' are 36 or 2 of these."""
+    made = run(
+        header={"loaders": loader(num_workers=24), "threads": {"torch": 1}},
+        gpu_gap_s=0.01,
+        cpu_s=0.06,
+        fetches={"fetch_s": 1.5, "cpu_s": 0.05},
+        machine={"cores_busy": 8.0, "cores_ours": 7.8, "runnable": 40.0},
+        processes={"involuntary_switches": 200.0, "cpu_cores": of_worker},
+    )
+    assert ("too_many_workers" in kinds(judge(made))) is found
 
 
 def test_idle_workers_that_do_no_harm_are_no_fault() -> None:

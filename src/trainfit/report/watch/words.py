@@ -46,7 +46,7 @@ def answer(result: WatchResult) -> str:
         return "No training step was recorded"
     speed = ""
     if result.step_s:
-        speed = f": {duration(result.step_s)} a step"
+        speed = f": median step {duration(result.step_s)}"
         if result.samples_per_s is not None:
             speed += f", {rate(result.samples_per_s)} samples/s"
     return _LIMITS[result.limit] + speed + _why(result)

@@ -99,6 +99,26 @@ def is_crowded(rank: RankView) -> bool | None:
     return bool(np.mean(runnable > thresholds.CROWDED * usable) >= thresholds.LASTING)
 
 
+def threads_of_workers(rank: RankView) -> float | None:
+    """Threads of all workers of the rank's machine that run or wait for a core, on average: the
+    cores that they get, times the threads that take turns on a core. ``None``: not measured."""
+    usable, runnable = usable_cores(rank.header), median(rank.machine["runnable"])
+    if not usable or runnable is None or not len(known(rank.workers["cpu_cores"])):
+        return None
+    got = median(by_time(rank.workers, "cpu_cores")) or 0.0
+    return max(1, local_ranks(rank)) * got * max(1.0, runnable / usable)
+
+
+def are_workers_the_crowd(rank: RankView) -> bool:
+    """Are workers alone more than the cores can run, or half of what is too many? Unless measured
+    otherwise."""
+    usable, runnable = usable_cores(rank.header), median(rank.machine["runnable"])
+    threads = threads_of_workers(rank)
+    if threads is None or usable is None or runnable is None:
+        return True
+    return threads > thresholds.CROWDED * usable or threads >= 0.5 * (runnable - usable)
+
+
 def threads_of_worker(rank: RankView) -> int:
     """Threads of a worker by its libraries; 1 where it was measured that only one is busy: a pool
     that nothing uses takes no turns."""

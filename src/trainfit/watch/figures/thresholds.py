@@ -52,6 +52,9 @@ SEVERAL_THREADS: Final = 1.5
 #: A process' CPU time over that of its busiest thread, from which a second one is busy; sampling
 #: and the recorder's own thread of a worker (20 looks a second) are within a tenth.
 SECOND_THREAD: Final = 1.25
+#: Seconds of a batch that is as quickly made as taken from a worker: of 1 to 8 small tensors the
+#: main process needs 0.6 to 1.5 ms for that though the batch is ready (PyTorch 2.13, two cores).
+CHEAP_BATCH_S: Final = 0.001
 #: CPU seconds a second of a thread below which that ratio is noise.
 AT_ALL_BUSY: Final = 0.05
 #: CPU seconds a second of a thread that never waits. A thread with a core of its own reads 0.95

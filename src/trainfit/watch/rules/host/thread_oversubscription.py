@@ -51,9 +51,12 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
     ranks, workers = max(1, checks.local_ranks(rank)), _workers(header)
     of_main = max(header.threads.values(), default=1)
     of_worker = checks.threads_of_worker(rank)
-    if ranks * (of_main + workers * of_worker) <= thresholds.CROWDED * usable:
+    of_workers = float(ranks * workers * of_worker)
+    if (measured := checks.threads_of_workers(rank)) is not None:
+        of_workers = min(of_workers, measured)
+    if ranks * of_main + of_workers <= thresholds.CROWDED * usable:
         return
-    in_workers = workers > 0 and of_worker > 1
+    in_workers = workers > 0 and of_worker > 1 and checks.are_workers_the_crowd(rank)
     if not in_workers and (of_main <= 1 or not _main_has_threads(rank)):
         return  # too many processes, which too_many_workers says
     threads = header.worker_threads if in_workers else header.threads

@@ -135,16 +135,27 @@ class Fetching:
         return max(1, checks.local_ranks(self.rank)) * self.cpu_s / self.batch_every_s
 
     @functools.cached_property
+    def cost_s(self) -> float | None:
+        """Seconds of a batch where nothing else wants the cores.
+
+        Where they are saturated, workers wait for each other: then CPU time and what else they
+        wait for tell it, else the time it takes.
+        """
+        if self.cores is not None and self.cores.saturated and self.most_cpu_s:
+            return self.most_cpu_s + (self.waiting_s or 0.0)
+        return self.fetch_s
+
+    @property
+    def is_cheap(self) -> bool:
+        """Is a batch as quickly made as taken from a worker?"""
+        times = [each for each in (self.cost_s, self.fetch_s) if each]
+        return bool(times) and min(times) <= thresholds.CHEAP_BATCH_S
+
+    @functools.cached_property
     def needed_workers(self) -> int | None:
         """The smallest number that makes batches as fast as the training uses them, or so nearly
-        that the rest is not noticeable.
-
-        Where cores are saturated, workers wait for each other: then CPU time and what else they
-        wait for tell what a batch costs, else the time it takes.
-        """
-        cost = self.fetch_s
-        if self.cores is not None and self.cores.saturated and self.most_cpu_s:
-            cost = self.most_cpu_s + (self.waiting_s or 0.0)
+        that the rest is not noticeable."""
+        cost = self.cost_s
         if not cost or not self.batch_every_s:
             return None
         return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))

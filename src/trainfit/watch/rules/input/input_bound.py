@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.results.watch.result import Confidence, Evidence, Finding, Unknown
 from trainfit.watch.figures import checks, gpu_time, thresholds
-from trainfit.watch.figures.view import RunView
+from trainfit.watch.figures.view import RankView, RunView
 from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
 
@@ -66,7 +66,7 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _workers_would_help(fetching: Fetching) -> bool:
-    return fetching.most_workers is None or fetching.most_workers > 0
+    return fetching.most_workers != 0 and not fetching.is_cheap
 
 
 def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
@@ -76,7 +76,8 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
     if step_s is not None:
         yield Evidence("step without that", step_s, "s")
     if fetching.fetch_s is not None:
-        yield Evidence("a batch costs a worker", fetching.fetch_s, "s")
+        who = "a worker" if fetching.workers else "the training"
+        yield Evidence(f"a batch costs {who}", fetching.fetch_s, "s")
     if fetching.cpu_s is not None:
         yield Evidence("CPU time of a batch", fetching.cpu_s, "s")
     part, of_fetch = fetching.part
@@ -94,6 +95,8 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
 def _reason(fetching: Fetching) -> _Reason:
     needed, workers = fetching.needed_workers, fetching.workers
     cores, usable = fetching.cores, checks.usable_cores(fetching.rank.header)
+    if workers == 0 and fetching.is_cheap:
+        return _cheap(fetching)
     if usable is not None and _fills(fetching, usable):
         return _saturated(fetching, usable)  # which also makes ready batches late
     # Where other programs fill the cores, also batches that are ready come late.
@@ -101,7 +104,7 @@ def _reason(fetching: Fetching) -> _Reason:
     if waits and needed is not None and workers and needed > workers:
         return _more_workers(fetching, needed, workers)
     if workers and (fetching.queued_while_waiting or 0) >= 1:
-        return _transfer("The workers' batches are ready, but reach the main process late")
+        return _transfer(fetching, "The workers' batches are ready, but")
     if needed is None or workers is None:
         return _Reason(
             "What a batch costs in a worker was not recorded",
@@ -114,12 +117,30 @@ def _reason(fetching: Fetching) -> _Reason:
         return _more_workers(fetching, needed, workers)
     if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
         return _uneven(fetching)
-    return _transfer("The workers make batches fast enough, but these reach the main process late")
+    return _transfer(fetching, "The workers make batches fast enough, but these")
 
 
-def _transfer(cause: str) -> _Reason:
+def _cheap(fetching: Fetching) -> _Reason:
+    part, _ = fetching.part
     return _Reason(
-        f"{cause} (hand-off: transfer between processes and pinning)",
+        "A batch is made as quickly as the training could take it from a worker",
+        f"workers would not help; {_LESS_WORK[part]}",
+        "likely",
+    )
+
+
+def _transfer(fetching: Fetching, which: str) -> _Reason:
+    late = "reach the main process late (hand-off: transfer between processes and pinning)"
+    cause = f"{which} {late}"
+    if fetching.is_cheap:
+        return _Reason(
+            cause,
+            "set num_workers=0: to make such a batch costs no more than to take it from a worker",
+            "likely",
+            {"num_workers": "0"},
+        )
+    return _Reason(
+        cause,
         "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
         "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps",
         "likely",
@@ -131,8 +152,13 @@ def _fills(fetching: Fetching, usable: float) -> bool:
     do the run's threads take turns?"""
     rank = fetching.rank
     busy = fetching.cores.saturated if fetching.cores else (fetching.workers or 0) >= usable
+    return busy and (_crowded(rank, usable) or (fetching.cores_needed or 0.0) > usable)
+
+
+def _crowded(rank: RankView, usable: float) -> bool:
+    """Do the run's workers take turns on the cores?"""
     crowded = bool(checks.is_crowded(rank)) and checks.is_of_run(rank, usable)
-    return busy and (crowded or (fetching.cores_needed or 0.0) > usable)
+    return crowded and checks.are_workers_the_crowd(rank)
 
 
 def _saturated(fetching: Fetching, usable: float) -> _Reason:
@@ -142,8 +168,7 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
         wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
     action = f"more workers would not help; {_LESS_WORK[part]}"
     threads = checks.threads_of_worker(fetching.rank)
-    crowded = checks.is_crowded(fetching.rank) and checks.is_of_run(fetching.rank, usable)
-    if threads > 1 and crowded:
+    if threads > 1 and _crowded(fetching.rank, usable):
         action = f"first limit the {threads} threads in each worker; {action}"
     return _Reason(
         f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"

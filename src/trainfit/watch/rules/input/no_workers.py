@@ -21,8 +21,8 @@ def _look(view: RunView) -> Iterator[Finding | Unknown]:
         return
     fetching = Fetching(rank)
     most = fetching.most_workers
-    if fetching.workers != 0 or most == 0:
-        return  # where no core is idle, input_bound says what is left to do
+    if fetching.workers != 0 or most == 0 or fetching.is_cheap:
+        return  # where workers would not help, input_bound says what is left to do
     share = checks.share_of(rank, fetching.lost)
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, fetching.lost):
         return

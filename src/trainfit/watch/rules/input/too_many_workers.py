@@ -60,9 +60,9 @@ def _value(fetching: Fetching, usable: float) -> int:
 def _harm(fetching: Fetching, usable: float, workers: int) -> Iterator[Evidence]:
     """What the surplus costs; nothing where idle workers do no harm."""
     rank, needed = fetching.rank, fetching.needed_workers
-    threads = checks.threads_of_worker(rank)
-    crowded = checks.is_crowded(rank) and threads <= 1 and not gpu_time.is_kept_busy(rank)
-    if workers > usable and crowded:
+    crowded = checks.is_crowded(rank) and checks.are_workers_the_crowd(rank)
+    crowded = crowded and checks.threads_of_worker(rank) <= 1
+    if workers > usable and crowded and not gpu_time.is_kept_busy(rank):
         yield Evidence("threads that want to run", median(rank.machine["runnable"]) or 0.0)
         switches = checks.switches_per_s(rank)
         if switches is not None:
