@@ -207,6 +207,27 @@ def test_batches_that_cost_less_than_the_hand_off_are_not_given_workers() -> Non
     assert not found.settings and "workers would not help" in found.action
 
 
+@pytest.mark.parametrize(("batch_s", "settings"), [(0.03, {"num_workers": "0"}), (0.08, {})])
+def test_ready_batches_that_cost_more_to_take_than_to_make(
+    batch_s: float, settings: dict[str, str]
+) -> None:
+    result = judge(run(input_s=0.05, queued=4, fetches={"fetch_s": batch_s, "cpu_s": batch_s}))
+    assert finding(result, "input_bound").settings == settings
+
+
+def test_a_hand_off_that_waits_for_a_core_is_no_reason_against_workers() -> None:
+    machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 24.0}
+    made = run(input_s=0.05, queued=4, machine=machine, fetches={"fetch_s": 0.03, "cpu_s": 0.03})
+    assert not finding(judge(made), "input_bound").settings
+
+
+def test_augmentations_go_to_the_gpu_only_where_there_is_one() -> None:
+    cheap: dict[str, Any] = {"fetches": {"fetch_s": 0.9, "cpu_s": 0.9, "transform_s": 0.6}}
+    cheap["machine"] = {"cores_busy": 8.0}
+    assert "to the GPU" in finding(judge(run(**SLOW, **cheap)), "input_bound").action
+    assert "GPU" not in finding(judge(run_on_cpu(**SLOW, **cheap)), "input_bound").action
+
+
 def test_uneven_batches_want_more_of_them_ahead() -> None:
     times = np.where(np.arange(200) % 5 == 0, 0.5, 0.1)
     result = judge(run(**SLOW, fetches={"fetch_s": times}))

@@ -116,7 +116,8 @@ def are_workers_the_crowd(rank: RankView) -> bool:
     threads = threads_of_workers(rank)
     if threads is None or usable is None or runnable is None:
         return True
-    return threads > thresholds.CROWDED * usable or threads >= 0.5 * (runnable - usable)
+    surplus = max(runnable, thresholds.CROWDED * usable) - usable
+    return threads > thresholds.CROWDED * usable or threads >= 0.5 * surplus
 
 
 def threads_of_worker(rank: RankView) -> int:

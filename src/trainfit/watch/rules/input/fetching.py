@@ -145,11 +145,19 @@ class Fetching:
             return self.most_cpu_s + (self.waiting_s or 0.0)
         return self.fetch_s
 
-    @property
+    @functools.cached_property
     def is_cheap(self) -> bool:
         """Is a batch as quickly made as taken from a worker?"""
         times = [each for each in (self.cost_s, self.fetch_s) if each]
-        return bool(times) and min(times) <= thresholds.CHEAP_BATCH_S
+        return bool(times) and min(times) <= max(thresholds.CHEAP_BATCH_S, self._hand_off_s())
+
+    def _hand_off_s(self) -> float:
+        """Seconds that the main process takes for a batch that is ready, on average, without those
+        in which other threads have its core; 0 where that is not told."""
+        if not self.workers or (self.queued_while_waiting or 0) < 1 or self.turns is None:
+            return 0.0
+        waits = (self.lost - self.lost_in_turns)[self.rank.steps["queued"] >= 1]
+        return float(np.mean(waits)) / self.batches_per_step / self.turns
 
     @functools.cached_property
     def needed_workers(self) -> int | None:

@@ -21,6 +21,11 @@ _LESS_WORK: Final = {
     "collate": "return tensors from the data set and collate them in one torch.stack",
     "": "make a batch cheaper: smaller samples, augmentations on the GPU",
 }
+#: Where no GPU could take the augmentations.
+_ON_CPU: Final = {
+    "transform": "use cheaper augmentations, or store what does not change between epochs",
+    "": "make a batch cheaper: smaller samples, fewer augmentations",
+}
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,17 @@ def _reason(fetching: Fetching) -> _Reason:
     return _transfer(fetching, "The workers make batches fast enough, but these")
 
 
-def _cheap(fetching: Fetching) -> _Reason:
+def _less_work(fetching: Fetching) -> str:
     part, _ = fetching.part
+    if not gpu_time.has_gpu(fetching.rank):
+        return _ON_CPU.get(part, _LESS_WORK[part])
+    return _LESS_WORK[part]
+
+
+def _cheap(fetching: Fetching) -> _Reason:
     return _Reason(
         "A batch is made as quickly as the training could take it from a worker",
-        f"workers would not help; {_LESS_WORK[part]}",
+        f"workers would not help; {_less_work(fetching)}",
         "likely",
     )
 
@@ -166,7 +177,7 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
     wanted, demand = "", fetching.cores_needed
     if demand and demand > usable:
         wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
-    action = f"more workers would not help; {_LESS_WORK[part]}"
+    action = f"more workers would not help; {_less_work(fetching)}"
     threads = checks.threads_of_worker(fetching.rank)
     if threads > 1 and _crowded(fetching.rank, usable):
         action = f"first limit the {threads} threads in each worker; {action}"
@@ -184,13 +195,15 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
     value = needed if most is None else min(needed, most)
     if value <= workers:
         return _Reason(
-            f"{cause}, and no core is idle", f"more would not help; {_LESS_WORK[part]}", "likely"
+            f"{cause}, and no core is idle",
+            f"more would not help; {_less_work(fetching)}",
+            "likely",
         )
     action = f"set num_workers={value}"
     if value < needed:
-        action += f" (more would need more idle cores), and {_LESS_WORK[part]}"
+        action += f" (more would need more idle cores), and {_less_work(fetching)}"
     elif part == "disk":
-        action += f"; if the disk is the limit, {_LESS_WORK[part]}"
+        action += f"; if the disk is the limit, {_less_work(fetching)}"
     sure: Confidence = "possible" if part == "disk" or most is None else "likely"
     return _Reason(cause, action, sure, {"num_workers": str(value)})
 
