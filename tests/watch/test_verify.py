@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
@@ -57,14 +58,14 @@ class Runs:
         return run(seconds * noise(self.random, 90), **(what | self.what))
 
     def verify(
-        self, *findings: Finding, command: Sequence[str] = COMMAND, **variables: str
+        self, *findings: Finding, command: Sequence[str] = COMMAND, count: int = 5, **variables: str
     ) -> Verification:
         def judge(record: RunRecord) -> WatchResult:
             return WatchResult(
                 header(), 90, 9.0, 0.1, None, None, (), limit="input", findings=findings
             )
 
-        return verify(Filled(command), self, judge, self.told.append, variables)
+        return verify(Filled(command), self, judge, self.told.append, variables, count=count)
 
 
 def text(result: Verification) -> str:
@@ -91,15 +92,25 @@ def test_a_change_that_helps_is_proven_in_alternation() -> None:
 def test_no_gain_and_worse_are_said() -> None:
     same = Runs(lambda *_: 0.1).verify(finding(num_workers="4"))
     assert same.verdict == "no gain"
-    assert "detectable from" in text(same)
+    assert text(same).startswith("No gain found by") and "--verify-runs" not in text(same)
     worse = Runs(lambda workers, _: 0.2 if workers else 0.1).verify(finding(num_workers="4"))
     assert worse.verdict == "worse"
     assert "keep the command as it is" in " ".join(text(worse).split())
 
 
-def test_a_gain_that_is_no_larger_than_runs_differ_is_none() -> None:
-    seconds = iter((0.1, 0.1, 0.085, 0.1, 0.09))
-    assert Runs(lambda *_: next(seconds)).verify(finding(num_workers="4")).verdict == "no gain"
+def test_a_gain_that_is_no_larger_than_runs_differ_is_found_by_more_runs() -> None:
+    seconds = (0.1, 0.085, 0.1, 0.09)
+    few = iter((0.1, *seconds))
+    result = Runs(lambda *_: next(few)).verify(finding(num_workers="4"))
+    assert result.verdict == "no gain"
+    assert text(result).startswith("Not decided: num_workers=4: speed ")
+    assert "more runs find smaller gains: --verify-runs 9" in text(result)
+    as_it_is, changed = itertools.cycle((0.11, 0.1)), itertools.cycle((0.09, 0.1))
+    runs = Runs(lambda workers, _: next(changed if workers else as_it_is))
+    more = runs.verify(finding(num_workers="4"), count=13)
+    assert more.verdict == "proven"
+    assert len(runs.asked) == 13 and runs.told[-1].startswith("run 13 of 13")
+    assert [each.changed for each in more.runs] == 3 * [False, True, True, False]
 
 
 def test_a_variable_can_always_be_set() -> None:
@@ -270,7 +281,10 @@ def test_verify_on_the_command_line(tmp_path: Path) -> None:
 def test_bad_options_of_verify(tmp_path: Path) -> None:
     none = trainfit("watch", "--verify", cwd=tmp_path)
     few = trainfit("watch", "--verify", "--verify-steps", "9", "--", "true", cwd=tmp_path)
+    odd = trainfit("watch", "--verify", "--verify-runs", "6", "--", "true", cwd=tmp_path)
+    alone = trainfit("watch", "--verify-runs", "9", "--", "true", cwd=tmp_path)
     typo = trainfit("watch", "--verify", "--", "x", "{num_worker:4}", cwd=tmp_path)
-    assert [each.returncode for each in (none, few, typo)] == [2, 2, 2]
+    assert [each.returncode for each in (none, few, odd, alone, typo)] == 5 * [2]
     assert "give 40 or more" in error_line(few)
+    assert "expected 5, 9, 13, … runs, got '6'" in odd.stderr
     assert "did you mean {num_workers:…}" in error_line(typo)

@@ -22,9 +22,10 @@ from trainfit.watch.compare.measures import measured
 from trainfit.watch.figures.view import RunView
 from trainfit.watch.short_run import ShortRunError
 
-#: After the first run: changed ones in the middle, so that what drifts (a page cache that fills, a
-#: chip that warms up) is in both groups alike.
+#: After the first run, as often as asked: changed ones in the middle, so that what drifts (a page
+#: cache that fills, a chip that warms up) is in both groups alike.
 ORDER: Final = (False, True, True, False)
+LEAST_RUNS: Final = 1 + len(ORDER)
 #: Steps of a run at least.
 LEAST_RECORDED: Final = LEAST_STEPS + WARM_UP
 _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -75,15 +76,18 @@ def verify(
     judge: Callable[[RunRecord], WatchResult],
     tell: Callable[[str], None],
     variables: Mapping[str, str] | None = None,
+    *,
+    count: int = LEAST_RUNS,
 ) -> Verification:
     """Run ``command`` as it is, choose the change, and prove it or not.
 
-    ``variables`` is the environment that runs begin with (default: this process's); ``tell`` is
-    given a line before each run. What ``run`` raises goes through.
+    ``count`` is how many runs that takes: 1 and a multiple of 4. ``variables`` is the environment
+    that runs begin with (default: this process's); ``tell`` is given a line before each run. What
+    ``run`` raises goes through.
     """
     environment = os.environ if variables is None else variables
     plain = command.fill({})
-    tell("run 1 of 5: the command as it is")
+    tell(f"run 1 of {count}: the command as it is")
     first = run(plain, {})
     if _steps(first) < LEAST_STEPS:
         return _not_enough(plain, first)
@@ -93,8 +97,9 @@ def verify(
         return _nothing_to_try(plain, findings, first)
     changed = command.fill(trial.values)
     runs: list[tuple[bool, RunRecord]] = []
-    for number, with_change in enumerate(ORDER, 2):
-        tell(f"run {number} of 5: {_setting_text(trial.settings) if with_change else 'as it is'}")
+    for number, with_change in enumerate(ORDER * ((count - 1) // len(ORDER)), 2):
+        how = _setting_text(trial.settings) if with_change else "as it is"
+        tell(f"run {number} of {count}: {how}")
         words, added = (changed, trial.variables) if with_change else (plain, {})
         try:
             record = run(words, added)

@@ -40,7 +40,7 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
 }
 
-_WITH_VALUE = ("--folder", "--output", "--read", "--attach", "--verify-steps")
+_WITH_VALUE = ("--folder", "--output", "--read", "--attach", "--verify-steps", "--verify-runs")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +90,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "give a command (trainfit watch -- python train.py), or --read DIR, or --attach DIR"
         )
-    if (options.verify and not command) or (options.verify_steps and not options.verify):
+    of_verify = options.verify_steps or options.verify_runs
+    if (options.verify and not command) or (of_verify and not options.verify):
         raise UsageError("--verify runs a command: trainfit watch --verify -- python train.py")
     if options.noise_scale and (options.verify or not command):
         raise UsageError(

@@ -11,6 +11,8 @@ from trainfit.results.format import percent
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.verification import Verification
 
+#: A comparison that finds only gains above this share has not shown that there is none.
+_COARSE: Final = 0.10
 _STYLES: Final[dict[str, Style]] = {"proven": "good", "worse": "bad"}
 
 
@@ -28,6 +30,9 @@ def verification_screen(result: Verification, columns: int = COLUMNS) -> list[Li
         lines += _wrapped(f"not tried, as the command has no placeholder: {rest}", "quiet", columns)
     if result.line:
         lines += _wrapped(f"by hand: {printable(result.line)}", "title", columns)
+    if result.verdict == "no gain" and _detectable(result) > _COARSE:
+        more = 2 * len(result.runs) + 1
+        lines += _wrapped(f"more runs find smaller gains: --verify-runs {more}", "title", columns)
     if result.changed_command and result.verdict == "proven":
         lines.append(Line(f"next: {printable(result.changed_command)}", "title"))
     elif result.changed_command:
@@ -47,11 +52,14 @@ def answer_text(result: Verification) -> str:
         return f"Proven: {settings} is faster, {numbers}"
     if result.verdict == "worse":
         return f"Worse: {settings} is slower, {numbers}; keep the command as it is"
+    least = percent(_detectable(result), decimals=1)
+    found = "No gain found by" if _detectable(result) <= _COARSE else "Not decided:"
+    return f"{found} {settings}: {numbers}; detectable from {least} on"
+
+
+def _detectable(result: Verification) -> float:
     change = result.comparison.main if result.comparison is not None else None
-    least = change.detectable or 0.0 if change is not None else 0.0
-    return (
-        f"No gain found by {settings}: {numbers}; detectable from {percent(least, decimals=1)} on"
-    )
+    return change.detectable or 0.0 if change is not None else 0.0
 
 
 def _settings(settings: Mapping[str, str]) -> str:

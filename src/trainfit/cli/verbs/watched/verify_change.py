@@ -14,7 +14,7 @@ from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, pla
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch.judge import judge
 from trainfit.watch.short_run import short_run
-from trainfit.watch.verify import LEAST_RECORDED, verify
+from trainfit.watch.verify import LEAST_RECORDED, LEAST_RUNS, ORDER, verify
 
 _STEPS = 100
 #: Placeholders that are on or off.
@@ -22,7 +22,7 @@ _SWITCHED = ("amp", "pin_memory", "persistent_workers")
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Add ``--verify`` and ``--verify-steps``."""
+    """Add ``--verify`` and its options."""
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -36,6 +36,20 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"training steps of each run of --verify (default {_STEPS})",
     )
+    parser.add_argument(
+        "--verify-runs",
+        type=_runs,
+        metavar="N",
+        help=f"runs of --verify: {LEAST_RUNS} (the default), 9, 13, …; more find smaller gains",
+    )
+
+
+def _runs(text: str) -> int:
+    """An argparse type: runs in alternation, after a first one."""
+    number = whole_number(text)
+    if number < LEAST_RUNS or (number - 1) % len(ORDER):
+        raise argparse.ArgumentTypeError(f"expected 5, 9, 13, … runs, got {text!r}")
+    return number
 
 
 def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
@@ -47,9 +61,9 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
         raise UsageError(
             f"--verify-steps {steps} is too few for a comparison; give {LEAST_RECORDED} or more"
         )
-    filled = _Filled(command)
+    filled, count = _Filled(command), options.verify_runs or LEAST_RUNS
     print(
-        "trainfit: the command is run 5 times as it is, until "
+        f"trainfit: the command is run {count} times as it is, until "
         f"{steps} steps or its end; it writes what it always writes",
         file=sys.stderr,
     )
@@ -63,7 +77,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     def tell(line: str) -> None:
         print(f"trainfit: {line}", file=sys.stderr, flush=True)
 
-    result = verify(filled, run, judge, tell)
+    result = verify(filled, run, judge, tell, count=count)
     if output is not None:
         result.save(output)
     print_result(result, json=options.json, stderr=True)
