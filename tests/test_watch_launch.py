@@ -309,10 +309,37 @@ def test_in_a_script(tmp_path: Path) -> None:
     assert len(rank.steps) == 6 and len(rank.fetches) == 6
 
 
+NOTEBOOK = """import sys, trainfit
+sys.argv[0] = {argv!r}
+run = trainfit.watch({folder!r})
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for batch in torch.utils.data.DataLoader(torch.ones(400, 4), batch_size=2):
+    optimizer.zero_grad(); model(batch).sum().backward(); optimizer.step()
+
+run.stop()
+result = run.result()
+print(result.steps, repr(result.next_command), (result._repr_html_() or "")[:40])
+"""
+
+
+@pytest.mark.parametrize("argv", ["", "/somewhere/ipykernel_launcher.py"])
+def test_in_a_notebook_the_result_is_at_hand(tmp_path: Path, argv: str) -> None:
+    code = NOTEBOOK.format(argv=argv, folder=str(tmp_path / "run"))
+    found = alone("-i", "-c", code)
+    assert found.returncode == 0, found.stderr
+    assert load_run(tmp_path / "run").header.command == ""
+    steps, command, page = found.stdout.split(maxsplit=2)
+    assert int(steps) > 100 and command == "''"
+    assert page.startswith("<iframe")
+
+
 def test_the_switch_in_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import trainfit
 
     monkeypatch.setenv("TRAINFIT_WATCH", "0")
     with trainfit.watch(tmp_path / "run") as run:
         assert run.folder is None and not process.is_on()
+        assert run.result() is None
     assert not (tmp_path / "run").exists()

@@ -9,11 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.watch.recorder import process
 from trainfit.watch.run_folder import new_folder
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
+
+if TYPE_CHECKING:
+    from trainfit.results.watch.result import WatchResult
+
+#: Started as a script, of no use on a command line.
+_KERNELS: Final = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 class Watching:
@@ -30,6 +36,21 @@ class Watching:
         """Record no more; safe to call twice."""
         stop, self._stop = self._stop, _nothing
         stop()
+
+    def result(self) -> WatchResult | None:
+        """What limits the run so far and what to change; ``None``: nothing is recorded.
+
+        A notebook shows it as its report. The last second may be missing while the run goes on.
+        Raises :class:`trainfit.results.files.errors.ResultFileError` where the folder cannot be
+        read.
+        """
+        if self.folder is None:
+            return None
+        # Late: a training that never asks does not pay for the rules' import.
+        from trainfit.results.watch.run import load_run
+        from trainfit.watch.judge import judge
+
+        return judge(load_run(self.folder))
 
     def __enter__(self) -> Watching:
         return self
@@ -51,13 +72,15 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     if process.is_on():
         return Watching(Path(os.environ[process.FOLDER]), _nothing)
     started = time.time(), time.monotonic()
+    script = "" if Path(sys.argv[0]).stem in _KERNELS else sys.argv[0]
     # As it was started: it can be run like this once more.
-    command = shlex.join(["python", *sys.orig_argv[1:]])
-    path = Path(folder) if folder is not None else new_folder(sys.argv[0])
+    command = shlex.join(["python", *sys.orig_argv[1:]]) if script else ""
+    path = Path(folder) if folder is not None else new_folder(script)
     restore = _environment(path, command, started)
     process.from_environment()
     sampler = _sampler(path)
-    print(f"trainfit watch: recorded in {path}", file=sys.stderr)
+    read = f"trainfit watch --read {shlex.quote(str(path))}"
+    print(f"trainfit watch: recorded in {path}; read it with `{read}`", file=sys.stderr)
 
     def stop() -> None:
         process.end()

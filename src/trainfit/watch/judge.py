@@ -124,6 +124,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     variable, watch another time after a change of the script, or plan memory, batch and
     precision."""
     header, rank = view.run.header, view.judged
+    if not header.command:
+        return ""  # a notebook
     if len(rank.steps) < thresholds.LEAST_STEPS:
         return f"trainfit watch -- {header.command}"
     if any(_has_placeholder(header.command, finding) for finding in findings):

@@ -35,7 +35,7 @@ _LIMITS: Final = {
     "sync": "Synchronizations with the GPU are the limit",
     "checkpoint": "Writing checkpoints is the limit",
     "communication": "Waiting for other ranks is the limit",
-    "cpu": "The CPU computes the steps, and is the limit",
+    "cpu": "Computing on the CPU is the limit",
     "unknown": "The limit of the run could not be determined",
 }
 

@@ -78,7 +78,7 @@ def place(folder: str) -> Place:
     from trainfit.watch.recorder.recorder import Place
 
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")
-    command = os.environ.get(COMMAND, "") or " ".join(sys.orig_argv)
+    command = os.environ.get(COMMAND, " ".join(sys.orig_argv))
     started = (float(unix), float(monotonic)) if monotonic else (time.time(), time.monotonic())
     return Place(Path(folder), *started, command, os.environ.get(NOISE_SCALE) == "1")
 
