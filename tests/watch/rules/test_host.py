@@ -130,6 +130,13 @@ def test_evaluation_is_told_and_no_fault() -> None:
     assert result.limit == "gpu" or result.limit == "unknown"
 
 
+def test_passes_without_gradients_after_nearly_each_step_are_not_called_an_evaluation() -> None:
+    """Such are a rollout's or a teacher's."""
+    found = finding(stalls("evaluation_s", EVALUATION, 1, 0.1), "evaluation_share")
+    assert found.title.startswith("Forward passes without gradients use ")
+    assert found.confidence == "likely" and "evaluate less" not in found.action
+
+
 # --- Cores ----------------------------------------------------------------------------------------
 def test_threads_in_workers() -> None:
     header = {"worker_threads": {"torch": 1, "opencv": 8, "openblas": 8}}
