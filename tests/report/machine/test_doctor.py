@@ -94,3 +94,11 @@ def test_the_screen_names_what_is_good_and_keeps_the_rest() -> None:
     assert "ok    gpu               PyTorch sees 1 GPU" in text
     assert check_text(UNSURE) in text and "--explain" in text
     assert check_text(BAD) in doctor_screen(result(*good, BAD))
+
+
+def test_unknown_checks_are_in_short_where_there_is_more_to_read() -> None:
+    for text in (doctor_screen(result(BAD, UNSURE)), doctor_screen(result(*3 * [UNSURE]))):
+        assert "no cpufreq here" in text and UNSURE.why not in text
+        assert "needed            --explain says it" in text
+    whole = doctor_text(result(BAD, UNSURE))
+    assert check_text(UNSURE) in whole and "--explain" not in whole

@@ -16,6 +16,8 @@ MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
 _NAME = 18
 #: So many good checks, as of `--only`, are shown with their figures on the screen, too.
 _FEW = 3
+#: So many unknown checks are shown with what they need, where none is bad.
+_FEW_UNKNOWN = 2
 #: How the checks of one GPU begin.
 _GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
 #: Of what lies below a check's first line.
@@ -23,7 +25,8 @@ _INDENT = " " * 6
 
 
 def doctor_screen(result: DoctorResult) -> str:
-    """As :func:`doctor_text`, with good checks by name only, and not what each GPU does now."""
+    """As :func:`doctor_text`, with good checks by name only, unknown ones in short where there is
+    more to read, and not what each GPU does now."""
     return doctor_text(result, whole=False)
 
 
@@ -34,6 +37,8 @@ def doctor_text(result: DoctorResult, *, whole: bool = True) -> str:
         checks = [check for check in result.checks if check.verdict == verdict]
         if verdict == "good" and not whole and len(checks) > _FEW:
             parts.append(_good_names(checks))
+        elif verdict == "cannot_tell" and not whole and _is_long(result):
+            parts.append(_unknown_summaries(checks))
         elif checks:
             texts = _good_texts(checks) if verdict == "good" else map(check_text, checks)
             parts.append(("\n\n" if verdict == "bad" else "\n").join(texts))
@@ -44,11 +49,20 @@ def doctor_text(result: DoctorResult, *, whole: bool = True) -> str:
     return "\n\n".join(parts)
 
 
+def _is_long(result: DoctorResult) -> bool:
+    verdicts = [check.verdict for check in result.checks]
+    unknown = verdicts.count("cannot_tell")
+    return unknown > _FEW_UNKNOWN or (unknown > 0 and "bad" in verdicts)
+
+
+def _unknown_summaries(checks: Sequence[Check]) -> str:
+    lines = [_first_lines(check) for check in checks]
+    return "\n".join([*lines, _field("needed", "--explain says it")])
+
+
 def check_text(check: Check) -> str:
     """One check: a line, and what is needed to act on it unless it is good."""
-    name = printable(check.name).ljust(_NAME)
-    first = f"{MARKS[check.verdict]:<6}{name}"
-    lines = [wrapped(printable(check.summary), first, " " * len(first))]
+    lines = [_first_lines(check)]
     if check.verdict == "good":
         return lines[0]
     if check.why:
@@ -61,6 +75,11 @@ def check_text(check: Check) -> str:
     # Trying the fix may show what a check cannot tell.
     lines.extend(_fixes(check.fixes, "fix" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
+
+
+def _first_lines(check: Check) -> str:
+    first = f"{MARKS[check.verdict]:<6}{printable(check.name).ljust(_NAME)}"
+    return wrapped(printable(check.summary), first, " " * len(first))
 
 
 def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
