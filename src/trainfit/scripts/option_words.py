@@ -41,6 +41,8 @@ def place_of(
             continue
         if joined is not None:
             found = OptionPlace(at, flag, at, joined)
+        elif not flag.startswith(("-", "+")):
+            continue  # a plain name is an option in "name=value" alone
         elif switch or (bare and not _is_value(words, at + 1)):
             found = OptionPlace(at, flag)
         elif at + 1 < len(words):

@@ -1,4 +1,5 @@
-"""The options that a command line's parser defines: argparse's, click's, draccus', absl's.
+"""The options that a command line's parser defines: argparse's, click's, draccus', absl's; and
+what ``name=value`` words override in a configuration, as Hydra's do.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
 whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script
@@ -124,6 +125,30 @@ def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
             type=str(flag.flag_type()) if not flag.boolean else "",
         )
         yield _with_given(option, words, known)
+
+
+def of_omegaconf(config: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
+    """The plain values of an OmegaConf ``config`` by their dotted names, which words such as
+    ``data.batch_size=8`` override. What refers to another value (``${...}``) follows that one."""
+    # "+name=value" and "++name=value" say it, too; whoever writes words finds those by themselves.
+    given = {word.partition("=")[0].lstrip("+") for word in words if "=" in word}
+    for name, value in _plain_values(config, ""):
+        text = _text_of(value)
+        default = None if name in given else text
+        yield ScriptOption((name,), name, text, given=name in given, default=default)
+
+
+def _plain_values(config: Any, before: str) -> Iterator[tuple[str, Any]]:
+    for key in config:
+        if not isinstance(key, str) or config._get_node(key)._is_interpolation():
+            continue
+        if config._get_node(key)._is_missing():
+            continue
+        value = config[key]
+        if _is_plain(value):
+            yield before + key, value
+        elif hasattr(value, "keys"):
+            yield from _plain_values(value, f"{before}{key}.")
 
 
 def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]) -> ScriptOption:

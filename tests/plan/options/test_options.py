@@ -294,6 +294,26 @@ def test_words_of_scripts_that_read_them_themselves(words: list[str], other: lis
     assert launched(found) == words
 
 
+NAMED = (
+    ScriptOption(("data.batch_size",), "data.batch_size", "8", given=False, default="8"),
+    ScriptOption(("data.pin_memory",), "data.pin_memory", "False", given=False, default="False"),
+    ScriptOption(("val.batch_size",), "val.batch_size", "8", given=False, default="8"),
+)
+
+
+def test_a_configurations_values_are_said_as_name_and_value() -> None:
+    found = read_options(command("seed=1"), NAMED, SEEN)
+    assert found.command.fill() == [*TOOL, "seed=1"]
+    words = launched(found, batch_size="64", pin_memory="true")
+    assert words == ["seed=1", "data.batch_size=64", "data.pin_memory=True"]
+
+
+def test_a_value_that_is_said_with_plus_signs_stays_where_it_is() -> None:
+    said = dataclasses.replace(NAMED[0], given=True, default=None)
+    found = read_options(command("++data.batch_size=8"), (said,), SEEN)
+    assert launched(found, batch_size="64") == ["++data.batch_size=64"]
+
+
 def test_variables_before_the_program() -> None:
     found = read_options(parse_command(["BATCH_SIZE=8", "OMP_NUM_THREADS=8", *TOOL]), (), SEEN)
     assert found.command.environment(batch_size="16") == {

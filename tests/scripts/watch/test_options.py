@@ -222,6 +222,48 @@ def test_transformers(run: Any) -> None:
     )  # fmt: skip
 
 
+TRAIN = """
+defaults: [{data: images}, _self_]
+half: ${data.batch_size}
+unset: ???
+model: {layers: [1, 2], amp: false, name: null}
+"""
+
+
+def test_hydra(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hydra = pytest.importorskip("hydra")
+    (tmp_path / "conf" / "data").mkdir(parents=True)
+    (tmp_path / "conf" / "train.yaml").write_text(TRAIN)
+    (tmp_path / "conf" / "data" / "images.yaml").write_text("batch_size: 8\nnum_workers: 2\n")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    main = hydra.main(version_base=None, config_path=str(tmp_path / "conf"), config_name="train")
+    quiet = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none")
+    found = run(main(seen.append), *quiet, "data.batch_size=4", "++model.name=x")
+    assert [each.data.batch_size for each in seen] == [4]
+    batch, workers = found["data.batch_size"], found["data.num_workers"]
+    assert (batch.flags, batch.value, batch.given) == (("data.batch_size",), "4", True)
+    assert (workers.value, workers.given, workers.default) == ("2", False, "2")
+    assert (found["model.amp"].value, found["model.name"].given) == ("False", True)
+    # Another's value, none, a list, and Hydra's own.
+    assert not {"half", "unset", "model.layers"} & {*found}
+    assert not any(name.startswith("hydra.") for name in found)
+
+
+def test_omegaconf_of_the_scripts_words(run: Any) -> None:
+    omegaconf = pytest.importorskip("omegaconf").OmegaConf
+    base = omegaconf.create({"data": {"batch_size": 8, "num_workers": 2}, "seed": 1})
+
+    def merged() -> None:
+        omegaconf.merge(base, {"data": {"num_workers": 3}})  # not with the words
+        made = omegaconf.merge(base, omegaconf.from_cli())
+        assert made.data.batch_size == 4
+
+    found = run(merged, "data.batch_size=4")
+    assert (found["data.batch_size"].value, found["data.batch_size"].given) == ("4", True)
+    assert (found["data.num_workers"].value, found["data.num_workers"].given) == ("2", False)
+
+
 class _Registry(dict[str, Any]):
     """absl's FlagValues, as far as it is looked at: a mapping of names to flags."""
 

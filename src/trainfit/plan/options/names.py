@@ -22,6 +22,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "grad_accum": (
         *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"),
+        *("gradient_accumulate_every", "gradient_accumulate_steps"),
         *("grad_accum", "gradient_accumulation", "grad_accumulation_steps", "accum_iter"),
         *("accumulation_steps", "accum_steps", "accumulate", "accumulate_steps", "update_freq"),
         *("grad_accumulation", "grad_acc_steps", "iters_to_accumulate", "accum_grad", "grad_acc"),

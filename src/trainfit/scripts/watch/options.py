@@ -1,9 +1,9 @@
 """The options of a script's own command line, and their values in this run.
 
 Told by the parser that reads ``sys.argv``: argparse's (and so Transformers', jsonargparse's and
-Lightning's), click's, draccus', absl's. A library's parser that is given other words, and a
-launcher's, do not count. The script notices nothing of it: whatever goes wrong here, its options
-are not known.
+Lightning's), click's, draccus', absl's, Hydra's and OmegaConf's. A library's parser that is given
+other words, and a launcher's, do not count. The script notices nothing of it: whatever goes wrong
+here, its options are not known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click
+from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click, of_omegaconf
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 
@@ -25,6 +25,8 @@ from trainfit.simgpu.patching import PatchSet
 _CLICK: Final = ("click.core", "typer._click.core")
 _DRACCUS: Final = "draccus.argparsing"
 _ABSL: Final = "absl.flags"
+_HYDRA: Final = "hydra.core.utils"
+_OMEGACONF: Final = "omegaconf.omegaconf"
 #: Options beyond which they are left out: none has so many.
 _MOST: Final = 2000
 
@@ -43,6 +45,8 @@ class OptionsWatch:
         for name in _CLICK:
             self._hook(name, functools.partial(self._patch_click, patches))
         self._hook(_DRACCUS, functools.partial(self._patch_draccus, patches))
+        self._hook(_HYDRA, functools.partial(self._patch_hydra, patches))
+        self._hook(_OMEGACONF, functools.partial(self._patch_omegaconf, patches))
 
     def _hook(self, name: str, patch: Callable[[ModuleType], None]) -> None:
         hook = ImportHook(name, patch)
@@ -116,6 +120,50 @@ class OptionsWatch:
 
         patches.set(parser_type, "parse_known_args", parse_known_args)
 
+    def _patch_hydra(self, patches: PatchSet, module: ModuleType) -> None:
+        """The configuration as Hydra has composed it, its own part left out."""
+        run = getattr(module, "run_job", None)
+        if run is None:
+            return
+        watch = self
+
+        # Not called run_job: Hydra looks for that name where it shortens a traceback.
+        @functools.wraps(run)
+        def run_noted(task_function: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+            watch._note(_words(), lambda words: _without_hydras(of_omegaconf(config, words)))
+            return run(task_function, config, *args, **kwargs)
+
+        patches.set(module, "run_job", run_noted)
+
+    def _patch_omegaconf(self, patches: PatchSet, module: ModuleType) -> None:
+        """What the script merges with the words that it had OmegaConf read."""
+        kind = getattr(module, "OmegaConf", None)
+        if kind is None:
+            return
+        read, merge = kind.from_cli, kind.merge
+        watch = self
+        #: The configuration made of the script's words, and these.
+        made_of: list[tuple[Any, list[str]]] = []
+
+        @functools.wraps(read)
+        def from_cli(args_list: Any = None) -> Any:
+            made = read(args_list)
+            words = watch._begin(_words() if args_list is None else args_list)
+            if words is not None:
+                made_of[:] = [(made, words)]
+            return made
+
+        @functools.wraps(merge)
+        def merge_noted(*configs: Any) -> Any:
+            merged = merge(*configs)
+            for made, words in made_of:
+                if any(each is made for each in configs):
+                    watch._note(words, lambda given: of_omegaconf(merged, given))
+            return merged
+
+        patches.set(kind, "from_cli", staticmethod(from_cli))
+        patches.set(kind, "merge", staticmethod(merge_noted))
+
     # -- notes -------------------------------------------------------------------------------
 
     def _begin(self, given: Iterable[str]) -> list[str] | None:
@@ -149,6 +197,10 @@ class OptionsWatch:
         is_part = all(any(word == other for other in rest) for word in given)
         self._saw_words = self._saw_words or is_part
         return is_part
+
+
+def _without_hydras(options: Iterable[ScriptOption]) -> Iterable[ScriptOption]:
+    return (each for each in options if not each.name.startswith("hydra."))
 
 
 def _words() -> list[str]:
