@@ -120,7 +120,7 @@ def _out_of_memory(rank: RankRecord) -> Iterator[str]:
 
 
 def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
-    """What to type next: try what the command has a placeholder for, measure the loader, set a
+    """What to type next: try what the command says a value of, measure the loader, set a
     variable, watch another time after a change of the script, or plan memory, batch and
     precision."""
     header, rank = view.run.header, view.judged
@@ -128,7 +128,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         return ""  # a notebook
     if len(rank.steps) < thresholds.LEAST_STEPS:
         return f"trainfit watch -- {header.command}"
-    if any(_has_placeholder(header.command, finding) for finding in findings):
+    if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"
     for finding in findings:
         if finding.kind in _INPUT:
@@ -142,11 +142,15 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     return f"trainfit plan -- {header.command}"
 
 
-def _has_placeholder(command: str, finding: Finding) -> bool:
-    """Can one of its settings be given to the command? Without workers what is recommended for
-    them cannot."""
+def _is_said(command: str, finding: Finding) -> bool:
+    """Does the command say one of its settings, by a placeholder or an option of that name?
+    Without workers what is recommended for them cannot be given."""
     names = ["num_workers"] if "num_workers" in finding.settings else finding.settings
-    return any(re.search(rf"(?<!\{{)\{{{re.escape(name)}:", command) for name in names)
+    for name in names:
+        option = re.escape(name).replace("_", "[_-]")
+        if re.search(rf"(?<!\{{)\{{{re.escape(name)}:|[\s.+-]{option}[= ][^\s-]", command):
+            return True
+    return False
 
 
 def _is_env(name: str) -> bool:

@@ -103,6 +103,21 @@ def test_workers_that_are_needed_are_the_fetch_over_the_step() -> None:
     assert result.next_command == "trainfit loader -- python train.py"
 
 
+@pytest.mark.parametrize(
+    ("command", "verb"),
+    [
+        ("python train.py --num-workers 4", "watch --verify"),
+        ("python train.py data.num_workers=4", "watch --verify"),
+        ("python train.py --loaders={num_workers:4}", "watch --verify"),
+        ("python train.py --val_num_workers=4", "loader"),
+        ("python train.py --num-workers", "loader"),
+    ],
+)
+def test_a_value_that_the_command_says_can_be_tried(command: str, verb: str) -> None:
+    result = judge(run(**SLOW, fetches={"fetch_s": 0.58}, header={"command": command}))
+    assert result.next_command == f"trainfit {verb} -- {command}"
+
+
 def test_no_more_workers_than_idle_cores() -> None:
     result = judge(
         run(**SLOW, fetches={"fetch_s": 0.98, "cpu_s": 0.98}, machine={"cores_busy": 6.0})

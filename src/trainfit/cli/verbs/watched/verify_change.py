@@ -11,6 +11,7 @@ from trainfit.cli.common import UsageError, whole_number
 from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, placeholders
+from trainfit.plan.options.marking import marked
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch.judge import judge
 from trainfit.watch.short_run import short_run
@@ -28,7 +29,7 @@ def add_verify(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure what the recommended change gains: run the command 5 times for a few "
         "steps each, first unchanged, then alternately with and without the change; mark "
-        "values that may be changed, as in --workers={num_workers:4}",
+        "a value that is not found by its option's name, as in --loaders={num_workers:4}",
     )
     parser.add_argument(
         "--verify-steps",
@@ -85,10 +86,12 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
 
 
 class _Filled:
-    """A command by its placeholders. Raises :class:`CommandError` for a misspelt one."""
+    """A command by its placeholders, the user's and those of options whose names tell what they
+    are. Raises :class:`CommandError` for a misspelt one."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._words, self._present = words, placeholders(words)
+        self._words = marked(words)
+        self._present = placeholders(self._words)
 
     @property
     def names(self) -> Iterable[str]:
