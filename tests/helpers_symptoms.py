@@ -58,7 +58,7 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                         limit="script"),
     "no-workers": Symptom("--sleep=0.05 --steps=60", ("no_workers",), limit="input",
                           settings={"persistent_workers": "True"}, slow=True),
-    "threads": Symptom("--workers=4 --threads=8 --steps=60 --step=0.01",
+    "threads": Symptom("--workers=4 --threads=8 --steps=200 --step=0.01",
                        ("thread_oversubscription",), ("too_many_workers",),
                        settings={"OMP_NUM_THREADS": "1"}, slow=True),
     "too-many-workers": Symptom("--workers=8 --cpu=0.05 --step=0.01 --steps=110",

@@ -20,7 +20,7 @@ from trainfit.watch.launch import WatchedCommand, WatchError, injected, run_watc
 from trainfit.watch.recorder import process
 
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
-LOOPS = Path(__file__).parent / "scripts" / "accumulating.py"
+LOOPS = Path(__file__).parent / "training_scripts" / "accumulating.py"
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: Runs a command recorded, in a process of its own: the launcher's signals and streams are its.
 LAUNCH = """
