@@ -42,7 +42,7 @@ def test_a_tiny_data_set_bounds_the_batch_and_memory_has_its_own_limit(
     assert now["recommended_batch"] == 32 and f"--batch_size={32}" in result["launch"]
     assert now["limits"]["epoch_steps"] == 2
     assert now["largest_batch"] > 64 and not now["limits"]["at_least"]
-    asked = [note for note in result["notes"] if "batches of 100 were asked for" in str(note)]
+    asked = [note for note in result["notes"] if "batches of 100 were requested" in str(note)]
     assert len(asked) == (start == 100)
 
 

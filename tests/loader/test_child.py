@@ -180,7 +180,7 @@ while True:
 """
     options = LoadingOptions(step=Consumer(0.1, source="given"), time_limit_s=20.0)
     result = tuned("python", write(tmp_path, "own.py", script), options=options)
-    assert "made no optimizer step in 10 s; the loader that gave the last" in result.notes[-2]
+    assert "made no optimizer step in 10 s; the DataLoader that gave the last" in result.notes[-2]
 
 
 DATA = """

@@ -443,7 +443,7 @@ def test_simulate_and_show_with_a_profile(tmp_path: Path) -> None:
         *("simulate", "--gpu", "3090", "--profile", path, "--force-profile", "s.py"), cwd=tmp_path
     )
     assert forced.returncode == 0, forced.stderr
-    assert "was forced: it was measured on NVIDIA GeForce RTX 4090" in " ".join(
+    assert "with --force-profile: it was measured on NVIDIA GeForce RTX 4090" in " ".join(
         forced.stdout.split()
     )
 

@@ -419,7 +419,7 @@ class SlowerInWorkers(Samples):
 @pytest.mark.slow
 def test_no_batch_in_time_is_compared_with_the_main_process() -> None:
     (fault,) = check_workers(workload(SlowerInWorkers()), FORK, limit_s=2.0)
-    assert fault.kind == "slow_dataset" and "without workers a batch takes 1." in fault.evidence
+    assert fault.kind == "slow_dataset" and "without workers a batch needs 1." in fault.evidence
 
 
 UNGUARDED = """

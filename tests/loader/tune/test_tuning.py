@@ -229,7 +229,7 @@ def test_a_slow_gpu_has_nothing_to_gain() -> None:
 def test_no_more_workers_than_asked_for() -> None:
     result = tuned(Sleeping(), num_workers=6, max_workers=2, confirm=0)
     assert result.recommended.num_workers <= 2
-    assert "asked for" in result.reason
+    assert "as requested" in result.reason
 
 
 class Broken(Sleeping):

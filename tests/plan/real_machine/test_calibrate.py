@@ -413,7 +413,7 @@ def test_a_rehearsal_writes_a_profile_that_simulate_can_be_made_to_use(tmp_path:
     assert set(profile.rates.matmul) == {"float32", "tfloat32", "float16", "bfloat16"}
     assert profile.notes == ()
     shown = run("show", "profile.json", cwd=tmp_path)
-    assert "+ cuDNN, backward                         15 MiB   simulated" in shown.stdout
+    assert "+ cuDNN, backward 15 MiB simulated" in " ".join(shown.stdout.split())
     (tmp_path / "s.py").write_text(
         "import torch\nm = torch.nn.Linear(9, 9).cuda()\no = torch.optim.SGD(m.parameters())\n"
         "while True:\n    m(torch.ones(9, 9).cuda()).sum().backward()\n    o.step()\n"

@@ -256,7 +256,7 @@ def test_a_plan_prices_them_and_refuses_what_the_model_does_not_take(tmp_path: P
     found = remedies(tmp_path, "smaller-model,fewer-cameras", *command)
     smaller = found["smaller-model"]
     assert smaller["saved_bytes"] > 0 and smaller["step_change"] < 0
-    assert smaller["changes"] == "training" and "accurate" in smaller["changes_detail"]
+    assert smaller["changes"] == "training" and "accuracy" in smaller["changes_detail"]
     assert smaller["launch"] == "python net.py 4 resnet18"
     # It stacks the two images, which have to be of one size.
     less = found["fewer-cameras"]
