@@ -62,6 +62,22 @@ FAMILIES = (
         hand=HandSum(parameters=33_169_350, state_bytes=MOMENTUM, samples=96),
     ),
     Family(
+        name="hydra-policy",
+        about="a diffusion policy's workspace: Hydra's configuration, accumulation over 2, EMA",
+        packages=("hydra-core", "omegaconf"),
+        command="python {scripts}/hydra_policy.py dataloader.batch_size={batch}",
+        placeholder=False,
+        starts=(16, 64),
+        # Observation, horizon x action, time in; horizon x action out. Of the average, which an
+        # evaluation calls, nothing is trained.
+        hand=HandSum(
+            parameters=(32 + 112 + 1 + 1) * 512 + 513 * 512 + 513 * 112,
+            accumulation=2,
+            samples=2048,
+        ),
+        noted={"recommended is independent": "accumulation keeps the effective batch size"},
+    ),
+    Family(
         name="sb3-dqn",
         about="stable-baselines3: DQN with a replay buffer",
         packages=(
