@@ -190,3 +190,14 @@ def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated
     assert check is not None and check.batch_size == result.now.recommended_batch
     assert check.reason.endswith("s to load here") and check.peak_share is None
     assert any(f"{check.batch_size} was not simulated" in note for note in result.notes)
+
+
+def test_parameters_that_are_updated_by_hand_and_a_batch_behind_the_time(tmp_path: Path) -> None:
+    """Its end was waited for, and that it makes no optimizer step was an error; the batch size was
+    taken for the 35 time steps."""
+    result = plan("by_hand.py", cwd=tmp_path)
+    now = result["now"]
+    assert now["batch_size"] == 20 and result["steps"] >= 3
+    assert f"--batch_size={now['recommended_batch']}" in result["launch"]
+    said = [note for note in result["notes"] if "a backward pass counts as a step" in str(note)]
+    assert len(said) == 1

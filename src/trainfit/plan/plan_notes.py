@@ -18,14 +18,20 @@ from trainfit.plan.sizing.notes import CHANGES, MAY_CHANGE, Notes
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.format import count, size
 from trainfit.results.plan.remedies import Remedies
+from trainfit.results.runs.trace import Counted
 from trainfit.simgpu.recording.settling import LEAST_STEPS
 
 
 def note_first_run(
-    notes: Notes, memory_model: MemoryModel, first: Trace, whole: Trace | None
+    notes: Notes, memory_model: MemoryModel, first: Trace, whole: Trace | None, counted: Counted
 ) -> None:
-    """That figures are of calls of the model (``whole`` is the run with all of them), and what
-    the run itself says."""
+    """What was ``counted`` as steps where it is no optimizer's (calls of the model: ``whole`` is
+    the run with all of them), and what the run itself says."""
+    if counted == "backwards":
+        notes.add(
+            "the script uses no optimizer of torch.optim: a backward pass counts as a step",
+            CHANGES,
+        )
     if whole is not None:
         calls = count(first.outcome.steps, "call")
         notes.append(f"the script does not train: figures are of {calls} of the model")

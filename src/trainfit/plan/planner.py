@@ -206,7 +206,7 @@ class _Planner:
             self._constants.used(LIBRARIES),
             self._constants.other_processes_bytes,
         )
-        note_first_run(notes, memory_model, first, whole)
+        note_first_run(notes, memory_model, first, whole, self._runs.counted)
         recording = recording_of(first)
         memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
         if self._settings.headroom is None:

@@ -101,6 +101,7 @@ class Runner:
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
             self._interventions.after_call(self._after_call)
+            self._step.after_backward = self._after_backward
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
                 status, details = run_script(target, arguments)
@@ -204,6 +205,15 @@ class Runner:
             self._finish("ended", {})
             self._stopper.stop()
 
+    def _after_backward(self) -> None:
+        """A step where backward passes are counted, else maybe the last of a training that makes no
+        other."""
+        if self._request.count == "backwards":
+            self._simulation.end_step()
+        elif self._request.count == "steps" and self._inference.updates_by_itself():
+            self._finish("ended", {})
+            self._stopper.stop()
+
     def _late(self, place: str | None) -> bool:
         return self._finish("timeout", {"location": place})
 
@@ -273,7 +283,7 @@ class Runner:
         return True
 
     def _feeds(self) -> tuple[StepFeed, ...]:
-        return tuple(self._step.feeds) if self._request.count == "steps" else ()
+        return tuple(self._step.feeds) if self._request.count != "calls" else ()
 
     def _makeup(self) -> StepMakeup | None:
         return self._step.makeup(self._request.batch_size) if self._feeds() else None

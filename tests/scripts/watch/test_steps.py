@@ -96,6 +96,36 @@ def test_samples_between_two_optimizer_steps(loop: str) -> None:
     assert makeup.where is not None
 
 
+class _Timed(nn.Module):
+    """Its layers are given time, batch and features; the model itself too, or ``turned``."""
+
+    def __init__(self, kind: str, turned: bool) -> None:
+        super().__init__()
+        self.inner: nn.Module = nn.LSTM(16, 16)
+        if kind == "attention":
+            self.inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 1)
+        self.turned = turned
+
+    def forward(self, given: Any) -> Any:
+        found = self.inner(given.transpose(0, 1) if self.turned else given)
+        return (found[0] if isinstance(found, tuple) else found).sum()
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "attention"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_samples_of_a_model_whose_first_dimension_is_the_time(kind: str, turned: bool) -> None:
+    def loop() -> None:
+        model = _Timed(kind, turned).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        while True:
+            optimizer.zero_grad()
+            model(torch.ones((8, 35, 16) if turned else (35, 8, 16), device="cuda")).backward()
+            optimizer.step()
+
+    makeup, _ = watched(loop)
+    assert figures(makeup) == (8, 1, 8) and makeup.source == "model calls"
+
+
 def test_a_batch_in_pieces_and_a_batch_in_two_views() -> None:
     assert figures(run("pieces")[0]) == (2, 4, 8)
     assert figures(run("views")[0]) == (8, 1, 8)

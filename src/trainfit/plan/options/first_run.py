@@ -7,7 +7,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.options.detected import CommandOptions, read_options
 from trainfit.plan.options.observed import observed_settings
 from trainfit.plan.options.proof import proven
-from trainfit.plan.runs.failures import is_inference
+from trainfit.plan.runs.failures import is_inference, updates_by_itself
 from trainfit.plan.runs.full_batches import pairs_of
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs
 from trainfit.plan.runs.tracing import Trace
@@ -15,7 +15,8 @@ from trainfit.plan.runs.tracing import Trace
 
 class FirstRun:
     """Makes the first run; ``whole`` is that of a script that turned out not to train, which is
-    run once more then, with its calls of the model as steps. ``options`` are the command's, with
+    run once more then, with its calls of the model as steps; one that trains without an optimizer
+    is, too, with its backward passes. ``options`` are the command's, with
     the tunables that the user has not marked.
     """
 
@@ -32,8 +33,12 @@ class FirstRun:
         if is_inference(first):
             if self.whole is None:
                 self.whole = first
-                self._runs.counts_calls = True
+                self._runs.counted = "calls"
                 self._runs.forget()
+            first = self._once()
+        elif first.outcome.steps == 0 and updates_by_itself(first):
+            self._runs.counted = "backwards"
+            self._runs.forget()
             first = self._once()
         return first, self._batch(first)
 

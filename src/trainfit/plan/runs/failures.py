@@ -10,7 +10,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.format import count, duration
 from trainfit.results.runs.recording import PHASES
-from trainfit.results.runs.trace import TraceOutcome
+from trainfit.results.runs.trace import Counted, TraceOutcome
 from trainfit.simgpu.tensors.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
@@ -37,13 +37,16 @@ class NotSimulated(ScriptError):
         super().__init__(INTERRUPTED)
 
 
-def require_step(trace: Trace, command: Command) -> None:
-    """Raise :class:`ScriptError` unless the run completed an optimizer step on the GPU.
+def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> None:
+    """Raise :class:`ScriptError` unless the run completed a step on the GPU.
 
-    A script that only infers has none to complete.
+    A script without an optimizer, which only infers or updates its parameters by itself, has no
+    optimizer step to complete.
     """
     outcome = trace.outcome
     if outcome.steps == 0 and is_inference(trace):
+        return
+    if outcome.steps == 0 and counted == "steps" and updates_by_itself(trace):
         return
     if outcome.status == "unsupported":
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
@@ -60,12 +63,23 @@ def require_step(trace: Trace, command: Command) -> None:
 
 def is_inference(trace: Trace) -> bool:
     """Did the script call a model on the GPU and neither train it nor set out to?"""
+    return _without_optimizer(trace) and bool(trace.outcome.forward.calls) and not _trains(trace)
+
+
+def updates_by_itself(trace: Trace) -> bool:
+    """Did the script train on the GPU without an optimizer of PyTorch's?"""
+    return _without_optimizer(trace) and _trains(trace)
+
+
+def _without_optimizer(trace: Trace) -> bool:
     outcome, recording = trace.outcome, trace.recording
-    if outcome.status not in ("ended", "finished", "timeout") or outcome.optimizers:
-        return False
-    if recording is None or not outcome.forward.calls or not len(recording.alloc_bytes):
-        return False
-    return not (recording.op_phase == PHASES.index("backward")).any()
+    ran = outcome.status in ("ended", "finished", "timeout") and not outcome.optimizers
+    return ran and recording is not None and bool(len(recording.alloc_bytes))
+
+
+def _trains(trace: Trace) -> bool:
+    recording = trace.recording
+    return recording is not None and bool((recording.op_phase == PHASES.index("backward")).any())
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

@@ -17,6 +17,7 @@ from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.ram import GaveWay, RamGate
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.trace import (
+    Counted,
     ForcedAmp,
     InterventionRequest,
     LoaderOverride,
@@ -57,8 +58,7 @@ class Runs:
     """Starts runs ahead and hands out their traces; a context manager.
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
-    no placeholder for it; ``counts_calls`` that calls of the model are its steps, because the
-    script does not train. Leaving the context ends what still runs.
+    no placeholder for it; ``counted`` what its steps are. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
@@ -72,7 +72,7 @@ class Runs:
         self._asked = 0
         self._only_finished = False
         self.loader_index: int | None = None
-        self.counts_calls = False
+        self.counted: Counted = "steps"
 
     def __enter__(self) -> Runs:
         return self
@@ -100,7 +100,7 @@ class Runs:
     def trace(self, batch: int | None, variant: Variant) -> Trace:
         """A run's trace; raises :class:`ScriptError` where it made no step on the GPU."""
         trace = self.attempt(batch, variant)
-        require_step(trace, self._command)
+        require_step(trace, self._command, self.counted)
         return trace
 
     def attempt(self, batch: int | None, variant: Variant) -> Trace:
@@ -175,7 +175,7 @@ class Runs:
                 variables={} if variant.precision is None else {ACCELERATE: variant.precision},
                 interventions=variant.interventions,
                 survey=variant.survey,
-                count="calls" if self.counts_calls else "steps",
+                count=self.counted,
                 heard=functools.partial(self._progress.status, number),
                 look=functools.partial(self._gate.look, number),
             )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
@@ -27,6 +27,7 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
 from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.trace import (
+    Counted,
     ForcedAmp,
     InterventionRequest,
     LoaderOverride,
@@ -144,7 +145,7 @@ class Tracer:
         variables: Mapping[str, str] | None = None,
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
-        count: Literal["steps", "calls"] = "steps",
+        count: Counted = "steps",
         heard: Callable[[RunStatus], None] = lambda status: None,
         look: Callable[[], None] = lambda: None,
     ) -> Trace:

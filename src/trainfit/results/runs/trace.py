@@ -54,6 +54,9 @@ class SampleOverride:
     padded: int | None = None
 
 
+#: What is a step of a run: an optimizer's, a call of the model (inference), or a backward pass
+#: (training without an optimizer of PyTorch's).
+Counted = Literal["steps", "calls", "backwards"]
 #: Autocast forced from outside: off, on in the GPU's best half precision, or in this one
 #: (which goes for the script's own regions too).
 ForcedAmp = Literal["off", "on", "bfloat16", "float16"]
@@ -96,7 +99,7 @@ class TraceRequest(Exchanged):
     amp: ForcedAmp | None = None
     interventions: tuple[InterventionRequest, ...] = ()
     survey: bool = False
-    count: Literal["steps", "calls"] = "steps"
+    count: Counted = "steps"
     time_limit_s: float = 600.0
     until_settled: bool = False
     constants: DeviceConstants | None = None

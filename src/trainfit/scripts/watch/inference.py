@@ -1,4 +1,4 @@
-"""Detects, while a script runs, whether it trains at all."""
+"""Detects, while a script runs, whether it trains at all, and with an optimizer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from trainfit.simgpu.session import Simulation
 #: Calls of models without an optimizer or a backward pass after which a script is taken not
 #: to train.
 _CALLS: Final = 100
+#: Backward passes without an optimizer after which a script is taken to do without.
+_BACKWARDS: Final = 20
 #: Calls in a row that distinguish a growing cache from mere variation.
 _GROWTHS: Final = 4
 
@@ -22,6 +24,7 @@ class InferenceWatch:
     def __init__(self, simulation: Simulation, interventions: Interventions) -> None:
         self._simulation, self._interventions = simulation, interventions
         self._trains = False
+        self._backwards = 0
 
     def only_infers(self) -> bool:
         """Were there many calls of models, and no optimizer and no backward pass so far?"""
@@ -31,6 +34,11 @@ class InferenceWatch:
             return False
         self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
         return not self._trains
+
+    def updates_by_itself(self) -> bool:
+        """A backward pass is over: were there some by now, and no optimizer?"""
+        self._backwards += 1
+        return self._backwards >= _BACKWARDS and not self._interventions.optimizers
 
 
 class CacheWatch:

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,6 +53,10 @@ class StepWatch:
         self._sizes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._depth = self._in_backward = self._stepping = 0
         self._needs_size: _Calls | None = None
+        #: The outermost call that goes on, as long as its size may be that of the time.
+        self._sized: tuple[_Calls, int] | None = None
+        self.after_backward: Callable[[], None] = lambda: None
+        """Called after each outermost backward pass that makes gradients of parameters."""
         self.feeds: list[StepFeed] = []
         self.loop: Framework = ""
         self.where: str | None = None
@@ -66,9 +71,12 @@ class StepWatch:
                 self._commit()
             self._in_backward += 1
             try:
-                return backward(*args, **kwargs)
+                found = backward(*args, **kwargs)
             finally:
                 self._in_backward -= 1
+            if kwargs.get("accumulate_grad") and not self._in_backward:
+                self.after_backward()
+            return found
 
         patches.set(autograd, "_engine_run_backward", watched)
         self._handles = [
@@ -144,7 +152,7 @@ class StepWatch:
         if self._in_backward:
             return
         if self._depth == 1:
-            self._needs_size = None
+            self._needs_size = self._sized = None
             if torch.is_grad_enabled() and self._trained(module):
                 self._needs_size = self._calls.setdefault(module, _Calls())
                 self._needs_size.pending += 1
@@ -153,7 +161,20 @@ class StepWatch:
             size = next(filter(None, map(samples_in, given)), None)
             if size is not None:
                 self._needs_size.sizes[size] += 1
+                self._sized = self._needs_size, size
                 self._needs_size = None
+        if self._sized is not None and getattr(module, "batch_first", True) is False:
+            self._turn(*self._sized, tuple(getattr(given[0], "shape", ())) if given else ())
+
+    def _turn(self, calls: _Calls, size: int, shape: tuple[int, ...]) -> None:
+        """A recurrent network or an attention is called whose dimensions are time, batch and
+        features: where the model was given them in this order, the second is its samples."""
+        if len(shape) != 3:
+            return
+        self._sized = None
+        if shape[0] == size:
+            calls.sizes[size] -= 1
+            calls.sizes[shape[1]] += 1
 
     def _leave(self, *_: Any) -> None:
         self._depth = max(0, self._depth - 1)
