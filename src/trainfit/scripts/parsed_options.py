@@ -9,9 +9,10 @@ notices.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
@@ -136,6 +137,34 @@ def of_omegaconf(config: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
         text = _text_of(value)
         default = None if name in given else text
         yield ScriptOption((name,), name, text, given=name in given, default=default)
+
+
+def of_globals(variables: Mapping[str, Any], words: Sequence[str]) -> Iterator[ScriptOption]:
+    """A script's global ``variables`` where its ``words`` override them, as those of nanoGPT do:
+    ``--name=value`` is such a variable with that value, or a word is a Python file, which is run
+    for its assignments."""
+    plain = {
+        name: value
+        for name, value in variables.items()
+        if not name.startswith("_") and value is not None and _is_plain(value)
+    }
+    said = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+    overrides = any(name in plain and _reads_as(said[name], plain[name]) for name in said)
+    if not overrides and not any(word.endswith(".py") for word in words):
+        return
+    for name, value in plain.items():
+        text = _text_of(value)
+        default = None if name in said else text
+        yield ScriptOption((f"--{name}",), name, text, given=name in said, default=default)
+
+
+def _reads_as(text: str, value: Any) -> bool:
+    if text == str(value):
+        return True
+    try:
+        return bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError):
+        return False
 
 
 def _plain_values(config: Any, before: str) -> Iterator[tuple[str, Any]]:

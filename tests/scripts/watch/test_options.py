@@ -16,6 +16,7 @@ import pytest
 from helpers_cli import environment
 from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.option_words import place_of
+from trainfit.scripts.parsed_options import of_globals
 from trainfit.scripts.template_process import Arguments
 from trainfit.scripts.watch.options import OptionsWatch
 from trainfit.simgpu.patching import PatchSet
@@ -262,6 +263,40 @@ def test_omegaconf_of_the_scripts_words(run: Any) -> None:
     found = run(merged, "data.batch_size=4")
     assert (found["data.batch_size"].value, found["data.batch_size"].given) == ("4", True)
     assert (found["data.num_workers"].value, found["data.num_workers"].given) == ("2", False)
+
+
+GLOBALS = {
+    "batch_size": 12, "compile": False, "rate": 0.001, "data": "owt", "wandb": None, "_own": 1,
+    "torch": types, "betas": (0.9, 0.95),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["config/train.py"], ["--compile=False"], ["--rate=1e-3"]])
+def test_global_variables_that_words_override(words: list[str]) -> None:
+    found = {each.name: each for each in of_globals(GLOBALS, words)}
+    assert {*found} == {"batch_size", "compile", "rate", "data"}
+    batch = found["batch_size"]
+    assert (batch.flags, batch.value, batch.given) == (("--batch_size",), "12", False)
+    assert sum(each.given for each in found.values()) == (words != ["config/train.py"])
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["run"], ["--compile=True"], ["--other=1"], ["--compile"], ["batch_size=12"]]
+)
+def test_words_that_override_no_global_variable(words: list[str]) -> None:
+    assert not [*of_globals(GLOBALS, words)]
+
+
+def test_a_parser_knows_better_than_global_variables(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "workers", 4, raising=False)
+    assert "workers" not in run(lambda: parser().parse_known_args(), "--workers=4", "x.py")
+
+
+def test_global_variables_of_a_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "workers", 4, raising=False)
+    assert run(lambda: None, "--workers=4")["workers"].given
 
 
 class _Registry(dict[str, Any]):

@@ -1,9 +1,9 @@
 """The options of a script's own command line, and their values in this run.
 
 Told by the parser that reads ``sys.argv``: argparse's (and so Transformers', jsonargparse's and
-Lightning's), click's, draccus', absl's, Hydra's and OmegaConf's. A library's parser that is given
-other words, and a launcher's, do not count. The script notices nothing of it: whatever goes wrong
-here, its options are not known.
+Lightning's), click's, draccus', absl's, Hydra's and OmegaConf's; or, where none does, by the global
+variables that words override. A library's parser that is given other words, and a launcher's, do
+not count. The script notices nothing of it: whatever goes wrong here, its options are not known.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click, of_omegaconf
+from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click, of_globals, of_omegaconf
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 
@@ -64,6 +64,8 @@ class OptionsWatch:
         absl = sys.modules.get(_ABSL)
         if absl is not None:
             self._note(_words(), lambda words: of_absl(_parsed_flags(absl), words))
+        if not self._found:
+            self._note(_words(), lambda words: of_globals(vars(sys.modules["__main__"]), words))
         return tuple(self._found.values())[:_MOST]
 
     # -- parsers -----------------------------------------------------------------------------
