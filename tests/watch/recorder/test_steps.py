@@ -227,6 +227,24 @@ def test_iterations_are_steps_where_no_optimizer_is_known(
     assert list(run.record.steps["batches"]) == [8] + [1] * 24
 
 
+def test_steps_without_an_optimizer_and_without_a_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's word_language_model: an epoch was one step, of as many samples as time steps."""
+    monkeypatch.setattr(recorder_module, "_has_optimizer", lambda: False)
+    model = nn.LSTM(4, 4)
+    with recorded(tmp_path) as run:
+        for _ in range(20):
+            model.zero_grad()
+            model(torch.ones(35, 8, 4))[0].sum().backward()
+            with torch.no_grad():
+                for each in model.parameters():
+                    each -= 0.1 * each.grad
+    steps = run.record.steps
+    assert list(steps["batches"]) == [8] + [1] * 11  # what no step follows is left out
+    assert set(steps["samples"]) == {-1}
+
+
 def test_batches_that_stream(tmp_path: Path) -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:

@@ -20,8 +20,11 @@ class CalledModels:
     def __init__(self) -> None:
         self._elements: weakref.WeakKeyDictionary[torch.nn.Module, int]
         self._elements = weakref.WeakKeyDictionary()
+        #: In which a recurrent network or an attention wants the time before the batch: whether
+        #: the model itself does is not told.
+        self._timed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.samples = 0
-        """First dimensions of what the largest model was given, their sum."""
+        """First dimensions of what the largest model was given, their sum; 0: not known."""
         self._largest = 0
 
     def begin(self) -> None:
@@ -34,6 +37,8 @@ class CalledModels:
         if found is None:
             found = sum(each.numel() for each in module.parameters() if each.requires_grad)
             self._elements[module] = found
+            if any(getattr(each, "batch_first", True) is False for each in module.modules()):
+                self._timed.add(module)
         return found
 
     def note(self, module: torch.nn.Module, given: tuple[Any, ...], sized: bool) -> bool:
@@ -42,7 +47,7 @@ class CalledModels:
         is_largest = elements > self._largest
         if is_largest:
             self._largest, self.samples = elements, 0
-        if sized and given and elements == self._largest:
+        if sized and given and elements == self._largest and module not in self._timed:
             self.samples += samples_in(given[0]) or 0
         return is_largest
 

@@ -136,7 +136,7 @@ class StepRecorder(CurrentStep):
                 return ph.EVALUATION, self.enter(ph.EVALUATION)
             self._segment.calls = True
         elif trained and module.training:
-            if not self._segment.trains and self._loader is None:
+            if self._loader is None and (self._backwards or not self._segment.trains):
                 self._end_iteration()
             self._segment.trains = True
         else:
