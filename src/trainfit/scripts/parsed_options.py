@@ -1,5 +1,5 @@
-"""The options that a command line's parser defines: argparse's, click's, draccus', absl's; and
-what ``name=value`` words override in a configuration, as Hydra's do.
+"""The options that a command line's parser defines: argparse's, click's, draccus', absl's, tyro's;
+and what ``name=value`` words override in a configuration, as Hydra's do.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
 whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script
@@ -126,6 +126,42 @@ def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
             type=str(flag.flag_type()) if not flag.boolean else "",
         )
         yield _with_given(option, words, known)
+
+
+def of_tyro(made: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
+    """What tyro has ``made`` of the words, a dataclass or a function's keywords:
+    ``--data.batch-size 8``, and of a boolean ``--amp`` and ``--no-amp``."""
+    options = [_of_field(*each) for each in _fields(made, "")]
+    known = {flag for each in options for flag in (*each.flags, *each.off)}
+    for option in options:
+        yield _with_given(option, words, known)
+
+
+def _fields(made: Any, before: str) -> Iterator[tuple[str, str, Any]]:
+    """Prefix, name and value of the plain ones."""
+    values = made
+    if dataclasses.is_dataclass(made):
+        values = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            yield from _fields(value, f"{before}{name}.")
+        elif _is_plain(value):
+            yield before, name, value
+
+
+def _of_field(before: str, name: str, value: Any) -> ScriptOption:
+    # tyro takes dashes and underscores alike, and writes dashes.
+    names = dict.fromkeys(((before + name).replace("_", "-"), before + name))
+    negated = f"{before}no_{name}".replace("_", "-")
+    is_switch = isinstance(value, bool)
+    return ScriptOption(
+        tuple(f"--{each}" for each in names),
+        before + name,
+        value.name if isinstance(value, enum.Enum) else _text_of(value),
+        given=False,
+        switch=is_switch,
+        off=(f"--{negated}",) if is_switch else (),
+    )
 
 
 def of_omegaconf(config: Any, words: Sequence[str]) -> Iterator[ScriptOption]:

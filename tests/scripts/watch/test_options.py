@@ -265,6 +265,31 @@ def test_omegaconf_of_the_scripts_words(run: Any) -> None:
     assert (found["data.num_workers"].value, found["data.num_workers"].given) == ("2", False)
 
 
+@pytest.mark.parametrize("kind", ["dataclass", "function"])
+def test_tyro(run: Any, watch: OptionsWatch, kind: str) -> None:
+    tyro = pytest.importorskip("tyro")
+    data = dataclasses.make_dataclass("Data", [("batch_size", int, 8), ("pin_memory", bool, True)])
+    config = dataclasses.make_dataclass(
+        "Config",
+        [("data", data, dataclasses.field(default_factory=data)), ("amp", bool, False)],
+    )
+
+    def train(data: Any, amp: bool = False) -> None:
+        known.extend(each.name for each in watch.options())
+
+    train.__annotations__.update(data=data, amp=bool)
+    known: list[str] = []
+    words = ("--data.batch-size", "4", "--amp", "--data.no-pin-memory")
+    found = run(lambda: tyro.cli(config if kind == "dataclass" else train), *words)
+    # A function is what trains, and may never return.
+    assert set(known) == ({*found} if kind == "function" else set())
+    batch, amp, pin = found["data.batch_size"], found["amp"], found["data.pin_memory"]
+    assert batch.flags == ("--data.batch-size", "--data.batch_size")
+    assert (batch.value, batch.given) == ("4", True)
+    assert (amp.flags, amp.off, amp.value, amp.given) == (("--amp",), ("--no-amp",), "True", True)
+    assert (pin.off, pin.value, pin.given) == (("--data.no-pin-memory",), "False", True)
+
+
 GLOBALS = {
     "batch_size": 12, "compile": False, "rate": 0.001, "data": "owt", "wandb": None, "_own": 1,
     "torch": types, "betas": (0.9, 0.95),

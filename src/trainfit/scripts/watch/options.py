@@ -1,15 +1,17 @@
 """The options of a script's own command line, and their values in this run.
 
 Told by the parser that reads ``sys.argv``: argparse's (and so Transformers', jsonargparse's and
-Lightning's), click's, draccus', absl's, Hydra's and OmegaConf's; or, where none does, by the global
-variables that words override. A library's parser that is given other words, and a launcher's, do
-not count. The script notices nothing of it: whatever goes wrong here, its options are not known.
+Lightning's), click's, draccus', absl's, tyro's, Hydra's and OmegaConf's; or, where none does, by
+the global variables that words override. A library's parser that is given other words, and a
+launcher's, do not count. The script notices nothing of it: whatever goes wrong here, its options
+are not known.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +19,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.parsed_options import of_absl, of_argparse, of_click, of_globals, of_omegaconf
+from trainfit.scripts.parsed_options import (
+    of_absl,
+    of_argparse,
+    of_click,
+    of_globals,
+    of_omegaconf,
+    of_tyro,
+)
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 
@@ -25,6 +34,7 @@ from trainfit.simgpu.patching import PatchSet
 _CLICK: Final = ("click.core", "typer._click.core")
 _DRACCUS: Final = "draccus.argparsing"
 _ABSL: Final = "absl.flags"
+_TYRO: Final = "tyro._cli"
 _HYDRA: Final = "hydra.core.utils"
 _OMEGACONF: Final = "omegaconf.omegaconf"
 #: Options beyond which they are left out: none has so many.
@@ -45,6 +55,7 @@ class OptionsWatch:
         for name in _CLICK:
             self._hook(name, functools.partial(self._patch_click, patches))
         self._hook(_DRACCUS, functools.partial(self._patch_draccus, patches))
+        self._hook(_TYRO, functools.partial(self._patch_tyro, patches))
         self._hook(_HYDRA, functools.partial(self._patch_hydra, patches))
         self._hook(_OMEGACONF, functools.partial(self._patch_omegaconf, patches))
 
@@ -121,6 +132,36 @@ class OptionsWatch:
             return parsed
 
         patches.set(parser_type, "parse_known_args", parse_known_args)
+
+    def _patch_tyro(self, patches: PatchSet, module: ModuleType) -> None:
+        """tyro calls a function with what it has read, and makes a dataclass of it."""
+        read, parse = getattr(module, "cli", None), getattr(module, "_cli_impl", None)
+        if read is None or parse is None:
+            return
+        watch = self
+
+        def note(made: Any, args: Any) -> None:
+            given = watch._begin(_words() if args is None else args)
+            watch._note(given, lambda words: of_tyro(made, words))
+
+        @functools.wraps(parse)
+        def _cli_impl(f: Any, **kwargs: Any) -> Any:
+            found = parse(f, **kwargs)
+            call = found[0] if isinstance(found, tuple) else found
+            if isinstance(call, functools.partial):
+                note(call.keywords, kwargs.get("args"))
+            return found
+
+        @functools.wraps(read)
+        def cli(f: Any, **kwargs: Any) -> Any:
+            found = read(f, **kwargs)
+            made = found[0] if isinstance(found, tuple) else found
+            if dataclasses.is_dataclass(made) and isinstance(f, type):
+                note(made, kwargs.get("args"))
+            return found
+
+        patches.set(module, "_cli_impl", _cli_impl)
+        patches.set(module, "cli", cli)
 
     def _patch_hydra(self, patches: PatchSet, module: ModuleType) -> None:
         """The configuration as Hydra has composed it, its own part left out."""
