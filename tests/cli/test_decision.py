@@ -192,6 +192,16 @@ def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated
     assert any(f"{check.batch_size} was not simulated" in note for note in result.notes)
 
 
+def test_a_batch_size_that_is_a_constant_of_the_script(tmp_path: Path) -> None:
+    """Other batch sizes were not known."""
+    result = plan("own_batches.py", cwd=tmp_path)
+    now = result["now"]
+    assert now["batch_size"] == 24 and now["largest_batch"] > 24
+    (part,) = [part for part in result["launch_parts"] if part["name"] == "batch_size"]
+    assert part["status"] == "by hand" and part["place"].endswith("own_batches.py:6")
+    assert part["line"] == f"batch_size = {now['recommended_batch']}"
+
+
 def test_parameters_that_are_updated_by_hand_and_a_batch_behind_the_time(tmp_path: Path) -> None:
     """Its end was waited for, and that it makes no optimizer step was an error; the batch size was
     taken for the 35 time steps."""

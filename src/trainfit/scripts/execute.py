@@ -29,6 +29,7 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
+from trainfit.scripts.constants import with_constants
 from trainfit.simgpu.recording.user_location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 
@@ -136,7 +137,11 @@ def execute(target: Target, arguments: list[str] | None = None) -> None:
     main.__file__ = target.name
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", target.name)
     main.__dict__["__cached__"] = None
-    code = compile(path.read_bytes(), target.name, "exec", dont_inherit=True)
+    source = path.read_bytes()
+    if target.constants:
+        code = with_constants(source, target.name, target.constants)
+    else:
+        code = compile(source, target.name, "exec", dont_inherit=True)
     exec(code, main.__dict__)
 
 

@@ -12,8 +12,9 @@ from trainfit.plan.command.frameworks import FRAMEWORKS
 from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
-from trainfit.plan.launch.config_files import config_line
+from trainfit.plan.launch.config_files import ConfigLine, config_line
 from trainfit.plan.launch.line import Launch
+from trainfit.plan.options.constants import batch_constant
 from trainfit.results.format import size
 from trainfit.results.loader.advice import SettingReason
 from trainfit.results.loader.result import LoaderResult
@@ -264,6 +265,10 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
     if part.name in command.present:
         return part
     written = config_line(command, part.name, part.present, part.value) if part.present else None
+    if written is None and part.name == "batch_size" and plan.loader_at is None:
+        constant = batch_constant(command, plan.now.batch_size)
+        if constant is not None:
+            written = ConfigLine(constant.place, f"{constant.name} = {part.value}")
     if written is not None:
         return dataclasses.replace(
             part, status="by hand", where="script", line=written.text, place=written.place

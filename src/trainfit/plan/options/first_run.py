@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.options.constants import batch_constant
 from trainfit.plan.options.detected import CommandOptions, read_options
 from trainfit.plan.options.observed import observed_settings
 from trainfit.plan.options.proof import proven
-from trainfit.plan.runs.failures import is_inference, updates_by_itself
+from trainfit.plan.runs.failures import NotSimulated, is_inference, updates_by_itself
 from trainfit.plan.runs.full_batches import pairs_of
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs
 from trainfit.plan.runs.tracing import Trace
@@ -71,7 +72,25 @@ class FirstRun:
         if "batch_size" in options.command.present:
             return batch
         if loader is None or loader.index is None or loader.batch_size is None:
-            return None
+            return self._constant(first)
         self._runs.loader_index = loader.index
         self._runs.same(None, loader.batch_size, AS_WRITTEN)
         return loader.batch_size
+
+    def _constant(self, first: Trace) -> int | None:
+        """The batch size that a constant of the script is, as a run with another value shows."""
+        found = batch_constant(self._command, observed_settings(first).call_batch)
+        if found is None:
+            return None
+        self._runs.batch_constant = found.name
+        other = next(pairs_of(found.value, None))[1]
+        try:
+            seen = observed_settings(self._runs.attempt(other, AS_WRITTEN)).call_batch
+        except NotSimulated:
+            seen = None
+        if seen != other:
+            self._runs.drop(other, AS_WRITTEN)
+            self._runs.batch_constant = None
+            return None
+        self._runs.same(None, found.value, AS_WRITTEN)
+        return found.value

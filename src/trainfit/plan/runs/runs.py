@@ -58,7 +58,8 @@ class Runs:
     """Starts runs ahead and hands out their traces; a context manager.
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
-    no placeholder for it; ``counted`` what its steps are. Leaving the context ends what still runs.
+    no placeholder for it, or ``batch_constant`` which constant of the script; ``counted`` what its
+    steps are. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
@@ -72,6 +73,7 @@ class Runs:
         self._asked = 0
         self._only_finished = False
         self.loader_index: int | None = None
+        self.batch_constant: str | None = None
         self.counted: Counted = "steps"
 
     def __enter__(self) -> Runs:
@@ -158,13 +160,15 @@ class Runs:
                 return trace
 
     def _simulate(self, number: int, batch: int | None, variant: Variant) -> Trace:
-        values, loader = dict(variant.values), None
+        values, loader, constants = dict(variant.values), None, {}
         if variant.amp is not None:
             values["amp"] = variant.amp
         if batch is not None and "batch_size" in self._command.present:
             values["batch_size"] = str(batch)
         elif batch is not None and self.loader_index is not None:
             loader = LoaderOverride(self.loader_index, batch)
+        elif batch is not None and self.batch_constant is not None:
+            constants[self.batch_constant] = batch
         self._progress.begin(number, self._title(batch, variant))
         try:
             return self._tracer.trace(
@@ -176,6 +180,7 @@ class Runs:
                 interventions=variant.interventions,
                 survey=variant.survey,
                 count=self.counted,
+                constants=constants,
                 heard=functools.partial(self._progress.status, number),
                 look=functools.partial(self._gate.look, number),
             )

@@ -146,10 +146,12 @@ class Tracer:
         interventions: tuple[InterventionRequest, ...] = (),
         survey: bool = False,
         count: Counted = "steps",
+        constants: Mapping[str, int] | None = None,
         heard: Callable[[RunStatus], None] = lambda status: None,
         look: Callable[[], None] = lambda: None,
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders, and with ``variables``.
+        """Simulate the command with ``values`` in its placeholders, with ``variables``, and with
+        ``constants`` of its script.
 
         ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
         ends the run by raising.
@@ -159,7 +161,9 @@ class Tracer:
         folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
         folder.mkdir()
         request = TraceRequest(
-            target=self._command.target(**values),
+            target=dataclasses.replace(
+                self._command.target(**values), constants=dict(constants or {})
+            ),
             recording=str(folder / "recording.trainfit"),
             outcome=str(folder / "outcome.json"),
             loader=loader,
@@ -175,7 +179,8 @@ class Tracer:
         )
         (folder / "request.json").write_text(request.to_json())
         environment = {**os.environ, **self._command.environment(**values)}
-        grows = not (interventions or survey)
+        # A script that was forked at its arguments has its constants by then.
+        grows = not (interventions or survey or constants)
         status = _StatusReader(folder / STATUS_FILE, heard)
 
         def looks() -> None:

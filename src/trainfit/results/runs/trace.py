@@ -28,11 +28,15 @@ Status = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What Python runs: a script file or a module (``-m``), and its own arguments."""
+    """What Python runs: a script file or a module (``-m``), and its own arguments.
+
+    ``constants`` of the script get these values instead (:mod:`trainfit.scripts.constants`).
+    """
 
     kind: Literal["script", "module"]
     name: str
     args: tuple[str, ...]
+    constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
