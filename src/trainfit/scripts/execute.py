@@ -29,7 +29,7 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
-from trainfit.scripts.constants import with_constants
+from trainfit.scripts.options.constants import with_constants
 from trainfit.simgpu.recording.user_location import claim, frame_of_user, is_library, line_of_user
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 

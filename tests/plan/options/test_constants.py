@@ -9,7 +9,7 @@ import pytest
 
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.options.constants import batch_constant
-from trainfit.scripts.constants import constants_of, with_constants
+from trainfit.scripts.options.constants import constants_of, with_constants
 
 SCRIPT = """# what it is
 import math

@@ -20,7 +20,7 @@ from trainfit.plan.options.proof import _effect
 from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
 from trainfit.results.runs.script_option import ScriptOption
 from trainfit.results.runs.steps import StepMakeup
-from trainfit.scripts.parsed_options import of_argparse
+from trainfit.scripts.options.parsers import of_argparse
 
 #: A command that is there, and needs no script.
 TOOL = ("python", "-m", "json.tool")

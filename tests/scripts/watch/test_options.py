@@ -15,8 +15,8 @@ import pytest
 
 from helpers_cli import environment
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.option_words import place_of
-from trainfit.scripts.parsed_options import of_globals
+from trainfit.scripts.options.configurations import of_globals
+from trainfit.scripts.options.words import place_of
 from trainfit.scripts.template_process import Arguments
 from trainfit.scripts.watch.options import OptionsWatch
 from trainfit.simgpu.patching import PatchSet

@@ -103,7 +103,9 @@ class _Timed(nn.Module):
         super().__init__()
         self.inner: nn.Module = nn.LSTM(16, 16)
         if kind == "attention":
-            self.inner = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 1)
+            self.inner = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(16, 2, 32), 1, enable_nested_tensor=False
+            )
         self.turned = turned
 
     def forward(self, given: Any) -> Any:

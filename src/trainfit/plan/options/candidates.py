@@ -16,7 +16,7 @@ from trainfit.plan.options.names import tunable_of, without_negation
 from trainfit.plan.options.words import Candidate
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.option_words import OptionPlace, place_of
+from trainfit.scripts.options.words import OptionPlace, place_of
 
 #: ``--name=value``, ``name=value``, Hydra's ``+name=value``, a variable.
 _ASSIGNED: Final = re.compile(r"((?:\+{0,2}|-{0,2})[A-Za-z_][\w./\-]*)=(.*)", re.DOTALL)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.options.names import tunable_of
-from trainfit.scripts.constants import constants_of
+from trainfit.scripts.options.constants import constants_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.plan.command.parsing import Command, Spelling
 from trainfit.plan.command.tunables import as_switch, opposite_switch
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.option_words import OptionPlace
+from trainfit.scripts.options.words import OptionPlace
 
 #: What stands for a boolean that is said by words which come and go.
 ON: Final = "true"

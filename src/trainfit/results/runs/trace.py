@@ -30,7 +30,8 @@ Status = Literal[
 class Target:
     """What Python runs: a script file or a module (``-m``), and its own arguments.
 
-    ``constants`` of the script get these values instead (:mod:`trainfit.scripts.constants`).
+    ``constants`` of the script get these values instead of their own
+    (:mod:`trainfit.scripts.options.constants`).
     """
 
     kind: Literal["script", "module"]

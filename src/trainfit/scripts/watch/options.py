@@ -19,14 +19,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.parsed_options import (
-    of_absl,
-    of_argparse,
-    of_click,
-    of_globals,
-    of_omegaconf,
-    of_tyro,
-)
+from trainfit.scripts.options.configurations import of_globals, of_omegaconf
+from trainfit.scripts.options.parsers import of_absl, of_argparse, of_click, of_tyro
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 

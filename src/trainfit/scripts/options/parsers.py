@@ -1,5 +1,4 @@
-"""The options that a command line's parser defines: argparse's, click's, draccus', absl's, tyro's;
-and what ``name=value`` words override in a configuration, as Hydra's do.
+"""The options that a command line's parser defines: argparse's, click's, draccus', absl's, tyro's.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
 whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script
@@ -9,17 +8,15 @@ notices.
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.option_words import place_of
+from trainfit.scripts.options.values import is_plain, text_of
+from trainfit.scripts.options.words import place_of
 
-#: Letters of a value beyond which it is no setting of a number or a name.
-_LONGEST: Final = 200
 #: ``nargs`` of argparse's arguments that take all that follows: a subcommand's, and the rest.
 _TAKES_REST: Final = (argparse.PARSER, argparse.REMAINDER)
 
@@ -59,17 +56,17 @@ def _of_actions(
         elif each.nargs == 0 and isinstance(each.const, bool):
             (on if each.const else off).extend(each.option_strings)
     flags = [flag for each in valued for flag in each.option_strings] or on
-    if not (flags or off) or not (_is_plain(value) and _is_plain(default)):
+    if not (flags or off) or not (is_plain(value) and is_plain(default)):
         return None
     first = valued[0] if valued else None
     return ScriptOption(
         flags=tuple(flags),
         name=name,
-        value=_text_of(value),
+        value=text_of(value),
         given=False,
         choices=_choices(first.choices if first is not None else None),
         switch=first is None,
-        default=_text_of(None if default is argparse.SUPPRESS else default),
+        default=text_of(None if default is argparse.SUPPRESS else default),
         off=tuple(off),
         bare=first is not None and first.nargs == argparse.OPTIONAL,
         type=getattr(first.type, "__name__", "") if first is not None else "",
@@ -87,16 +84,16 @@ def of_click(context: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
             continue
         value, default = context.params[each.name], each.get_default(context)
         kind = getattr(each, "type", None)
-        if not _is_plain(value):
+        if not is_plain(value):
             continue
         option = ScriptOption(
             flags=tuple(each.opts),
             name=each.name,
-            value=_text_of(value),
+            value=text_of(value),
             given=False,
             choices=_choices(getattr(kind, "choices", None)),
             switch=each.is_flag,
-            default=_text_of(default) if _is_plain(default) else None,
+            default=text_of(default) if is_plain(default) else None,
             off=tuple(each.secondary_opts),
             type=str(getattr(kind, "name", "")),
             ahead=ahead,
@@ -111,16 +108,16 @@ def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
     known = {f"--{name}" for name in names}
     for name in names:
         flag = flags[name]
-        if not (_is_plain(flag.value) and _is_plain(flag.default)):
+        if not (is_plain(flag.value) and is_plain(flag.default)):
             continue
         shorts = (f"-{flag.short_name}",) if flag.short_name else ()
         option = ScriptOption(
             flags=(f"--{flag.name}", f"-{flag.name}", *shorts),
             name=flag.name,
-            value=_text_of(flag.value),
+            value=text_of(flag.value),
             given=False,
             choices=_choices(getattr(flag.parser, "enum_values", None)),
-            default=_text_of(flag.default),
+            default=text_of(flag.default),
             off=(f"--no{flag.name}",) if flag.boolean else (),
             bare=bool(flag.boolean),
             type=str(flag.flag_type()) if not flag.boolean else "",
@@ -145,7 +142,7 @@ def _fields(made: Any, before: str) -> Iterator[tuple[str, str, Any]]:
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
             yield from _fields(value, f"{before}{name}.")
-        elif _is_plain(value):
+        elif is_plain(value):
             yield before, name, value
 
 
@@ -157,63 +154,11 @@ def _of_field(before: str, name: str, value: Any) -> ScriptOption:
     return ScriptOption(
         tuple(f"--{each}" for each in names),
         before + name,
-        value.name if isinstance(value, enum.Enum) else _text_of(value),
+        value.name if isinstance(value, enum.Enum) else text_of(value),
         given=False,
         switch=is_switch,
         off=(f"--{negated}",) if is_switch else (),
     )
-
-
-def of_omegaconf(config: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
-    """The plain values of an OmegaConf ``config`` by their dotted names, which words such as
-    ``data.batch_size=8`` override. What refers to another value (``${...}``) follows that one."""
-    # "+name=value" and "++name=value" say it, too; whoever writes words finds those by themselves.
-    given = {word.partition("=")[0].lstrip("+") for word in words if "=" in word}
-    for name, value in _plain_values(config, ""):
-        text = _text_of(value)
-        default = None if name in given else text
-        yield ScriptOption((name,), name, text, given=name in given, default=default)
-
-
-def of_globals(variables: Mapping[str, Any], words: Sequence[str]) -> Iterator[ScriptOption]:
-    """A script's global ``variables`` where its ``words`` override them, as those of nanoGPT do:
-    ``--name=value`` is such a variable with that value, or a word is a Python file, which is run
-    for its assignments."""
-    plain = {
-        name: value
-        for name, value in variables.items()
-        if not name.startswith("_") and value is not None and _is_plain(value)
-    }
-    said = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
-    overrides = any(name in plain and _reads_as(said[name], plain[name]) for name in said)
-    if not overrides and not any(word.endswith(".py") for word in words):
-        return
-    for name, value in plain.items():
-        text = _text_of(value)
-        default = None if name in said else text
-        yield ScriptOption((f"--{name}",), name, text, given=name in said, default=default)
-
-
-def _reads_as(text: str, value: Any) -> bool:
-    if text == str(value):
-        return True
-    try:
-        return bool(ast.literal_eval(text) == value)
-    except (ValueError, SyntaxError):
-        return False
-
-
-def _plain_values(config: Any, before: str) -> Iterator[tuple[str, Any]]:
-    for key in config:
-        if not isinstance(key, str) or config._get_node(key)._is_interpolation():
-            continue
-        if config._get_node(key)._is_missing():
-            continue
-        value = config[key]
-        if _is_plain(value):
-            yield before + key, value
-        elif hasattr(value, "keys"):
-            yield from _plain_values(value, f"{before}{key}.")
 
 
 def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]) -> ScriptOption:
@@ -229,24 +174,8 @@ def _choices(choices: Any) -> tuple[str, ...]:
     """As they are typed; none where they are not a short list of plain values."""
     if choices is None:
         return ()
-    found = [_text_of(each) for each in choices if _is_plain(each)]
+    found = [text_of(each) for each in choices if is_plain(each)]
     return tuple(text for text in found if text is not None)
-
-
-def _is_plain(value: Any) -> bool:
-    """Is it a value that one word says?"""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    return value is None or (
-        isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST
-    )
-
-
-def _text_of(value: Any) -> str | None:
-    """A plain value as text."""
-    if isinstance(value, enum.Enum):
-        value = value.value
-    return None if value is None else str(value)
 
 
 def _value_in(namespace: Any, name: str) -> Any:
