@@ -16,6 +16,7 @@ import pytest
 from helpers_cli import environment
 from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.options.configurations import of_globals
+from trainfit.scripts.options.parsers import of_fire
 from trainfit.scripts.options.words import place_of
 from trainfit.scripts.template_process import Arguments
 from trainfit.scripts.watch.options import OptionsWatch
@@ -288,6 +289,31 @@ def test_tyro(run: Any, watch: OptionsWatch, kind: str) -> None:
     assert (batch.value, batch.given) == ("4", True)
     assert (amp.flags, amp.off, amp.value, amp.given) == (("--amp",), ("--no-amp",), "True", True)
     assert (pin.off, pin.value, pin.given) == (("--data.no-pin-memory",), "False", True)
+
+
+def test_fire(run: Any, watch: OptionsWatch) -> None:
+    fire = pytest.importorskip("fire")
+    known: list[str] = []
+
+    def train(
+        batch_size: int = 8, amp: bool = False, *, pin_mem: bool = True, lrs: Any = ()
+    ) -> None:
+        known.extend(each.name for each in watch.options())
+
+    found = run(lambda: fire.Fire(train), "--batch-size", "4", "--amp", "--nopin_mem")
+    batch, amp, pin = found["batch_size"], found["amp"], found["pin_mem"]
+    assert batch.flags == ("--batch_size", "--batch-size")
+    assert (batch.value, batch.given) == ("4", True)
+    assert (amp.bare, amp.off, amp.value, amp.given) == (True, ("--noamp",), "True", True)
+    assert (pin.value, pin.given) == ("False", True)
+    # The function is what trains, and may never return.
+    assert set(known) == {*found} and "lrs" not in found
+
+
+@pytest.mark.parametrize("words", [["4"], ["--amp", "True", "4"], ["--batch_size=8", "x"]])
+def test_a_value_of_fires_without_a_name_leaves_all_alone(words: list[str]) -> None:
+    assert not [*of_fire({"batch_size": 4, "amp": True}, words)]
+    assert [*of_fire({"batch_size": 4, "amp": True}, words[:-1])]
 
 
 GLOBALS = {

@@ -1,4 +1,5 @@
-"""The options that a command line's parser defines: argparse's, click's, draccus', absl's, tyro's.
+"""The options that a command line's parser defines: argparse's, click's, draccus', absl's, tyro's,
+Fire's.
 
 One function for each kind of parser, after it has parsed. They look at what is there and may raise
 whatever an odd parser raises: :mod:`trainfit.scripts.watch.options` calls them so that no script
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
@@ -159,6 +160,39 @@ def _of_field(before: str, name: str, value: Any) -> ScriptOption:
         switch=is_switch,
         off=(f"--{negated}",) if is_switch else (),
     )
+
+
+def of_fire(values: Mapping[str, Any], words: Sequence[str]) -> Iterator[ScriptOption]:
+    """The arguments of a function that Fire is about to call with these ``values``:
+    ``--batch_size 8``, and of a boolean ``--amp`` and ``--noamp``. None where some stand without a
+    name: one that is named in addition would shift them."""
+    if _has_unnamed(words):
+        return
+    options = [
+        ScriptOption(
+            tuple(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}"))),
+            name,
+            text_of(value),
+            given=False,
+            off=(f"--no{name}",) if isinstance(value, bool) else (),
+            bare=isinstance(value, bool),
+        )
+        for name, value in values.items()
+        if is_plain(value)
+    ]
+    known = {flag for each in options for flag in (*each.flags, *each.off)}
+    for option in options:
+        yield _with_given(option, words, known)
+
+
+def _has_unnamed(words: Sequence[str]) -> bool:
+    """Is there a word that is neither an option nor what follows one?"""
+    follows = False
+    for word in words:
+        if not word.startswith("-") and not follows:
+            return True
+        follows = word.startswith("-") and "=" not in word
+    return False
 
 
 def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]) -> ScriptOption:

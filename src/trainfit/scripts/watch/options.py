@@ -1,9 +1,9 @@
 """The options of a script's own command line, and their values in this run.
 
 Told by the parser that reads ``sys.argv``: argparse's (and so Transformers', jsonargparse's and
-Lightning's), click's, draccus', absl's, tyro's, Hydra's and OmegaConf's; or, where none does, by
-the global variables that words override. A library's parser that is given other words, and a
-launcher's, do not count. The script notices nothing of it: whatever goes wrong here, its options
+Lightning's), click's, draccus', absl's, tyro's, Fire's, Hydra's and OmegaConf's; or, where none
+does, by the global variables that words override. A library's parser that is given other words, and
+a launcher's, do not count. The script notices nothing of it: whatever goes wrong here, its options
 are not known.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from trainfit.results.runs.script_option import ScriptOption
 from trainfit.scripts.options.configurations import of_globals, of_omegaconf
-from trainfit.scripts.options.parsers import of_absl, of_argparse, of_click, of_tyro
+from trainfit.scripts.options.parsers import of_absl, of_argparse, of_click, of_fire, of_tyro
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
 
@@ -29,6 +29,7 @@ _CLICK: Final = ("click.core", "typer._click.core")
 _DRACCUS: Final = "draccus.argparsing"
 _ABSL: Final = "absl.flags"
 _TYRO: Final = "tyro._cli"
+_FIRE: Final = "fire.core"
 _HYDRA: Final = "hydra.core.utils"
 _OMEGACONF: Final = "omegaconf.omegaconf"
 #: Options beyond which they are left out: none has so many.
@@ -50,6 +51,7 @@ class OptionsWatch:
             self._hook(name, functools.partial(self._patch_click, patches))
         self._hook(_DRACCUS, functools.partial(self._patch_draccus, patches))
         self._hook(_TYRO, functools.partial(self._patch_tyro, patches))
+        self._hook(_FIRE, functools.partial(self._patch_fire, patches))
         self._hook(_HYDRA, functools.partial(self._patch_hydra, patches))
         self._hook(_OMEGACONF, functools.partial(self._patch_omegaconf, patches))
 
@@ -156,6 +158,33 @@ class OptionsWatch:
 
         patches.set(module, "_cli_impl", _cli_impl)
         patches.set(module, "cli", cli)
+
+    def _patch_fire(self, patches: PatchSet, module: ModuleType) -> None:
+        make = getattr(module, "_MakeParseFn", None)
+        if make is None:
+            return
+        watch = self
+
+        @functools.wraps(make)
+        def _make_parse_fn(function: Any, metadata: Any) -> Any:
+            parse = make(function, metadata)
+
+            def noted(words: Any) -> Any:
+                given = watch._begin(words)
+                found = parse(words)
+
+                def read(words: list[str]) -> Iterable[ScriptOption]:
+                    positional, keywords = found[0]
+                    names = module.inspectutils.GetFullArgSpec(function).args
+                    values = {**dict(zip(names, positional, strict=False)), **keywords}
+                    return of_fire(values, words)
+
+                watch._note(given, read)
+                return found
+
+            return noted
+
+        patches.set(module, "_MakeParseFn", _make_parse_fn)
 
     def _patch_hydra(self, patches: PatchSet, module: ModuleType) -> None:
         """The configuration as Hydra has composed it, its own part left out."""
