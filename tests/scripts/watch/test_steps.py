@@ -128,6 +128,19 @@ def test_samples_of_a_model_whose_first_dimension_is_the_time(kind: str, turned:
     assert figures(makeup) == (8, 1, 8) and makeup.source == "model calls"
 
 
+def test_pieces_of_a_batch_stay_such_where_batch_first_was_forgotten() -> None:
+    def loop() -> None:
+        model = _Timed("attention", turned=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in DataLoader(torch.ones(64, 35, 16), 8):  # type: ignore[arg-type]
+            optimizer.zero_grad()
+            for piece in batch.cuda().chunk(4):
+                model(piece).backward()
+            optimizer.step()
+
+    assert figures(watched(loop)[0]) == (2, 4, 8)
+
+
 def test_a_batch_in_pieces_and_a_batch_in_two_views() -> None:
     assert figures(run("pieces")[0]) == (2, 4, 8)
     assert figures(run("views")[0]) == (8, 1, 8)

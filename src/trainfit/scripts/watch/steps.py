@@ -168,11 +168,12 @@ class StepWatch:
 
     def _turn(self, calls: _Calls, size: int, shape: tuple[int, ...]) -> None:
         """A recurrent network or an attention is called whose dimensions are time, batch and
-        features: where the model was given them in this order, the second is its samples."""
+        features: where the model was given them in this order, the second is its samples. Not where
+        a DataLoader tells the batch size: often ``batch_first`` was forgotten."""
         if len(shape) != 3:
             return
         self._sized = None
-        if shape[0] == size:
+        if shape[0] == size and all(each.samples in (None, 1) for each in self._batches):
             calls.sizes[size] -= 1
             calls.sizes[shape[1]] += 1
 
