@@ -92,6 +92,7 @@ def test_a_change_that_helps_is_proven_in_alternation() -> None:
 def test_no_gain_and_worse_are_said() -> None:
     same = Runs(lambda *_: 0.1).verify(finding(num_workers="4"))
     assert same.verdict == "no gain"
+    assert "detectable from" in text(same)
     assert text(same).startswith("No gain found by") and "--verify-runs" not in text(same)
     worse = Runs(lambda workers, _: 0.2 if workers else 0.1).verify(finding(num_workers="4"))
     assert worse.verdict == "worse"

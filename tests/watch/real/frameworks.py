@@ -2,11 +2,15 @@
 
 import argparse
 import logging
-import sys
 import warnings
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+
+from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+
+# Lightning and Transformers import torchvision, which does not load where it is of another PyTorch.
+define_torchvision_operators()
 
 WIDTH, SAMPLES, BATCH = 16, 96, 8
 
@@ -83,10 +87,6 @@ def lightning(folder):
 
 
 def trainer(folder):
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError):  # of another PyTorch: Transformers shall not see it
-        sys.modules["torchvision"] = None
     from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
 
     class Model(PreTrainedModel):

@@ -33,13 +33,6 @@ EPOCHS, STEPS, BATCH = 3, 36, 8
 def test_the_loop_of_a_framework(loop: str, package: str, framework: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    if loop == "lightning":  # imports torchvision where it is installed, and fails with it
-        try:
-            import torchvision  # noqa: F401
-        except ImportError:
-            pass
-        except RuntimeError as error:
-            pytest.skip(f"the installed torchvision is of another PyTorch: {error}")
     words = [sys.executable, str(SCRIPT), loop]
     alone = subprocess.run(
         [*words, str(tmp_path / "alone")], env=environment(), capture_output=True, text=True,

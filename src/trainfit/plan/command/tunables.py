@@ -12,6 +12,10 @@ from trainfit.results.loader.settings import LoaderSettings
 
 #: Tunables that ``trainfit plan`` fills by tuning the DataLoader; named as its arguments are.
 LOADER_TUNABLES: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+#: Those of them that are on or off.
+LOADER_SWITCHES: Final = ("pin_memory", "persistent_workers")
+#: A number as a command says it.
+NUMBER: Final = re.compile(r"[0-9]{1,9}")
 #: Tunables that trainfit can fill; ``grad_accum`` are the micro-batches of an optimizer step.
 TUNABLES: Final = ("batch_size", "grad_accum", "amp", *LOADER_TUNABLES)
 #: Other names of them: those that libraries' options have.
@@ -24,7 +28,6 @@ _ALIASES: Final = dict.fromkeys(
     "grad_accum",
 )
 _NAMES: Final = (*TUNABLES, *_ALIASES)
-_BOOLEANS: Final = ("pin_memory", "persistent_workers")
 
 _TUNABLE = rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?::([^{{}}]*))?"
 _PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
@@ -170,7 +173,7 @@ def loader_values(present: Mapping[str, str], settings: LoaderSettings) -> dict[
     for name in LOADER_TUNABLES:
         if name not in present:
             continue
-        if name in _BOOLEANS:
+        if name in LOADER_SWITCHES:
             on = settings.pin_memory if name == "pin_memory" else _persistent(settings)
             values[name] = _switched(present[name], to=on)
         elif name == "prefetch_factor" and not settings.num_workers:
@@ -187,7 +190,7 @@ def present_settings(present: Mapping[str, str]) -> dict[str, int | bool | None]
         if name not in present:
             continue
         text = present[name]
-        if name in _BOOLEANS:
+        if name in LOADER_SWITCHES:
             found[name] = _is_on(text)
         else:
             found[name] = None if text in _UNSET else int(text)
@@ -242,7 +245,7 @@ def _check_values(present: Mapping[str, str]) -> None:
     _check_number(present, "num_workers", 0, "number of workers", "4")
     if present.get("prefetch_factor") not in _UNSET:
         _check_number(present, "prefetch_factor", 1, "prefetch factor", "2")
-    for name in _BOOLEANS:
+    for name in LOADER_SWITCHES:
         if name in present and present[name] not in _OPPOSITE_SWITCH:
             raise CommandError(
                 f"placeholder {{{name}}}: {present[name]!r}: expected on or off; write one of "

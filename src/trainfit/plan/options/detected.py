@@ -8,12 +8,11 @@ what the first run saw. That is an assumption, which a run has to confirm
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.command.tunables import TUNABLES, as_switch
+from trainfit.plan.command.tunables import LOADER_SWITCHES, NUMBER, TUNABLES, as_switch
 from trainfit.plan.options.candidates import candidates
 from trainfit.plan.options.names import tunable_of
 from trainfit.plan.options.observed import BatchSource, ObservedSettings
@@ -30,8 +29,6 @@ from trainfit.plan.options.words import (
 )
 from trainfit.results.runs.script_option import ScriptOption
 
-_NUMBER: Final = re.compile(r"[0-9]{1,9}")
-_BOOLEANS: Final = ("pin_memory", "persistent_workers")
 #: The prefetch factor of a DataLoader that was told none and has workers.
 _PREFETCH: Final = 2
 
@@ -163,7 +160,7 @@ def _option(
     chosen = _only(agreeing, lambda each: each.place is not None)
     if chosen is None:
         return LeftOption(name, shown, "several options have the observed value")
-    write = _boolean if name in _BOOLEANS else _number
+    write = _boolean if name in LOADER_SWITCHES else _number
     return write(command, name, chosen, seen)
 
 
@@ -189,7 +186,7 @@ def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
             return seen.prefetch_factor in unset
         # Without workers a script must leave it out.
         return value == str(seen.prefetch_factor) or not seen.num_workers
-    if name in _BOOLEANS:
+    if name in LOADER_SWITCHES:
         is_on = as_switch(value)
         if name == "persistent_workers" and not seen.num_workers:
             return is_on is not None
@@ -227,7 +224,7 @@ def _number(
 ) -> FoundOption | LeftOption:
     text = said(command, option) or str(option.option.value)
     unset = name == "prefetch_factor" and text == "None"
-    if not unset and _NUMBER.fullmatch(text) is None:
+    if not unset and NUMBER.fullmatch(text) is None:
         return LeftOption(name, option.shown, f"{text!r} is not an integer")
     if option.option.choices:
         return LeftOption(name, option.shown, "it accepts certain values only")

@@ -6,19 +6,19 @@ For who changes them and looks in the run whether they followed; a plan has more
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final
 
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.command.tunables import CommandError, as_switch
+from trainfit.plan.command.tunables import (
+    LOADER_SWITCHES,
+    LOADER_TUNABLES,
+    NUMBER,
+    CommandError,
+    as_switch,
+)
 from trainfit.plan.options.candidates import candidates
 from trainfit.plan.options.names import tunable_of
 from trainfit.plan.options.words import Candidate, said, write_value, written
-
-_NUMBER: Final = re.compile(r"[0-9]{1,9}")
-_NUMBERS: Final = ("num_workers", "prefetch_factor")
-_SWITCHES: Final = ("pin_memory", "persistent_workers")
 
 
 def marked(words: Sequence[str]) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def marked(words: Sequence[str]) -> tuple[str, ...]:
         return tuple(words)
     options = candidates(command, ())
     writings = {}
-    for name in (*_NUMBERS, *_SWITCHES):
+    for name in LOADER_TUNABLES:
         named = [each for each in options if _says(command, each, name)]
         if len(named) == 1 and name not in command.present:
             writings[name] = write_value(command, named[0], name, said(command, named[0]))
@@ -39,7 +39,8 @@ def marked(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _says(command: Command, option: Candidate, name: str) -> bool:
-    text = said(command, option)
     if tunable_of(option.shown) != name:
         return False
-    return _NUMBER.fullmatch(text) is not None if name in _NUMBERS else as_switch(text) is not None
+    text = said(command, option)
+    read = as_switch(text) if name in LOADER_SWITCHES else NUMBER.fullmatch(text)
+    return read is not None

@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.plan.command.parsing import Command, Spelling
 from trainfit.plan.command.tunables import as_switch, opposite_switch
 from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.options.words import OptionPlace
+from trainfit.scripts.options.words import OptionPlace, is_name
 
 #: What stands for a boolean that is said by words which come and go.
 ON: Final = "true"
@@ -73,7 +73,7 @@ def write_value(command: Command, candidate: Candidate, name: str, present: str)
     flag = _long_flag(candidate.option)
     unsaid: Mapping[str, tuple[str, ...]] = {present: ()}
     value = f"{{{name}:{present}}}"
-    if flag.startswith("--") or _is_name(flag):
+    if _takes_equals(flag):
         return Writing({}, (Edit(f"{flag}={value}", unsaid),), candidate.option.ahead)
     return Writing({}, (Edit(flag, unsaid), Edit(value, unsaid)), candidate.option.ahead)
 
@@ -141,7 +141,7 @@ def _words_for(option: ScriptOption, *, to: bool, alone: bool) -> tuple[str, ...
     if not to and option.off:
         return (max(option.off, key=len),)
     flag = _long_flag(option)
-    if option.switch or not (flag.startswith("--") or _is_name(flag)):
+    if option.switch or not _takes_equals(flag):
         return None
     text = _boolean_text(option, to=to)
     return None if text is None else (f"{flag}={text}",)
@@ -156,9 +156,9 @@ def _boolean_text(option: ScriptOption, *, to: bool) -> str | None:
     return opposite_switch(now) if now is not None and as_switch(now) is not None else str(to)
 
 
-def _is_name(flag: str) -> bool:
-    """Is it said as ``name=value``?"""
-    return bool(flag) and flag[0] not in "-+"
+def _takes_equals(flag: str) -> bool:
+    """Is it said in one word with its value (``--name=value``, ``name=value``)?"""
+    return flag.startswith("--") or is_name(flag)
 
 
 def _long_flag(option: ScriptOption) -> str:

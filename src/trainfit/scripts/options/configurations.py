@@ -20,9 +20,7 @@ def of_omegaconf(config: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
     # "+name=value" and "++name=value" say it, too; whoever writes words finds those by themselves.
     given = {word.partition("=")[0].lstrip("+") for word in words if "=" in word}
     for name, value in _plain_values(config, ""):
-        text = text_of(value)
-        default = None if name in given else text
-        yield ScriptOption((name,), name, text, given=name in given, default=default)
+        yield _option(name, name, value, given=name in given)
 
 
 def of_globals(variables: Mapping[str, Any], words: Sequence[str]) -> Iterator[ScriptOption]:
@@ -39,9 +37,13 @@ def of_globals(variables: Mapping[str, Any], words: Sequence[str]) -> Iterator[S
     if not overrides and not any(word.endswith(".py") for word in words):
         return
     for name, value in plain.items():
-        text = text_of(value)
-        default = None if name in said else text
-        yield ScriptOption((f"--{name}",), name, text, given=name in said, default=default)
+        yield _option(f"--{name}", name, value, given=name in said)
+
+
+def _option(flag: str, name: str, value: Any, *, given: bool) -> ScriptOption:
+    """What it has without being given is not told where it is."""
+    text = text_of(value)
+    return ScriptOption((flag,), name, text, given=given, default=None if given else text)
 
 
 def _reads_as(text: str, value: Any) -> bool:
@@ -55,9 +57,8 @@ def _reads_as(text: str, value: Any) -> bool:
 
 def _plain_values(config: Any, before: str) -> Iterator[tuple[str, Any]]:
     for key in config:
-        if not isinstance(key, str) or config._get_node(key)._is_interpolation():
-            continue
-        if config._get_node(key)._is_missing():
+        node = config._get_node(key) if isinstance(key, str) else None
+        if node is None or node._is_interpolation() or node._is_missing():
             continue
         value = config[key]
         if is_plain(value):

@@ -129,10 +129,7 @@ def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
 def of_tyro(made: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
     """What tyro has ``made`` of the words, a dataclass or a function's keywords:
     ``--data.batch-size 8``, and of a boolean ``--amp`` and ``--no-amp``."""
-    options = [_of_field(*each) for each in _fields(made, "")]
-    known = {flag for each in options for flag in (*each.flags, *each.off)}
-    for option in options:
-        yield _with_given(option, words, known)
+    yield from _all_with_given([_of_field(*each) for each in _fields(made, "")], words)
 
 
 def _fields(made: Any, before: str) -> Iterator[tuple[str, str, Any]]:
@@ -180,9 +177,7 @@ def of_fire(values: Mapping[str, Any], words: Sequence[str]) -> Iterator[ScriptO
         for name, value in values.items()
         if is_plain(value)
     ]
-    known = {flag for each in options for flag in (*each.flags, *each.off)}
-    for option in options:
-        yield _with_given(option, words, known)
+    yield from _all_with_given(options, words)
 
 
 def _has_unnamed(words: Sequence[str]) -> bool:
@@ -193,6 +188,15 @@ def _has_unnamed(words: Sequence[str]) -> bool:
             return True
         follows = word.startswith("-") and "=" not in word
     return False
+
+
+def _all_with_given(
+    options: Sequence[ScriptOption], words: Sequence[str]
+) -> Iterator[ScriptOption]:
+    """``options`` that are all there are."""
+    known = {flag for each in options for flag in (*each.flags, *each.off)}
+    for option in options:
+        yield _with_given(option, words, known)
 
 
 def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]) -> ScriptOption:

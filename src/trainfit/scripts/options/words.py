@@ -17,6 +17,11 @@ class OptionPlace:
     start: int = 0
 
 
+def is_name(flag: str) -> bool:
+    """Is it an option in ``name=value`` alone?"""
+    return flag[:1] not in ("", "-", "+")
+
+
 def place_of(
     words: Sequence[str],
     flags: Sequence[str],
@@ -41,8 +46,8 @@ def place_of(
             continue
         if joined is not None:
             found = OptionPlace(at, flag, at, joined)
-        elif not flag.startswith(("-", "+")):
-            continue  # a plain name is an option in "name=value" alone
+        elif is_name(flag):
+            continue
         elif switch or (bare and not _is_value(words, at + 1)):
             found = OptionPlace(at, flag)
         elif at + 1 < len(words):

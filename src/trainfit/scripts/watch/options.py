@@ -136,24 +136,25 @@ class OptionsWatch:
             return
         watch = self
 
-        def note(made: Any, args: Any) -> None:
-            given = watch._begin(_words() if args is None else args)
-            watch._note(given, lambda words: of_tyro(made, words))
+        def note(found: Any, args: Any) -> None:
+            made = found[0] if isinstance(found, tuple) else found
+            if isinstance(made, functools.partial):  # of the function, which is called next
+                made = made.keywords
+            elif not dataclasses.is_dataclass(made):
+                return
+            watch._note(watch._begin(args), lambda words: of_tyro(made, words))
 
         @functools.wraps(parse)
         def _cli_impl(f: Any, **kwargs: Any) -> Any:
             found = parse(f, **kwargs)
-            call = found[0] if isinstance(found, tuple) else found
-            if isinstance(call, functools.partial):
-                note(call.keywords, kwargs.get("args"))
+            note(found, kwargs.get("args"))
             return found
 
         @functools.wraps(read)
         def cli(f: Any, **kwargs: Any) -> Any:
             found = read(f, **kwargs)
-            made = found[0] if isinstance(found, tuple) else found
-            if dataclasses.is_dataclass(made) and isinstance(f, type):
-                note(made, kwargs.get("args"))
+            if isinstance(f, type):
+                note(found, kwargs.get("args"))
             return found
 
         patches.set(module, "_cli_impl", _cli_impl)
@@ -196,7 +197,11 @@ class OptionsWatch:
         # Not called run_job: Hydra looks for that name where it shortens a traceback.
         @functools.wraps(run)
         def run_noted(task_function: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-            watch._note(_words(), lambda words: _without_hydras(of_omegaconf(config, words)))
+            def read(words: list[str]) -> Iterable[ScriptOption]:
+                found = of_omegaconf(config, words)
+                return (each for each in found if not each.name.startswith("hydra."))
+
+            watch._note(_words(), read)
             return run(task_function, config, *args, **kwargs)
 
         patches.set(module, "run_job", run_noted)
@@ -214,7 +219,7 @@ class OptionsWatch:
         @functools.wraps(read)
         def from_cli(args_list: Any = None) -> Any:
             made = read(args_list)
-            words = watch._begin(_words() if args_list is None else args_list)
+            words = watch._begin(args_list)
             if words is not None:
                 made_of[:] = [(made, words)]
             return made
@@ -232,10 +237,11 @@ class OptionsWatch:
 
     # -- notes -------------------------------------------------------------------------------
 
-    def _begin(self, given: Iterable[str]) -> list[str] | None:
-        """The words that are about to be parsed; ``None`` where they are not the script's."""
+    def _begin(self, given: Iterable[str] | None) -> list[str] | None:
+        """The words that are parsed (``None``: those of ``sys.argv``); ``None`` where they are not
+        the script's."""
         with contextlib.suppress(Exception):
-            words = list(given)
+            words = _words() if given is None else list(given)
             if self._is_scripts(words):
                 return words
         return None
@@ -263,10 +269,6 @@ class OptionsWatch:
         is_part = all(any(word == other for other in rest) for word in given)
         self._saw_words = self._saw_words or is_part
         return is_part
-
-
-def _without_hydras(options: Iterable[ScriptOption]) -> Iterable[ScriptOption]:
-    return (each for each in options if not each.name.startswith("hydra."))
 
 
 def _words() -> list[str]:

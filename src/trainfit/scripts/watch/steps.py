@@ -161,19 +161,20 @@ class StepWatch:
             size = next(filter(None, map(samples_in, given)), None)
             if size is not None:
                 self._needs_size.sizes[size] += 1
-                self._sized = self._needs_size, size
+                # Where a DataLoader tells the batch size, often ``batch_first`` was forgotten.
+                if all(each.samples in (None, 1) for each in self._batches):
+                    self._sized = self._needs_size, size
                 self._needs_size = None
         if self._sized is not None and getattr(module, "batch_first", True) is False:
             self._turn(*self._sized, tuple(getattr(given[0], "shape", ())) if given else ())
 
     def _turn(self, calls: _Calls, size: int, shape: tuple[int, ...]) -> None:
         """A recurrent network or an attention is called whose dimensions are time, batch and
-        features: where the model was given them in this order, the second is its samples. Not where
-        a DataLoader tells the batch size: often ``batch_first`` was forgotten."""
+        features: where the model was given them in this order, the second is its samples."""
         if len(shape) != 3:
             return
         self._sized = None
-        if shape[0] == size and all(each.samples in (None, 1) for each in self._batches):
+        if shape[0] == size:
             calls.sizes[size] -= 1
             calls.sizes[shape[1]] += 1
 

@@ -99,14 +99,20 @@ def is_crowded(rank: RankView) -> bool | None:
     return bool(np.mean(runnable > thresholds.CROWDED * usable) >= thresholds.LASTING)
 
 
+def turns(rank: RankView) -> float | None:
+    """Threads that take turns on a core; ``None``: not measured."""
+    usable, runnable = usable_cores(rank.header), median(rank.machine["runnable"])
+    return None if runnable is None or not usable else max(1.0, runnable / usable)
+
+
 def threads_of_workers(rank: RankView) -> float | None:
     """Threads of all workers of the rank's machine that run or wait for a core, on average: the
     cores that they get, times the threads that take turns on a core. ``None``: not measured."""
-    usable, runnable = usable_cores(rank.header), median(rank.machine["runnable"])
-    if not usable or runnable is None or not len(known(rank.workers["cpu_cores"])):
+    taking_turns = turns(rank)
+    if taking_turns is None or not len(known(rank.workers["cpu_cores"])):
         return None
     got = median(by_time(rank.workers, "cpu_cores")) or 0.0
-    return max(1, local_ranks(rank)) * got * max(1.0, runnable / usable)
+    return max(1, local_ranks(rank)) * got * taking_turns
 
 
 def are_workers_the_crowd(rank: RankView) -> bool:

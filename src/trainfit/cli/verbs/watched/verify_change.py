@@ -10,7 +10,13 @@ from pathlib import Path
 from trainfit.cli.common import UsageError, whole_number
 from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
-from trainfit.plan.command.tunables import as_switch, fill, opposite_switch, placeholders
+from trainfit.plan.command.tunables import (
+    LOADER_SWITCHES,
+    as_switch,
+    fill,
+    opposite_switch,
+    placeholders,
+)
 from trainfit.plan.options.marking import marked
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch.judge import judge
@@ -19,7 +25,7 @@ from trainfit.watch.verify import LEAST_RECORDED, LEAST_RUNS, ORDER, verify
 
 _STEPS = 100
 #: Placeholders that are on or off.
-_SWITCHED = ("amp", "pin_memory", "persistent_workers")
+_SWITCHED = ("amp", *LOADER_SWITCHES)
 
 
 def add_verify(parser: argparse.ArgumentParser) -> None:

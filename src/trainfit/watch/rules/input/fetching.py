@@ -95,11 +95,10 @@ class Fetching:
     @functools.cached_property
     def turns(self) -> float | None:
         """Threads that take turns on a core; ``None``: cores are full, and it was not sampled."""
-        usable = checks.usable_cores(self.rank.header)
-        runnable = median(self.rank.machine["runnable"])
-        if runnable is None or not usable:
+        found = checks.turns(self.rank)
+        if found is None:
             return None if self.cores is not None and self.cores.saturated else 1.0
-        return max(1.0, runnable / usable)
+        return found
 
     @functools.cached_property
     def waits(self) -> float:
