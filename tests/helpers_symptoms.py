@@ -25,7 +25,8 @@ class Symptom:
     """Options of the script, and the verdict: kinds of findings that are there and that are not,
     what bounds the run, words of the first finding's cause and its settings.
 
-    ``limit`` and ``settings`` are empty where they depend on the machine.
+    ``limit`` and ``settings`` are empty where they depend on the machine. ``slow``: it takes long,
+    or what is found follows from how long things take, which other programs change.
     """
 
     options: str
@@ -51,11 +52,11 @@ class Symptom:
 SYMPTOMS: Final[dict[str, Symptom]] = {
     # batch_size=1 and num_workers=1: GPU-Util often falls to 0; with 8 workers rarely.
     "starved": Symptom("--workers=1 --sleep=0.08 --steps=60", ("input_bound",), limit="input",
-                       cause="Too few workers: 1 of"),
+                       cause="Too few workers: 1 of", slow=True),
     "fed": Symptom("--workers=8 --sleep=0.08 --steps=60", absent=("input_bound", "no_workers"),
                    slow=True),
     "sleeping": Symptom("--step=0.05 --steps=60", ("script_waits",), ("input_bound",),
-                        limit="script"),
+                        limit="script", slow=True),
     "no-workers": Symptom("--sleep=0.05 --steps=60", ("no_workers",), limit="input",
                           settings={"persistent_workers": "True"}, slow=True),
     "threads": Symptom("--workers=4 --threads=8 --steps=200 --step=0.01",
@@ -69,7 +70,7 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                            ("slow_worker",), ("no_workers",), limit="input", slow=True),
     "epoch-start": Symptom("--workers=2 --batches=16 --worker-start=0.4 --step=0.005 --steps=80",
                            ("epoch_start",), limit="input",
-                           settings={"persistent_workers": "True"}),
+                           settings={"persistent_workers": "True"}, slow=True),
     "workers-stay": Symptom("--workers=2 --batches=16 --worker-start=0.4 --step=0.005 --steps=80 "
                             "--persistent", absent=("epoch_start",), slow=True),
     # One of eight batches is slow: pauses of 1 to 2 s now and then.
@@ -82,8 +83,10 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                             ("input_bound",), limit="input", cause="transforms", slow=True),
     "hand-off": Symptom("--workers=2 --tensors=200 --step=0.002 --steps=50", ("input_bound",),
                         limit="input", cause="hand-off", slow=True),
-    "checkpoints-nan": Symptom("--checkpoint=0.1 --step=0.01 --steps=60 --nan-from=25",
-                               ("checkpoint_stalls", "loss_not_finite"), limit="checkpoint"),
+    "checkpoints": Symptom("--checkpoint=0.1 --step=0.01 --steps=60", ("checkpoint_stalls",),
+                           limit="checkpoint", slow=True),
+    # What no other program on the machine can change.
+    "nan": Symptom("--checkpoint=0.1 --step=0.01 --steps=60 --nan-from=25", ("loss_not_finite",)),
     "evaluation-overflow": Symptom("--evaluate --step=0.005 --steps=60 --overflow",
                                    ("skipped_steps", "evaluation_share"), ("loss_not_finite",),
                                    slow=True),

@@ -338,6 +338,7 @@ def neighbours() -> Iterator[None]:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_beside_neighbours_the_loader_says_what_cannot_be_told(
     neighbours: None, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def number(result: WatchResult, kind: str, what: str) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_kept_busy(tmp_path: Path) -> None:
     """Copies are made in a stream of their own."""
     result = watched(tmp_path, SimulatedGpu((COOL,)), "--gpu=0.04 --ahead=0.08 --side-stream")
@@ -70,6 +71,7 @@ def test_heat_that_lowers_the_clock(tmp_path: Path) -> None:
     assert number(result, "memory_near_limit", "used at the peak") == pytest.approx(15.8)
 
 
+@pytest.mark.slow
 def test_a_gpu_that_waits_for_batches(tmp_path: Path) -> None:
     """Its clock falls meanwhile, which is no throttling."""
     result = watched(tmp_path, starved(0.02, 0.06, COOL), "--gpu=0.02 --sleep=0.06 --steps=60")
