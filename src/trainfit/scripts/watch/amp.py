@@ -52,9 +52,7 @@ class AmpWatch:
         # A subclass has a scale() of its own (FSDP's), but not a step().
         for name in ("scale", "step"):
             patches.set(scaler, name, self._before(getattr(scaler, name), self._used))
-        apply = vars(torch.autograd.Function)["apply"].__func__
-        noted = self._before(apply, self._applied)
-        patches.set(torch.autograd.Function, "apply", classmethod(noted))
+        patches.set(torch.autograd.Function, "apply", classmethod(self._before_apply()))
         call = custom_ops.CustomOpDef.__call__
         patches.set(custom_ops.CustomOpDef, "__call__", self._before(call, self._operated))
 
@@ -92,6 +90,19 @@ class AmpWatch:
             return function(first, *args, **kwargs)
 
         return noting
+
+    def _before_apply(self) -> Callable[..., Any]:
+        """``Function.apply`` of the class that it is called of.
+
+        A classmethod in Python up to PyTorch 2.13, one in C since; both bind alike.
+        """
+        bound = vars(torch.autograd.Function)["apply"].__get__
+
+        def apply(kind: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return bound(None, kind)(*args, **kwargs)
+
+        functools.update_wrapper(apply, torch.autograd.Function.apply)
+        return self._before(apply, self._applied)
 
     def _made(self, scaler: Any) -> None:
         self._scaler_at = self._scaler_at or user_frame()
