@@ -9,6 +9,7 @@ import torch
 
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.tensors.tensor import DeviceTensor, plain
+from trainfit.torch_private.modules import buffers_of, parameters_of
 
 
 class Ownership:
@@ -24,21 +25,21 @@ class Ownership:
 
     def meet(self, module: torch.nn.Module, name: int) -> None:
         """A module is met for the first time: its parameters and buffers are known now."""
-        for parameter in module._parameters.values():
+        for parameter in parameters_of(module).values():
             if parameter is not None:
                 self._owners.setdefault(id(parameter), name)
                 self.mark_parameter(parameter, name)
-        for buffer in module._buffers.values():
+        for buffer in buffers_of(module).values():
             self.mark(buffer, "buffer", name)
         # The ids of a dead module's parameters may come back as another's.
-        ids = [id(parameter) for parameter in module._parameters.values()]
+        ids = [id(parameter) for parameter in parameters_of(module).values()]
         weakref.finalize(module, _forget, self._owners, ids).atexit = False
 
     def move(self, module: torch.nn.Module) -> None:
         """A module was moved; which path it has in a model is known when it is called."""
-        for parameter in module._parameters.values():
+        for parameter in parameters_of(module).values():
             self.mark(parameter, "parameter")
-        for buffer in module._buffers.values():
+        for buffer in buffers_of(module).values():
             self.mark(buffer, "buffer")
 
     def mark(self, tensor: Any, kind: str, module: int = -1) -> None:

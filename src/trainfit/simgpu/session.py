@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -53,6 +52,8 @@ from trainfit.simgpu.tensors import serialization as checkpoints
 from trainfit.simgpu.tensors.tensor import (
     set_engine,
 )
+from trainfit.torch_private import compiled
+from trainfit.torch_private.dispatching import lift_cpu_only, lifts_cpu_only
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -221,7 +222,7 @@ class Simulation:
 
     def _install(self) -> None:
         # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
-        importlib.import_module("torch._dynamo")
+        compiled.import_compiler()
         self._live = True
         set_engine(self.engine)
         devices.install(self.engine, self._patches)
@@ -246,8 +247,8 @@ class Simulation:
             optim.register_optimizer_step_post_hook(self._after_step),
         ]
         # torch.tensor(..., device="cuda") builds on the CPU and moves where modes see it.
-        self._lifts_cpu_only = torch._C._only_lift_cpu_tensors()
-        torch._C._set_only_lift_cpu_tensors(True)
+        self._lifts_cpu_only = lifts_cpu_only()
+        lift_cpu_only(True)
         self._modes.install(self._patches)
         self._time.install(self._patches)
 
@@ -258,7 +259,7 @@ class Simulation:
         self._triton.remove()
         self._default_device.restore()
         self._modes.remove()
-        torch._C._set_only_lift_cpu_tensors(self._lifts_cpu_only)
+        lift_cpu_only(self._lifts_cpu_only)
         for hook in self._optimizer_hooks:
             hook.remove()
         self._optimizer_hooks = []

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import optimizer as optim
-from torch.utils import _foreach_utils
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine
+from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS
+from trainfit.torch_private.tensors import COMPATIBLE_TYPE, has_compatible_type, use_count
+from trainfit.torch_private.training import FOREACH_TYPES, GROUP_TENSORS
 
 
 def install(
@@ -27,10 +28,9 @@ def install(
     ``clear_casts`` forgets autocast's copies, ``moved`` is told of every module whose own tensors
     were moved, and ``compiled`` stands for ``torch.compile``.
     """
-    for module in (_foreach_utils, optim):
-        types = [*module._foreach_supported_types, SimulatedTensor]
-        patches.set(module, "_foreach_supported_types", types)
-    group = torch._C._group_tensors_by_device_and_dtype
+    for place in FOREACH_TYPES:
+        patches.set(*place, [*place.now, SimulatedTensor])
+    group = GROUP_TENSORS.now
 
     def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
         # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
@@ -40,7 +40,7 @@ def install(
             for (device, dtype), value in groups.items()
         }
 
-    patches.set(torch._C, "_group_tensors_by_device_and_dtype", group_tensors)
+    patches.set(*GROUP_TENSORS, group_tensors)
     clear = torch.clear_autocast_cache
 
     def clear_autocast_cache() -> None:
@@ -50,15 +50,10 @@ def install(
     patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
     patches.set(torch.Tensor, "pin_memory", _pin_memory)
     patches.set(torch.Tensor, "is_pinned", _is_pinned)
-    patches.set(torch, "_has_compatible_shallow_copy_type", _sets_data)
-    apply = _watched_apply(torch.nn.Module._apply, moved)
-    patches.set(torch.nn.Module, "_apply", apply)
+    patches.set(*COMPATIBLE_TYPE, _sets_data)
+    patches.set(*APPLY, _watched_apply(APPLY.now, moved))
     patches.set(torch, "compile", compiled)
-    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: True)
-
-
-#: PyTorch's own test, of tensors that are not simulated (one may be on "meta").
-_of_one_kind = torch._has_compatible_shallow_copy_type
+    patches.set(*FLATTENS_RNN_WEIGHTS, lambda: True)
 
 
 def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
@@ -68,10 +63,10 @@ def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     parameters that a graph in use still holds on to: they cannot become something else.
     """
     if isinstance(tensor, DeviceTensor) is isinstance(other, DeviceTensor):
-        return isinstance(tensor, DeviceTensor) or bool(_of_one_kind(tensor, other))
+        return isinstance(tensor, DeviceTensor) or bool(has_compatible_type(tensor, other))
     if not isinstance(tensor, torch.nn.Parameter):
         return False
-    held = tensor._use_count() > 1 + tensor.requires_grad  # type: ignore[attr-defined]
+    held = use_count(tensor) > 1 + tensor.requires_grad
     if held:
         current_engine().assume(
             "a parameter changed the device while a graph held it: it was replaced, and an "

@@ -9,7 +9,6 @@ each call's device.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import time
 import types
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private import compiled
 
 _CPU: Final = torch.device("cpu")
 _NAME: Final = "CPU"
@@ -109,7 +109,7 @@ class _Generator(torch.Generator):
 def cpu_for_cuda() -> Iterator[None]:
     """Inside, scripts find one GPU, which is the CPU."""
     # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
-    importlib.import_module("torch._dynamo")
+    compiled.import_compiler()
     patches = PatchSet()
     try:
         for name, value in _surface().items():

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import dataloader
 
 from trainfit.results.plan.versus_cpu import CpuRunOutcome, CpuRunRequest
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.cpu_redirection import cpu_for_cuda
+from trainfit.torch_private.data_loading import LoaderIterator
 
 
 class CpuRun(ScriptRun):
@@ -67,7 +67,7 @@ class CpuRun(ScriptRun):
         ).save(Path(self._request.outcome))
 
     def _watch_loaders(self, patches: PatchSet) -> None:
-        kind = dataloader._BaseDataLoaderIter
+        kind = LoaderIterator
         original = kind.__next__
 
         def __next__(iterator: Any) -> Any:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final
 
-import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trainfit.torch_private.autograd import graph_task_id, queue_callback, version
 
 #: Frames of a backward pass inside a custom function's backward pass: reentrant checkpointing.
 _CUSTOM: Final = frozenset(
@@ -83,13 +83,13 @@ class BackwardPasses:
     def _accumulated(self, parameter: Tensor) -> None:
         if not self.is_on:
             return
-        if torch._C._current_graph_task_id() != self._task:
+        if graph_task_id() != self._task:
             self._new_pass(parameter)
         if self.wants_gradients:
             self._guarded(lambda: self._gradient(parameter))
 
     def _new_pass(self, parameter: Tensor) -> None:
-        self._task = torch._C._current_graph_task_id()
+        self._task = graph_task_id()
         self._first = parameter
         if _is_nested(sys._getframe(1)):
             self._fault(
@@ -97,15 +97,13 @@ class BackwardPasses:
                 "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
             )
             return
-        engine: Any = Variable._execution_engine
-        engine.queue_callback(self._ended)
+        queue_callback(self._ended)
         self._guarded(self._begin)
 
     def _ended(self) -> None:
         if self._after_reduction:
             # DDP has queued its own end of a pass by now, which waits for the reduction.
-            engine: Any = Variable._execution_engine
-            engine.queue_callback(self._finished)
+            queue_callback(self._finished)
         else:
             self._finished()
 
@@ -127,7 +125,7 @@ class BackwardPasses:
         self._has_stepped = False
         if is_new:
             self._versions.clear()
-        self._versions[id(parameter)] = parameter.grad._version
+        self._versions[id(parameter)] = version(parameter.grad)
         self._end()
 
     def _is_zeroed(self, parameter: Tensor) -> bool:
@@ -137,12 +135,12 @@ class BackwardPasses:
         """
         last = self._versions.get(id(parameter))
         assert parameter.grad is not None
-        return not self._after_reduction and last is not None and parameter.grad._version <= last
+        return not self._after_reduction and last is not None and version(parameter.grad) <= last
 
     def _continues(self, parameter: Tensor) -> bool:
         last = self._versions.get(id(parameter))
         assert parameter.grad is not None
-        return last is not None and parameter.grad._version == last + 1
+        return last is not None and version(parameter.grad) == last + 1
 
     def stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped; those of other models do not count."""

@@ -18,6 +18,9 @@ from trainfit.batch.measure.norms import Records, grouped
 from trainfit.batch.measure.per_example import Examples
 from trainfit.batch.measure.summary import Log, of_steps, summarize
 from trainfit.results.batch.noise import Method, NoiseResult
+from trainfit.torch_private.autograd import version
+from trainfit.torch_private.modules import uncompiled
+from trainfit.torch_private.training import scale_of
 
 _WINDOW: Final = 512
 _OTHER_COUNT: Final = "its accumulation differed from that of the previous step"
@@ -69,7 +72,7 @@ class NoiseScale:
         self._places = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._batch_size, self._loss = batch_size, loss
         self.scaler, self._fixed_every = scaler, every
-        called = getattr(model, "_orig_mod", model)  # compiled
+        called = uncompiled(model)
         self._ddp = called if isinstance(called, DistributedDataParallel) else None
         processes: Any = getattr(self._ddp, "process_group", None)
         ranks = 1 if self._ddp is None else torch.distributed.get_world_size(processes)
@@ -222,7 +225,7 @@ class NoiseScale:
         elif log.accumulation > 1:
             grads, groups = self._gradients()
             self._ring().add(log.slot, 0, grads, groups)
-            self._versions = [grad._version for grad in grads]
+            self._versions = [version(grad) for grad in grads]
             self._was_reduced = self._ddp is not None and self._ddp.require_backward_grad_sync
         elif self._examples is not None and log.accumulation == log.ranks == 1:
             self._measure_examples()
@@ -246,7 +249,7 @@ class NoiseScale:
             return
         records = self._ring()
         records.add(log.slot, 1, grads, groups)
-        scale = getattr(self.scaler, "_scale", None)  # a tensor on the device once it is used
+        scale = scale_of(self.scaler)
         if isinstance(scale, Tensor):
             records.divide(log.slot, scale)
         weights = first_against_all(self._sizes, self._loss, log.ranks)
@@ -347,7 +350,7 @@ def _were_changed(grads: Sequence[Tensor], versions: Sequence[int], count: int) 
     if len(grads) != len(versions):
         return False
     return any(
-        grad._version - version > count - 1 for grad, version in zip(grads, versions, strict=True)
+        version(grad) - before > count - 1 for grad, before in zip(grads, versions, strict=True)
     )
 
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainfit.torch_private.operators import foreach_norms
+
 #: Groups of parameters that are reported apart, at most.
 _MOST_GROUPS: Final = 24
 #: Of these the squares of half-precision gradients would overflow or lose digits.
@@ -74,7 +76,7 @@ class Records:
             kinds.setdefault((grad.device, grad.dtype), []).append(place)
         for (_, dtype), places in kinds.items():
             wide = torch.float32 if dtype in _HALF else None
-            norms = torch._foreach_norm([grads[place] for place in places], 2, dtype=wide)
+            norms = foreach_norms([grads[place] for place in places], 2, dtype=wide)
             norm = torch.stack(norms).to(self._device, self._dtype, non_blocking=True)
             total.index_add_(0, self._index(tuple(groups[place] for place in places)), norm * norm)
         return total

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from trainfit.batch.measure.cost import Cost
 from trainfit.batch.measure.estimate import Loss, Weights
 from trainfit.batch.measure.norms import Records
+from trainfit.torch_private.modules import BatchNorm
 
-_MIXING: Final = (nn.modules.batchnorm._BatchNorm,)
+_MIXING: Final = (BatchNorm,)
 
 
 class Examples:

@@ -42,6 +42,7 @@ from trainfit.hardware.host.thread_variables import THREAD_VARIABLES
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
 from trainfit.results.format import duration
+from trainfit.torch_private.frames import BAD_FORK
 
 FORMAT: Final = "trainfit-machine"
 VERSION: Final = 1
@@ -136,7 +137,7 @@ class RecordedSystem(System):
         return uname
 
     def bad_fork(self) -> Fact[bool]:
-        source = "torch.cuda._is_in_bad_fork()"
+        source = BAD_FORK
         if "bad_fork" not in self._calls:
             return absent(source, "PyTorch is not used in this process")
         return known(bool(self._calls["bad_fork"]), source)

@@ -29,6 +29,7 @@ from trainfit.hardware.host.files import DiskFiles, Files
 from trainfit.hardware.host.read_rate import read_rate
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
 from trainfit.results.format import duration
+from trainfit.torch_private.frames import BAD_FORK, is_in_bad_fork
 
 #: No file that facts come from is longer (/proc/cpuinfo of 512 CPUs has about 800 kB).
 _LONGEST_FILE = 4 << 20
@@ -182,12 +183,12 @@ class System:
 
         Known only where PyTorch is in use in this very process (`trainfit.why_no_gpu`).
         """
-        source = "torch.cuda._is_in_bad_fork()"
+        source = BAD_FORK
         cuda = sys.modules.get("torch.cuda")
         if cuda is None:
             return absent(source, "PyTorch is not used in this process")
         try:
-            return known(bool(cuda._is_in_bad_fork()), source)
+            return known(is_in_bad_fork(cuda), source)
         except Exception as error:
             return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])
 

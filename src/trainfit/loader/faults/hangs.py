@@ -16,6 +16,7 @@ from trainfit.loader.inspection import stacks
 from trainfit.loader.inspection.stacks import ThreadStack
 from trainfit.results.format import count, duration
 from trainfit.results.loader.settings import LoaderSettings
+from trainfit.torch_private.frames import NEXT_INDEX
 
 _OPEN_THERE: Final = "open it in the worker, when the first sample is read, not in __init__"
 
@@ -78,7 +79,7 @@ def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
     progress = _progress(settings, seen)
     if settings.num_workers == 0:
         return _alone(seen, progress)
-    if main is not None and main.within("torch/utils/data/dataloader.py", "_next_index"):
+    if main is not None and main.within("torch/utils/data/dataloader.py", NEXT_INDEX):
         where = f"The main process is in {main.where}"
         return Hang("slow_sampler", "The sampler returns no indices", f"{where}; {progress}")
     if (seen.started is not None and seen.started < settings.num_workers) or not workers:

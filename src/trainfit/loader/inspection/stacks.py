@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from trainfit.loader.inspection.tracebacks import Frame
+from trainfit.torch_private.frames import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
 
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
@@ -34,9 +35,9 @@ class ThreadStack:
         A forked worker's stack goes on, below ``_worker_loop``, with the fork's.
         """
         for frame in self.frames:
-            if _is(frame, "utils/data/_utils/worker.py", "_worker_loop"):
+            if _is(frame, WORKER_FILE, WORKER_LOOP):
                 return "worker"
-            if _is(frame, "utils/data/_utils/pin_memory.py", "_pin_memory_loop"):
+            if _is(frame, PIN_MEMORY_FILE, PIN_MEMORY_LOOP):
                 return "pinning"
             if _is(frame, "utils/data/dataloader.py"):
                 return "iterating"
@@ -47,7 +48,7 @@ class ThreadStack:
         """The frames above the loop that its role has."""
         kept: list[Frame] = []
         for frame in self.frames:
-            if self.role == "worker" and frame.function == "_worker_loop":
+            if self.role == "worker" and frame.function == WORKER_LOOP:
                 break
             if self.role == "iterating" and frame.function == "__next__":
                 break

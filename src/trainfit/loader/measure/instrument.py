@@ -134,9 +134,8 @@ def local(records: Records) -> Records:
 
 def time_fetches(records: Any) -> Callable[[], None]:
     """Time every fetch of a batch in this process; returns what puts PyTorch back."""
-    from torch.utils.data._utils import fetch
+    from trainfit.torch_private.data_loading import FETCHERS as kinds
 
-    kinds: tuple[Any, ...] = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     former = [kind.fetch for kind in kinds]
     core_now, collections = _core_now(), _Collections()
     count = 0
@@ -199,9 +198,11 @@ class TransferTimes:
         return np.array(self._pinned).reshape(-1, _RECEIPT)
 
     def __enter__(self) -> TransferTimes:
+        from trainfit.torch_private.data_loading import PIN_MEMORY
+
         self._queues: Any = _module("multiprocessing.queues")
-        self._pinning: Any = _module("torch.utils.data._utils.pin_memory")
-        self._pickler, self._pin = self._queues._ForkingPickler, self._pinning.pin_memory
+        self._pinning = PIN_MEMORY
+        self._pickler, self._pin = self._queues._ForkingPickler, self._pinning.now
         receipts, pickler, pin = self, self._pickler, self._pin
 
         class Pickler(pickler):  # type: ignore[misc, valid-type]
@@ -222,12 +223,12 @@ class TransferTimes:
                 depth -= 1
 
         self._queues._ForkingPickler = Pickler
-        self._pinning.pin_memory = pin_memory_of
+        setattr(*self._pinning, pin_memory_of)
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._queues._ForkingPickler = self._pickler
-        self._pinning.pin_memory = self._pin
+        setattr(*self._pinning, self._pin)
 
 
 def _timed(into: list[_Receipt], function: Callable[..., Any], *args: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing.connection
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from trainfit.loader.measure.saving import save_seconds
 from trainfit.loader.processes.other_processes import OtherProcessLoad, waits_for_cores
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer
+from trainfit.torch_private.data_loading import shutdown_of, workers_of
 
 #: Batches that a run waits for at least, however long they take: fewer give no rate.
 _LEAST_BATCHES: Final = 4
@@ -66,7 +67,7 @@ class Loop:
         try:
             batches = iter(self._loader)
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
-                workers = [psutil.Process(each.pid) for each in getattr(batches, "_workers", ())]
+                workers = [psutil.Process(each.pid) for each in workers_of(batches)]
                 before = _switches(workers)
             others = OtherProcessLoad(self._root)
             makers = workers or [psutil.Process()]
@@ -183,7 +184,7 @@ def failure_of(error: Exception, batches: Any) -> Failure:
     A worker that dies while its batch is taken over is seen as a connection that broke, or by
     PyTorch's handler of signals: it gets a moment to be seen as dead.
     """
-    workers, text = getattr(batches, "_workers", ()), traceback.format_exc()
+    workers, text = workers_of(batches), traceback.format_exc()
     if isinstance(error, OSError | EOFError) or "killed by signal" in str(error):
         broke_off = "multiprocessing/" in text or "killed by signal" in str(error)
         limit_s = _SURELY_DYING_S if broke_off else _DYING_S
@@ -199,7 +200,7 @@ def failure_of(error: Exception, batches: Any) -> Failure:
 
 def shut_down(batches: Any) -> None:
     """End the workers now, not when the iterator is collected."""
-    end: Callable[[], None] | None = getattr(batches, "_shutdown_workers", None)
+    end = shutdown_of(batches)
     if end is not None:
         with contextlib.suppress(Exception):
             end()

@@ -30,6 +30,7 @@ from trainfit.loader.profile.data_files import FileWatch
 from trainfit.results.format import percent, size
 from trainfit.results.loader.probe import StorageCost
 from trainfit.results.loader.settings import LoaderSettings
+from trainfit.torch_private.data_loading import fetcher_of, indices_of
 
 #: Batches that are made again and again: for so much of the time that there is, and at most.
 _FIRST_SHARE: Final = 0.15
@@ -325,7 +326,7 @@ class _Session:
                 collate_fn=loader.collate_fn,
             )
         batches: Any = iter(loader)
-        return batches._dataset_fetcher.fetch, batches._sampler_iter
+        return fetcher_of(batches).fetch, indices_of(batches)
 
 
 def _measured(workload: Workload, seconds: float) -> Readings:

@@ -152,6 +152,8 @@ class CudaDevice:
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
         """A thread lets one multiprocessor turn in circles on a stream of its own."""
+        from trainfit.torch_private.cuda import sleep
+
         cuda, ended = self._torch.cuda, threading.Event()
         stream = cuda.Stream(priority=0)
         cycles = int(_WORKS_S * (self.clocks().sm_hz or 1.5e9))
@@ -159,7 +161,7 @@ class CudaDevice:
         def work() -> None:
             with contextlib.suppress(Exception), cuda.stream(stream):
                 while not ended.wait(_WORKS_S + _PAUSES_S):
-                    cuda._sleep(cycles)
+                    sleep(cycles)
 
         thread = threading.Thread(target=work, name="trainfit-gpu-awake", daemon=True)
         thread.start()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from trainfit.torch_private import frames
+
 #: "wait": for another thread or process, so nothing is said of what is done there.
 Kind = Literal["read", "decode", "transform", "collate", "wait"]
 
@@ -37,7 +39,7 @@ def _rules(
 RULES: Final[tuple[Rule, ...]] = (
     # PyTorch's own collation; the loader's ``collate_fn`` is recognized by the fetcher's call of
     # it.
-    *_rules("collate", "torch.utils.data._utils.collate"),
+    *_rules("collate", frames.COLLATION),
     # The data set's tensors are in memory: indexing them is all the reading that there is.
     *_rules("read", "torch.utils.data.dataset", "TensorDataset.*"),
     # Subset, ConcatDataset and the fetcher pass the question on to other data sets.
@@ -58,8 +60,8 @@ RULES: Final[tuple[Rule, ...]] = (
     # torchvision: files and codecs, and the rest of it transforms; its data sets only call.
     *_rules("read", "torchvision.io", "read_file"),
     *_rules("decode", "torchvision.io torchvision.extension"),
-    *_rules("read", "torch.ops.image torch._ops", "*read_file*"),
-    *_rules("decode", "torch.ops.image torch._ops", "*decode*"),
+    *_rules("read", f"torch.ops.image {frames.OPERATORS}", "*read_file*"),
+    *_rules("decode", f"torch.ops.image {frames.OPERATORS}", "*decode*"),
     *_rules(None, "torchvision.datasets"),
     *_rules("transform", "torchvision"),
     # OpenCV is C: named by the call. `imread` reads and decodes in one.
@@ -281,7 +283,7 @@ def _own(place: StackFrame) -> str:
 def shown(module: str, name: str) -> str:
     """A function's name as its users know it: "torch.stack", "PIL.Image.Image.resize"."""
     name = name.replace("<locals>.", "")
-    for private, public in _PUBLIC:
+    for private, public in frames.SHOWN_AS:
         if (module, name.split(".", 1)[0]) == private and "." in name:
             return f"{public}.{name.split('.', 1)[1]}"
     if module.startswith("_cython"):  # generators of PyAV
@@ -290,13 +292,6 @@ def shown(module: str, name: str) -> str:
     return f"{module}.{name}" if module and module != "builtins" else name
 
 
-#: How C modules call what their package shows by another name.
-_PUBLIC: Final = (
-    (("torch._C", "_VariableFunctionsClass"), "torch"),
-    (("torch._C", "_VariableFunctions"), "torch"),
-    (("torch._C", "TensorBase"), "torch.Tensor"),
-    (("torch._C", "_TensorBase"), "torch.Tensor"),
-)
 _MODULES: Final = {"_io": "io", "posix": "os", "_thread": "threading", "_queue": "queue"} | {
     "numpy._core.memmap": "numpy",
     "numpy.core.memmap": "numpy",

@@ -47,7 +47,6 @@ def called_in(code: types.CodeType, lasti: int) -> str:
 
 def fetchers() -> frozenset[int]:
     """The identities of the fetchers' code objects."""
-    from torch.utils.data._utils import fetch
+    from trainfit.torch_private.data_loading import FETCHERS
 
-    kinds = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
-    return frozenset(id(kind.__dict__["fetch"].__code__) for kind in kinds)
+    return frozenset(id(kind.__dict__["fetch"].__code__) for kind in FETCHERS)

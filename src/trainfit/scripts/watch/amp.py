@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._library import custom_ops
 from torch.amp import grad_scaler
 
 from trainfit.results.runs.steps import Framework
@@ -21,6 +20,8 @@ from trainfit.results.runs.trace import AmpSeen
 from trainfit.scripts.watch.accelerate import AccelerateWatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.torch_private.autograd import apply_function
+from trainfit.torch_private.operators import PythonOperator, autocast_dtype, full_name
 
 #: Whose classes of ``torch.autograd.Function`` know of autocast, or are not the script's.
 _OWN = ("torch.", "trainfit.")
@@ -52,11 +53,12 @@ class AmpWatch:
         # A subclass has a scale() of its own (FSDP's), but not a step().
         for name in ("scale", "step"):
             patches.set(scaler, name, self._before(getattr(scaler, name), self._used))
-        apply = vars(torch.autograd.Function)["apply"].__func__
-        noted = self._before(apply, self._applied)
+        noted = functools.wraps(torch.autograd.Function.apply)(
+            self._before(apply_function, self._applied)
+        )
         patches.set(torch.autograd.Function, "apply", classmethod(noted))
-        call = custom_ops.CustomOpDef.__call__
-        patches.set(custom_ops.CustomOpDef, "__call__", self._before(call, self._operated))
+        call = PythonOperator.__call__
+        patches.set(PythonOperator, "__call__", self._before(call, self._operated))
 
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""
@@ -107,8 +109,8 @@ class AmpWatch:
             self._functions[name] = user_frame() or ""
 
     def _operated(self, operator: Any) -> None:
-        name = operator._qualname
-        if name not in self._operators and _in_autocast() and not operator._autocast_dtype:
+        name = full_name(operator)
+        if name not in self._operators and _in_autocast() and not autocast_dtype(operator):
             self._operators[name] = user_frame() or ""
 
 

@@ -12,6 +12,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.results.runs.trace import ForcedAmp
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.torch_private.training import autocast_is_on, switch_off
 
 _DTYPES: Final = ("bfloat16", "float16")
 
@@ -55,14 +56,14 @@ class AutocastSwitch:
             if getattr(context, "device", None) != "cuda":
                 return
             if switch._force == "off":
-                context._enabled = False
+                switch_off(context)
             elif switch._force in _DTYPES:
                 context.fast_dtype = switch._dtype
-            if context._enabled and switch.where is None and not switch._own:
+            if autocast_is_on(context) and switch.where is None and not switch._own:
                 switch.where = user_frame()
 
         def __enter__(context: Any) -> Any:
-            if getattr(context, "device", None) == "cuda" and context._enabled:
+            if getattr(context, "device", None) == "cuda" and autocast_is_on(context):
                 switch.used = str(context.fast_dtype).removeprefix("torch.")
             return enter(context)
 

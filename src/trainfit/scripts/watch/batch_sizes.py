@@ -11,11 +11,10 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from torch.utils.data import dataloader as loader_module
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch as fetch_module
 
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private import data_loading as private
 
 #: Parts of a batch that are looked at, and how deep they may lie.
 _PARTS: Final = 200
@@ -40,13 +39,12 @@ class FetchedSizes:
 
     def install(self, patches: PatchSet) -> None:
         """Count from now on, until ``patches`` is restored."""
-        kind: Any = loader_module._BaseDataLoaderIter
-        ask, reset = kind._next_index, kind._reset
+        ask, reset = private.NEXT_INDEX.now, private.RESET.now
         asked = self._asked
 
         def _next_index(batches: Any) -> Any:
             index = ask(batches)
-            counted = batches._auto_collation and hasattr(index, "__len__")
+            counted = private.makes_batches(batches) and hasattr(index, "__len__")
             asked.setdefault(batches, collections.deque()).append(len(index) if counted else None)
             return index
 
@@ -54,14 +52,14 @@ class FetchedSizes:
             asked.pop(batches, None)  # what a persistent worker had been asked for
             reset(batches, *args, **kwargs)
 
-        patches.set(kind, "_next_index", _next_index)
-        patches.set(kind, "_reset", _reset)
+        patches.set(*private.NEXT_INDEX, _next_index)
+        patches.set(*private.RESET, _reset)
 
     def of(self, batches: Any, batch: Any) -> int | None:
         """The samples of ``batch``, which the iterator ``batches`` has just given."""
         waiting = self._asked.get(batches)
         asked = waiting.popleft() if waiting else None
-        if asked is not None and batches._dataset_kind == loader_module._DatasetKind.Map:
+        if asked is not None and private.dataset_kind(batches) == private.INDEXED:
             return asked
         # What an iterable data set gives can be less than it was asked for.
         return samples_in(batch, asked)
@@ -81,7 +79,7 @@ class FetchTimes:
 
     def install(self, patches: PatchSet) -> None:
         """Time from now on, until ``patches`` is restored."""
-        for kind in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
+        for kind in private.FETCHERS:
             patches.set(kind, "fetch", self._timed(kind.fetch))
 
     def _timed(self, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
-from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride, SampleScan
 from trainfit.scripts.watch.batch_sizes import FetchedSizes, FetchTimes
@@ -23,6 +22,7 @@ from trainfit.scripts.watch.sample_scan import repeated, scan_samples
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.torch_private import data_loading as private
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,8 @@ class LoaderTracker:
     def install(self, patches: PatchSet) -> None:
         """Watch every DataLoader that is made from now on, until ``patches`` is restored."""
         construct, iterate = DataLoader.__init__, DataLoader.__iter__
-        make = DataLoader._get_iterator
-        iterator = loader_module._BaseDataLoaderIter
+        make = private.GET_ITERATOR.now
+        iterator = private.LoaderIterator
         advance = iterator.__next__
         signature = inspect.signature(construct)
         tracker = self
@@ -154,7 +154,7 @@ class LoaderTracker:
 
         patches.set(DataLoader, "__init__", __init__)
         patches.set(DataLoader, "__iter__", __iter__)
-        patches.set(DataLoader, "_get_iterator", _get_iterator)
+        patches.set(*private.GET_ITERATOR, _get_iterator)
         patches.set(iterator, "__next__", __next__)
 
     def note_step(self) -> None:
@@ -221,14 +221,14 @@ class LoaderTracker:
         What a persistent loader keeps is dropped, so that it can be iterated again.
         """
         for iterator in list(self._of_iterator):
-            end = getattr(iterator, "_shutdown_workers", None)
+            end = private.shutdown_of(iterator)
             if end is not None:
                 with contextlib.suppress(Exception):
                     end()
         for made in self._made:
             loader = made.loader()
-            if loader is not None and getattr(loader, "_iterator", None) is not None:
-                loader._iterator = None
+            if loader is not None:
+                private.forget_iterator(loader)
 
     def _original(self, made: _Made) -> _Made:
         """The first loader made of the same batch sampler."""
@@ -282,7 +282,9 @@ def _keep_loader(batches: Any, loader: Any) -> None:
 
 def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:
     """What is to be known of a batch that the iterator ``batches`` gave."""
-    return GivenBatch((made.where, id(batches._dataset)), samples, torch.is_grad_enabled())
+    return GivenBatch(
+        (made.where, id(private.dataset_of(batches))), samples, torch.is_grad_enabled()
+    )
 
 
 def is_simulated(value: Any, most: int = 10_000) -> bool:

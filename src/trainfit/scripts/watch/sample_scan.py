@@ -14,11 +14,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _DatasetKind
 
 from trainfit.results.runs.trace import SampleOverride, SampleScan
+from trainfit.torch_private import data_loading as private
 
 #: Seconds for looking at samples, and samples at most.
 _BUDGET_S: Final = 5.0
@@ -37,7 +35,7 @@ def scan_samples(loader: DataLoader[Any]) -> SampleScan:
     They are made as a worker would make them, and again by :func:`repeated`: random transforms
     draw by a seed of each sample's own.
     """
-    if loader._dataset_kind != _DatasetKind.Map or not loader._auto_collation:
+    if private.dataset_kind(loader) != private.INDEXED or not private.makes_batches(loader):
         return SampleScan(reason="its data set cannot be indexed")
     keys = _keys(loader)
     if not keys or not all(isinstance(key, int | np.integer) for key in keys):
@@ -99,7 +97,7 @@ def repeated(loader: DataLoader[Any], sample: SampleOverride, samples: int) -> A
         if sample.padded is not None and samples > 1:
             batch[-1] = _sample(loader, sample.padded)
         batch = loader.collate_fn(batch)
-    return pin_memory(batch) if loader.pin_memory else batch
+    return private.pinned(batch) if loader.pin_memory else batch
 
 
 def elements(sample: Any, depth: int = _DEPTH) -> int:
@@ -135,7 +133,7 @@ def _sample(loader: DataLoader[Any], key: int) -> Any:
     random.seed(key)
     np.random.seed(key % (1 << 32))
     torch.default_generator.manual_seed(key)
-    return _MapDatasetFetcher(loader.dataset, True, list, False).fetch([key])[0]
+    return private.MapFetcher(loader.dataset, True, list, False).fetch([key])[0]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import autograd
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
@@ -23,6 +22,7 @@ from trainfit.scripts.watch.step_makeup import makeup_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import frame_of_user
 from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ class StepWatch:
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
-        backward = autograd._engine_run_backward  # type: ignore[attr-defined]
+        backward = ENGINE_RUN_BACKWARD.now
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("accumulate_grad") and not self._in_backward:
@@ -78,7 +78,7 @@ class StepWatch:
                 self.after_backward()
             return found
 
-        patches.set(autograd, "_engine_run_backward", watched)
+        patches.set(*ENGINE_RUN_BACKWARD, watched)
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._enter),
             nn_module.register_module_forward_hook(self._leave, always_call=True),

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
-from torch.nn.parallel import _functions as parallel_functions
-from torch.nn.parallel import scatter_gather
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.cuda.clock import TrafficClock
@@ -26,6 +24,8 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.device_memory import DeviceMemory
 from trainfit.simgpu.tensors.device import CUDA, check_ordinal
 from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.torch_private import cuda as private
+from trainfit.torch_private.tensors import storage_key
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"
@@ -99,7 +99,7 @@ _RNN_MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
 
 _IMPORTED_BY_NAME = {
     "is_initialized",
-    "_lazy_init",
+    private.LAZY_INIT.name,
     "current_device",
     "device_count",
     "is_current_stream_capturing",
@@ -122,7 +122,7 @@ class Surface:
     def install(self, patches: PatchSet) -> None:
         Stream.count_anew()
         for name, value in self._c_functions().items():
-            patches.set(torch._C, name, value)
+            patches.set(*private.c_function(name), value)
         for name, value in self._cuda_functions().items():
             patches.set(torch.cuda, name, value)
         for name, value in self._memory_functions().items():
@@ -139,10 +139,10 @@ class Surface:
         patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
         patches.set(torch.cuda.graphs, "CUDAGraph", vars(torch.cuda)["CUDAGraph"])
         handle = functools.partial(self._graphs.handle, shared=True)
-        patches.set(torch.cuda.graphs, "_graph_pool_handle", handle)
+        patches.set(*private.GRAPH_POOL_HANDLE, handle)
         # A stream of the simulation would stay there.
-        patches.set(parallel_functions, "_streams", None)
-        patches.set(scatter_gather, "Scatter", _Scatter)
+        patches.set(*private.PARALLEL_STREAMS, None)
+        patches.set(*private.SCATTER, _Scatter)
         self._install_storages(patches)
         self._install_versions(patches)
         self._install_nvtx(patches)
@@ -174,49 +174,49 @@ class Surface:
             return history.snapshot()
 
         functions: dict[str, Any] = {
-            "_cuda_getDeviceCount": lambda: 1,
-            "_cuda_getDevice": lambda: 0,
-            "_cuda_setDevice": lambda index: check_ordinal(index),
-            "_cuda_synchronize": synchronize,
-            "_cuda_ipc_collect": nothing,
-            "_cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
-            "_cuda_emptyCache": memory.empty_cache,
-            "_cuda_memoryStats": stats,
-            "_cuda_memorySnapshot": snapshot,
-            "_cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
-            "_cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
-            "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_record_memory_history": history.configure,
-            "_cuda_record_memory_history_legacy": history.configure_legacy,
-            "_cuda_isInBadFork": lambda: False,
-            "_cuda_isCurrentStreamCapturing": self._graphs.stream_captures,
-            "_host_emptyCache": nothing,
-            "_cuda_canDeviceAccessPeer": lambda *_: False,
-            "_cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
-            "_cuda_sleep": nothing,
-            "_get_accelerator": lambda *_: torch.device("cuda"),
-            "_accelerator_getAccelerator": lambda *_: torch.device("cuda"),
-            "_accelerator_getDeviceIndex": lambda: 0,
-            "_accelerator_setDeviceIndex": lambda index: check_ordinal(index),
-            "_accelerator_exchangeDevice": lambda index: 0,
-            "_accelerator_maybeExchangeDevice": lambda index: 0,
-            "_accelerator_synchronizeDevice": synchronize,
-            "_accelerator_setAllocatorSettings": set_settings,
-            "_cuda_cudaCachingAllocator_set_allocator_settings": set_settings,
-            "_accelerator_emptyCache": memory.empty_cache,
-            "_accelerator_getDeviceStats": stats,
-            "_accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
-            "_accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
-            "_accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
-            "_accelerator_isAllocatorInitialized": lambda: True,
-            "_accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
-            "_accelerator_hooks_device_count": lambda: 1,
-            "_cuda_hostMemoryStats": lambda *_: {},
-            "_cuda_resetAccumulatedHostMemoryStats": nothing,
-            "_cuda_resetPeakHostMemoryStats": nothing,
+            "cuda_getDeviceCount": lambda: 1,
+            "cuda_getDevice": lambda: 0,
+            "cuda_setDevice": lambda index: check_ordinal(index),
+            "cuda_synchronize": synchronize,
+            "cuda_ipc_collect": nothing,
+            "cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
+            "cuda_emptyCache": memory.empty_cache,
+            "cuda_memoryStats": stats,
+            "cuda_memorySnapshot": snapshot,
+            "cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
+            "cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
+            "cuda_getAllocatorBackend": lambda: "native",
+            "cuda_record_memory_history": history.configure,
+            "cuda_record_memory_history_legacy": history.configure_legacy,
+            "cuda_isInBadFork": lambda: False,
+            "cuda_isCurrentStreamCapturing": self._graphs.stream_captures,
+            "host_emptyCache": nothing,
+            "cuda_canDeviceAccessPeer": lambda *_: False,
+            "cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
+            "cuda_sleep": nothing,
+            "get_accelerator": lambda *_: torch.device("cuda"),
+            "accelerator_getAccelerator": lambda *_: torch.device("cuda"),
+            "accelerator_getDeviceIndex": lambda: 0,
+            "accelerator_setDeviceIndex": lambda index: check_ordinal(index),
+            "accelerator_exchangeDevice": lambda index: 0,
+            "accelerator_maybeExchangeDevice": lambda index: 0,
+            "accelerator_synchronizeDevice": synchronize,
+            "accelerator_setAllocatorSettings": set_settings,
+            "cuda_cudaCachingAllocator_set_allocator_settings": set_settings,
+            "accelerator_emptyCache": memory.empty_cache,
+            "accelerator_getDeviceStats": stats,
+            "accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
+            "accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
+            "accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
+            "accelerator_isAllocatorInitialized": lambda: True,
+            "accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
+            "accelerator_hooks_device_count": lambda: 1,
+            "cuda_hostMemoryStats": lambda *_: {},
+            "cuda_resetAccumulatedHostMemoryStats": nothing,
+            "cuda_resetPeakHostMemoryStats": nothing,
             **self._benchmark_limit(),
-            "_accelerator_getStream": lambda *_: self._current_stream(),
-            "_accelerator_setStream": lambda stream: self._set_stream(stream),
+            "accelerator_getStream": lambda *_: self._current_stream(),
+            "accelerator_setStream": lambda stream: self._set_stream(stream),
         }
         return functions
 
@@ -225,8 +225,8 @@ class Surface:
         """``torch.backends.cudnn.benchmark_limit``; cuDNN's default."""
         limit = [10]
         return {
-            "_cuda_get_cudnn_benchmark_limit": lambda: limit[0],
-            "_cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
+            "cuda_get_cudnn_benchmark_limit": lambda: limit[0],
+            "cuda_set_cudnn_benchmark_limit": lambda value: limit.__setitem__(0, value),
         }
 
     # -- functions of torch.cuda -----------------------------------------------------------
@@ -243,15 +243,15 @@ class Surface:
             return self._properties
 
         return {
-            "_lazy_init": lambda: None,
+            private.LAZY_INIT.name: lambda: None,
             "init": lambda: None,
             "is_initialized": lambda: True,
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
             "set_device": lambda index: check_ordinal(index),
-            "_exchange_device": exchange,
-            "_maybe_exchange_device": exchange,
+            private.EXCHANGE_DEVICE.name: exchange,
+            private.MAYBE_EXCHANGE_DEVICE.name: exchange,
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_capability": lambda device=None: (
                 properties(device).major,
@@ -310,20 +310,20 @@ class Surface:
 
         def resize_(storage: torch.UntypedStorage, nbytes: int) -> Any:
             result = resize(storage, nbytes)
-            life = memory.lives.get(storage._cdata)
+            life = memory.lives.get(storage_key(storage))
             if life is not None and life.nbytes != nbytes:
                 memory.resize(life, nbytes)
             return result
 
         def data_ptr(storage: torch.UntypedStorage) -> int:
             # By this libraries tell which tensors share a storage.
-            life = memory.lives.get(storage._cdata)
+            life = memory.lives.get(storage_key(storage))
             if life is None:
                 return pointer(storage)
             return 0 if life.block is None else life.block.address
 
         def get_device(storage: torch.UntypedStorage) -> torch.device:
-            if storage._cdata in memory.lives:
+            if storage_key(storage) in memory.lives:
                 return CUDA
             return device.__get__(storage)
 
@@ -342,7 +342,7 @@ class Surface:
         cudnn = torch.backends.cudnn.m  # type: ignore[attr-defined]
         patches.set(cudnn, "is_available", lambda: True)
         patches.set(cudnn, "version", lambda: CUDNN_VERSION)
-        patches.set(cudnn, "_init", lambda: True)
+        patches.set(*private.CUDNN_INIT, lambda: True)
         patches.set(cudnn_rnn, "get_cudnn_mode", _RNN_MODES.__getitem__)
 
     @staticmethod

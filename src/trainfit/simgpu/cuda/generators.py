@@ -12,18 +12,18 @@ import torch
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CPU, CUDA, check_ordinal
+from trainfit.torch_private.tensors import Generator as PlainGenerator
 
-_Generator = torch._C.Generator
 _STATE = 2  # 64-bit words: seed and offset, as CUDAGeneratorImpl::get_state writes them
 
 
-class SimulatedGenerator(_Generator):
+class SimulatedGenerator(PlainGenerator):
     """``torch.Generator(device="cuda")``."""
 
     _offset: int
 
     def __new__(cls) -> SimulatedGenerator:
-        generator = _Generator.__new__(cls, "cpu")  # type: ignore[call-arg]
+        generator = PlainGenerator.__new__(cls, "cpu")  # type: ignore[call-arg]
         generator._offset = 0
         return generator
 
@@ -76,12 +76,12 @@ class _AnyDevice(type):
     """Makes ``isinstance(generator, torch.Generator)`` true for all generators."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, _Generator)
+        return isinstance(instance, PlainGenerator)
 
     def __call__(cls, device: Any = "cpu") -> Any:
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if wanted.type != "cuda":
-            return _Generator(device)
+            return PlainGenerator(device)
         check_ordinal(wanted)
         return SimulatedGenerator()
 

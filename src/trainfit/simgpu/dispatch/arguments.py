@@ -10,10 +10,10 @@ from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, OperatorInfo
 from trainfit.simgpu.tensors.device import META
 from trainfit.simgpu.tensors.errors import DeviceMismatch
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, plain
+from trainfit.torch_private.tensors import Generator
 
 _empty_strided = torch.empty_strided
 #: The class in C++; ``torch.Generator`` is another while a simulation runs.
-_Generator = torch._C.Generator
 
 
 def geometry_key(info: OperatorInfo, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -43,7 +43,7 @@ def _extend_key(key: list[Any], value: Any, info: OperatorInfo) -> None:
     elif isinstance(value, torch.Tensor):
         _check_device(value, info)
         key.append(("host", value.shape, value.stride(), value.dtype))
-    elif not isinstance(value, _Generator):
+    elif not isinstance(value, Generator):
         key.append(value)
 
 
@@ -59,7 +59,7 @@ def meta_arguments(value: Any) -> Any:
     kind = type(value)
     if kind is SimulatedTensor:
         return value._meta
-    if isinstance(value, _Generator):
+    if isinstance(value, Generator):
         return None
     if kind is tuple or kind is list:
         return kind([meta_arguments(each) for each in value])
@@ -74,7 +74,7 @@ def meta_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     for name, value in kwargs.items():
         if name == "device" and value is not None:
             value = META
-        elif name == "pin_memory" or isinstance(value, _Generator):
+        elif name == "pin_memory" or isinstance(value, Generator):
             value = None
         found[name] = meta_arguments(value)
     return found

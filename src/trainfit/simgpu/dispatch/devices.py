@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _device
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CPU, CUDA, check_ordinal
 from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.torch_private import dispatching as private
 
 _LEGACY = {
     "FloatTensor": torch.float32,
@@ -112,14 +112,14 @@ def install(engine: Engine, patches: PatchSet) -> None:
     """Patch the places that take a device and are no functions of tensors."""
     for name in _LEGACY:
         patches.set(torch.cuda, name, _LegacyType(name, (), {}))
-    parse = torch._C._nn._parse_to
+    parse = private.PARSE_TO.now
 
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = complete(kwargs["device"])
         return parse(*map(complete, args), **kwargs)
 
-    patches.set(torch._C._nn, "_parse_to", parse_to)
+    patches.set(*private.PARSE_TO, parse_to)
 
     def default_device(
         context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -127,11 +127,11 @@ def install(engine: Engine, patches: PatchSet) -> None:
         # As DeviceContext itself, which lies below the simulation's mode where the default
         # device was set before or with torch.set_default_device.
         kwargs = kwargs or {}
-        if func in _device._device_constructors() and kwargs.get("device") is None:
+        if func in private.device_constructors() and kwargs.get("device") is None:
             kwargs["device"] = context.device
         return call(engine, func, args, kwargs)
 
-    patches.set(_device.DeviceContext, "__torch_function__", default_device)
+    patches.set(private.DeviceContext, "__torch_function__", default_device)
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
@@ -154,7 +154,7 @@ class DefaultDevice:
 
     @staticmethod
     def _context() -> Any:
-        return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        return private.default_device_context()
 
     def restore(self) -> None:
         """Undo ``torch.set_default_device`` as far as it names the simulated device."""

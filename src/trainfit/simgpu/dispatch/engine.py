@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
@@ -50,9 +49,18 @@ from trainfit.simgpu.tensors.tensor import (
     wrap,
 )
 from trainfit.simgpu.workspaces.scratch import workspace_bytes
+from trainfit.torch_private.autograd import graph_task_id
+from trainfit.torch_private.dispatching import (
+    COMPOSITE,
+    KeepKeys,
+    NoTorchDispatch,
+    include_meta,
+    no_dispatch,
+)
+from trainfit.torch_private.operators import call_for
+from trainfit.torch_private.tensors import NoTorchFunction, set_data
 
 aten = torch.ops.aten
-_graph_task = torch._C._current_graph_task_id
 _empty_strided = torch.empty_strided
 
 #: An operator of PyTorch's own loads its kernels when it first runs. From so many different
@@ -111,7 +119,7 @@ class Engine(Hooks):
         """The phase of the step that the current operator belongs to."""
         if self.in_optimizer:
             return phases.OPTIMIZER
-        if _graph_task() != -1 or self.starting_backward:
+        if graph_task_id() != -1 or self.starting_backward:
             return phases.BACKWARD
         if self._copy_phase:
             return phases.INPUT
@@ -120,7 +128,7 @@ class Engine(Hooks):
     @staticmethod
     def in_backward() -> bool:
         """Does autograd run the current operator? On a GPU that is a thread of its own."""
-        return bool(_graph_task() != -1)
+        return bool(graph_task_id() != -1)
 
     def in_framework(self) -> bool:
         """Is it PyTorch, not the script, that comes to the next operator?"""
@@ -228,7 +236,7 @@ class Engine(Hooks):
         """Autograd takes composite operators apart; inference mode leaves it out."""
         with self.mode(self):
             # PyTorch's own C++; func.decompose() prefers the compiler's Python version of it.
-            return func._op_dk(_COMPOSITE, *args, **kwargs)
+            return call_for(func)(COMPOSITE, *args, **kwargs)
 
     def generic(self, info: OperatorInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator that needs nothing but its schema and its meta kernel."""
@@ -338,10 +346,10 @@ class Engine(Hooks):
         """Operators that change the sizes, strides or storage of their argument."""
         target: DeviceTensor = args[0]
         with (
-            torch._C._DisableTorchDispatch(),
-            torch._C._PreserveDispatchKeyGuard(),
+            NoTorchDispatch(),
+            KeepKeys(),
         ):
-            torch._C._set_meta_in_tls_dispatch_include(True)
+            include_meta(True)
             func(*args, **kwargs)
         self.refresh(target)
         return target
@@ -358,8 +366,8 @@ class Engine(Hooks):
 
     def set_data(self, target: DeviceTensor, value: DeviceTensor) -> None:
         """``target.data = value`` between simulated tensors."""
-        with torch._C.DisableTorchFunction():
-            torch._C.TensorBase.data.__set__(target, value)  # type: ignore[attr-defined]
+        with NoTorchFunction():
+            set_data(target, value)
         if type(target) is SimulatedTensor:
             value = plain(value)
             target._meta, target._spec, target._life = value._meta, value._spec, value._life
@@ -396,4 +404,3 @@ class Engine(Hooks):
 
 
 _MISSING = object()
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

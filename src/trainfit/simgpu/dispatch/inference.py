@@ -6,7 +6,6 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.arguments import meta_arguments, meta_keywords
 from trainfit.simgpu.recording.user_location import user_frame
@@ -14,6 +13,9 @@ from trainfit.simgpu.tensors.error_messages import CHECKS, kernels_words
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 from trainfit.simgpu.tensors.layouts import LAYOUTS
 from trainfit.simgpu.tensors.tensor import spec_of
+from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.operators import decompositions
+from trainfit.torch_private.tensors import storage_key
 
 
 def infer(func: Any, args: Any, kwargs: Any) -> Any:
@@ -39,10 +41,8 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _infer_otherwise(func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
     """Shape functions that are not registered as meta kernels."""
-    from torch._decomp import decomposition_table
-
     with no_dispatch():
-        decomposition = decomposition_table.get(func)
+        decomposition = decompositions().get(func)
         if decomposition is not None:
             return decomposition(*args, **kwargs)
         result = func.decompose(*args, **kwargs)
@@ -75,5 +75,5 @@ def aliases(meta: Any, storages: Container[int]) -> bool:
     if isinstance(meta, torch.Tensor):
         if meta.layout is not torch.strided:
             return True
-        return meta.untyped_storage()._cdata in storages
+        return storage_key(meta.untyped_storage()) in storages
     return isinstance(meta, (list, tuple)) and any(aliases(each, storages) for each in meta)

@@ -11,15 +11,7 @@ import threading
 from typing import Any
 
 import torch
-from torch import autograd
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
-from torch.utils import _python_dispatch as dispatch_modes
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from trainfit.simgpu.dispatch.devices import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.dispatch.engine import Engine
@@ -28,6 +20,9 @@ from trainfit.simgpu.dispatch.subclasses import SUBCLASSES, replace_data
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, plain, wrapped
+from trainfit.torch_private import dispatching as private
+from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD, MAKE_GRADS
+from trainfit.torch_private.dispatching import TorchDispatchMode
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
@@ -155,18 +150,18 @@ class Modes:
                 bootstrap(thread)
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
-        run_backward = autograd._engine_run_backward  # type: ignore[attr-defined]
+        run_backward = ENGINE_RUN_BACKWARD.now
 
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what
             # checkpointing calls again are Python that names the device.
-            if any(isinstance(each, FunctionMode) for each in _get_current_function_mode_stack()):
+            if any(isinstance(each, FunctionMode) for each in private.function_modes()):
                 return run_backward(*args, **kwargs)
             with FunctionMode(engine):
                 return run_backward(*args, **kwargs)
 
-        patches.set(autograd, "_engine_run_backward", backward_with_mode)
-        make_grads = autograd._make_grads
+        patches.set(*ENGINE_RUN_BACKWARD, backward_with_mode)
+        make_grads = MAKE_GRADS.now
 
         def make_grads_in_backward(*args: Any, **kwargs: Any) -> Any:
             engine.starting_backward = True
@@ -175,7 +170,7 @@ class Modes:
             finally:
                 engine.starting_backward = False
 
-        patches.set(autograd, "_make_grads", make_grads_in_backward)
+        patches.set(*MAKE_GRADS, make_grads_in_backward)
         self._mine = [FunctionMode(self._engine), DeviceMode(self._engine)]
         for mode in self._mine:
             mode.__enter__()
@@ -203,25 +198,25 @@ class Modes:
         if not self._mine:
             return
         kept = []
-        for _ in range(torch._C._len_torch_function_stack()):
-            mode = _pop_mode()
+        for _ in range(private.count_function_modes()):
+            mode = private.pop_function_mode()
             if not isinstance(mode, FunctionMode):
                 kept.append(mode)
         for mode in reversed(kept):
-            _push_mode(mode)
+            private.push_function_mode(mode)
         others = []
-        for _ in range(torch._C._len_torch_dispatch_stack()):
-            dispatch = dispatch_modes._pop_mode()
+        for _ in range(private.count_dispatch_modes()):
+            dispatch = private.pop_dispatch_mode()
             if not isinstance(dispatch, DeviceMode):
                 others.append(dispatch)
         for dispatch in reversed(others):
-            dispatch_modes._push_mode(dispatch)
+            private.push_dispatch_mode(dispatch)
         self._mine = []
 
 
 def _stack_of(mode: Any) -> tuple[Any, Any, Any]:
     """Pop, push and depth of the stack that ``mode`` is on."""
     if isinstance(mode, FunctionMode):
-        return _pop_mode, _push_mode, torch._C._len_torch_function_stack
-    pop, push = dispatch_modes._pop_mode, dispatch_modes._push_mode
-    return pop, push, torch._C._len_torch_dispatch_stack
+        return private.pop_function_mode, private.push_function_mode, private.count_function_modes
+    pop, push = private.pop_dispatch_mode, private.push_dispatch_mode
+    return pop, push, private.count_dispatch_modes

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library import custom_ops
 
-try:
-    from torch._library.triton import triton_ops_to_kernels as _of_triton
-except ImportError:  # before 2.9
-    _of_triton = {}
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import has_kernel
 
 #: Functions that operators call; the first argument is the engine.
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -60,7 +57,7 @@ class OperatorInfo:
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
-        schema = func._schema
+        schema = private.schema(func)
         self.func = func
         self.name = name
         self.handler = HANDLERS.get(func)
@@ -92,7 +89,6 @@ class OperatorInfo:
 
 def _is_composite(func: Any) -> bool:
     """Is the operator nothing but calls of others on a GPU too?"""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     name = func.name()
     return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "CUDA")
 
@@ -105,12 +101,12 @@ def _body_of(func: Any) -> Callable[..., Any] | None:
     (``triton_op``): it allocates what it needs and launches its kernels. With a fake kernel the
     body may be anything, also a library's that takes addresses.
     """
-    name = func._schema.name
-    definition = custom_ops.OPDEFS.get(name)
+    name = private.schema(func).name
+    definition = private.python_operators.get(name)
     if definition is None:
         return None
-    if definition._abstract_fn is not None and name not in _of_triton:
+    if private.fake_kernel(definition) is not None and name not in private.kernels_of_triton:
         return None
-    bodies = definition._backend_fns
+    bodies = private.bodies(definition)
     body: Callable[..., Any] | None = bodies.get("cuda") or bodies.get(None)
     return body

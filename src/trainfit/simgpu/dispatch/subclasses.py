@@ -30,11 +30,10 @@ from trainfit.simgpu.tensors.tensor import (
     plain,
     vars_of,
 )
+from trainfit.torch_private import tensors as private
 
 aten = torch.ops.aten
 
-_make_subclass = torch.Tensor._make_subclass
-_as_subclass = torch._C.TensorBase.as_subclass
 _new_parameter = torch.nn.Parameter.__new__
 
 #: By the user's class, the one on the device; and the other way round.
@@ -73,7 +72,7 @@ def make_subclass(kind: Any, data: Any, require_grad: bool = False, **options: A
     """``Tensor._make_subclass``; the class follows the data to the device and back."""
     kind = origin(kind)
     if not isinstance(data, DeviceTensor):
-        return _make_subclass(kind, data, require_grad, **options)  # type: ignore[no-any-return]
+        return private.make_subclass(kind, data, require_grad, **options)  # type: ignore[no-any-return]
     if kind is torch.nn.Parameter:
         return torch.nn.Parameter(plain(data), requires_grad=require_grad)
     if kind is torch.Tensor:
@@ -83,19 +82,20 @@ def make_subclass(kind: Any, data: Any, require_grad: bool = False, **options: A
 
 
 def _over(meta: torch.Tensor, kind: type, requires_grad: bool = False) -> torch.Tensor:
-    return _make_subclass(
+    made: torch.Tensor = private.make_subclass(
         kind, meta, requires_grad, dispatch_device=True, device_for_backend_keys=CUDA
     )
+    return made
 
 
 def as_subclass(tensor: torch.Tensor, cls: Any) -> torch.Tensor:
     """``Tensor.as_subclass``, which autograd sees as a view."""
     kind = origin(cls)
     if not isinstance(tensor, DeviceTensor):
-        return _as_subclass(tensor, kind)
+        return private.as_subclass(tensor, kind)
     before, _wanted.kind = _wanted.kind, None if kind is torch.Tensor else on_device(kind)
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with private.NoTorchFunctionOfSubclasses():
             return aten.alias.default(tensor)  # type: ignore[no-any-return]
     finally:
         _wanted.kind = before
@@ -135,7 +135,7 @@ def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
     if isinstance(target, DeviceTensor) and isinstance(value, DeviceTensor):
         current_engine().set_data(target, value)
         return
-    with torch._C.DisableTorchFunctionSubclass():
+    with private.NoTorchFunctionOfSubclasses():
         made = _moved(target, value)
         target.grad = None
         _swap_tensors(target, made)
@@ -153,6 +153,6 @@ def _moved(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 def install(engine: Engine, patches: PatchSet) -> None:
     """Let classes follow their tensors while a simulation runs."""
     engine.replace_data = replace_data
-    patches.set(torch.Tensor, "_make_subclass", staticmethod(make_subclass))
+    patches.set(*private.MAKE_SUBCLASS, staticmethod(make_subclass))
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))

@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.registry import OperatorInfo
 from trainfit.simgpu.recording.device_memory import StorageRecord
 from trainfit.simgpu.tensors.device import CPU
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.operators import schema
 
 #: Storages up to this many elements keep integer or boolean content …
 MAX_INTEGERS = 1 << 18
@@ -26,13 +28,13 @@ aten = torch.ops.aten
 
 # Leave the values of what they write as they are: a healthy run has finite gradients.
 _HARMLESS = {
-    aten._amp_foreach_non_finite_check_and_unscale_.default,
-    aten._amp_update_scale_.default,
+    private.amp_foreach_non_finite_check_and_unscale_.default,
+    private.amp_update_scale_.default,
 }
 _KEEPS_ASSUMPTION = {
     aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
     aten.all.dims, aten.clone.default, aten.view.default, aten.max.default,
-    aten.min.default, aten._to_copy.default,
+    aten.min.default, private.to_copy.default,
 }  # fmt: skip
 
 
@@ -103,7 +105,7 @@ class Values:
         if operands is None:
             return
         keywords = {n: v for n, v in kwargs.items() if n not in ("device", "pin_memory", "layout")}
-        if "device" in {a.name for a in func._schema.arguments}:
+        if "device" in {a.name for a in schema(func).arguments}:
             keywords["device"] = CPU
         try:
             with no_dispatch():

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from trainfit.results.runs.trace import Compute
 from trainfit.simgpu.launches.flops import flops_of
 from trainfit.simgpu.launches.lower_bound import (
@@ -20,6 +18,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.recorder import SETUP
 from trainfit.simgpu.recording.typical_step import steady_step
 from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.modules import APPLY
 
 #: Called after an operator with it, its arguments and its result.
 Listener = Callable[[Any, tuple[Any, ...], Any], None]
@@ -63,7 +62,7 @@ class OperatorWatch:
                     attempt(func, listener, func, args, result)
             return result
 
-        apply: Any = torch.nn.Module._apply
+        apply = APPLY.now
 
         def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
             self._moving += 1
@@ -73,7 +72,7 @@ class OperatorWatch:
                 self._moving -= 1
 
         patches.set(engine, "run", watched)
-        patches.set(torch.nn.Module, "_apply", _apply)
+        patches.set(*APPLY, _apply)
         self._simulation.on_step(self._step_end)
 
     def steady_step(self) -> Compute | None:

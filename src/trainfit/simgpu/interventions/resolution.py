@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch.utils import _pytree as tree
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
+from trainfit.torch_private.dispatching import leaves_of, map_leaves
 
 #: Of each side: half of the pixels.
 SCALE = math.sqrt(0.5)
@@ -67,14 +67,14 @@ class LowerResolution(Intervention):
             self.changed += 1
             return shrunk(tensor)
 
-        return tree.tree_map_only(torch.Tensor, shrink, batch)
+        return map_leaves(torch.Tensor, shrink, batch)
 
 
 def image_sizes(batch: Any) -> list[tuple[int, int]]:
     """Height and width of the image-shaped tensors in a batch."""
     return [
         (leaf.shape[-2], leaf.shape[-1])
-        for leaf in tree.tree_leaves(batch)
+        for leaf in leaves_of(batch)
         if isinstance(leaf, torch.Tensor)
         and leaf.dim() == 4
         and leaf.shape[1] <= MOST_CHANNELS

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as nn_module
-from torch.utils.data import dataloader as loader_module
 
 from trainfit.results.runs.trace import ForwardCalls
 from trainfit.simgpu.interventions.operator_watch import OperatorWatch
@@ -17,6 +16,8 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.module_tracker import has_parameters
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.data_loading import LoaderIterator
+from trainfit.torch_private.modules import children_of, is_ready
 
 
 class MadeOptimizer:
@@ -143,7 +144,7 @@ class Scene:
         patches.set(torch.optim.Optimizer, "__init__", __init__)
 
     def _watch_batches(self, patches: PatchSet) -> None:
-        iterator = loader_module._BaseDataLoaderIter
+        iterator = LoaderIterator
         advance = iterator.__next__
         scene = self
 
@@ -213,9 +214,9 @@ def models_of(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     modules = [
         each
         for each in gc.get_objects()
-        if issubclass(type(each), torch.nn.Module) and "_modules" in vars(each)
+        if issubclass(type(each), torch.nn.Module) and is_ready(each)
     ]
-    inner = {id(child) for module in modules for child in module._modules.values()}
+    inner = {id(child) for module in modules for child in children_of(module).values()}
     outer = [
         (sum(p.numel() for p in module.parameters()), module)
         for module in modules

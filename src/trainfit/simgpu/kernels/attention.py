@@ -8,6 +8,7 @@ import torch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import allocates
+from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten
 
@@ -16,7 +17,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _WIDE = ((8, 0), (8, 7))
 
 
-@allocates(aten._scaled_dot_product_flash_attention.default)
+@allocates(private.scaled_dot_product_flash_attention.default)
 def flash_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, key = args[0]._spec, args[1]._spec
     if len(args) > 3 and args[3]:
@@ -26,7 +27,7 @@ def flash_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("flash_splits", shape))
 
 
-@allocates(aten._scaled_dot_product_flash_attention_backward.default)
+@allocates(private.scaled_dot_product_flash_attention_backward.default)
 def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, key = args[1]._spec, args[2]._spec
     batch, heads, queries, head_size = query.size
@@ -35,12 +36,12 @@ def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("flash_backward", (batch, heads, queries, head_size, *others)))
 
 
-@allocates(aten._scaled_dot_product_cudnn_attention_backward.default)
+@allocates(private.scaled_dot_product_cudnn_attention_backward.default)
 def cudnn_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("cudnn_attention_backward", args[1]._spec.size))
 
 
-@allocates(aten._scaled_dot_product_efficient_attention.default)
+@allocates(private.scaled_dot_product_efficient_attention.default)
 def efficient_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, value = args[0]._spec, args[2]._spec
     if query.dtype in _HALVES and value.size[3] > 128:
@@ -48,7 +49,7 @@ def efficient_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         engine.workspace(("efficient_forward", (batch, heads, queries, value.size[3])))
 
 
-@allocates(aten._scaled_dot_product_efficient_attention_backward.default)
+@allocates(private.scaled_dot_product_efficient_attention_backward.default)
 def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, key, value = (each._spec for each in args[1:4])
     batch, heads, queries, head_size = query.size

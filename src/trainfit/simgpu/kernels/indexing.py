@@ -11,6 +11,7 @@ from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import allocates
 from trainfit.simgpu.tensors.layouts import dense_copy
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten
 
@@ -39,7 +40,7 @@ def embedding_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(*_contiguous(args[:1]), ("embedding_backward", shape))
 
 
-@allocates(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+@allocates(aten.index_put.default, aten.index_put_.default, private.index_put_impl_.default)
 def index_put(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """Accumulating (or deterministic) writes sort their indices; masks become indices."""
     target, indices, values = args[:3]
@@ -71,7 +72,7 @@ def multinomial(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("temporary", (args[0]._spec.nbytes * (1 + bool(with_replacement)),)))
 
 
-@allocates(aten._foreach_norm.Scalar)
+@allocates(private.foreach_norm.Scalar)
 def foreach_norm(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     tensors = args[0]
     itemsize = max(tensors[0].dtype.itemsize, 4)
@@ -80,8 +81,8 @@ def foreach_norm(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 
 @allocates(
-    aten._softmax.default,
-    aten._log_softmax.default,
+    private.softmax.default,
+    private.log_softmax.default,
     aten.native_layer_norm.default,
 )
 def of_contiguous(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
@@ -90,7 +91,7 @@ def of_contiguous(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         engine.workspace(*_contiguous(args[:1]))
 
 
-@allocates(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@allocates(private.softmax_backward_data.default, private.log_softmax_backward_data.default)
 def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     if not (args[0]._spec.contiguous and args[1]._spec.contiguous):
         engine.workspace(*_contiguous(args[:2]))
@@ -105,12 +106,12 @@ def layer_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None
     engine.workspace(*_contiguous(args[:2]), ("layer_norm_backward", shape))
 
 
-@allocates(aten._fft_r2c.default, aten._fft_c2c.default)
+@allocates(private.fft_r2c.default, private.fft_c2c.default)
 def fourier(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("cufft", (out._spec.nbytes,)))
 
 
-@allocates(aten._fft_c2r.default)
+@allocates(private.fft_c2r.default)
 def fourier_to_real(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """cuFFT overwrites the input of this transform, so it gets a copy."""
     nbytes = args[0]._spec.nbytes

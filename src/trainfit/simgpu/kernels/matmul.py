@@ -18,6 +18,7 @@ from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import allocates
 from trainfit.simgpu.tensors.layouts import dense_copy
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten
 
@@ -83,8 +84,8 @@ def _lt_handle(engine: Engine) -> None:
     aten.dot.default,
     aten.mv.default,
     aten.addmv.default,
-    aten._int_mm.default,
-    aten._scaled_mm.default,
+    private.int_mm.default,
+    private.scaled_mm.default,
 )
 def product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """cuBLAS allocates its workspace at the first matmul on a stream."""
@@ -93,7 +94,9 @@ def product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         _copies(engine, args[:2])
 
 
-@allocates(aten.addmm.default, aten.addmm.out, aten.addmm_.default, aten._addmm_activation.default)
+@allocates(
+    aten.addmm.default, aten.addmm.out, aten.addmm_.default, private.addmm_activation.default
+)
 def product_and_sum(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """``addmm`` goes to cuBLASLt where the summand is a bias (addmm_out_cuda_impl)."""
     _handle(engine)
@@ -125,7 +128,7 @@ def batched_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     aten.baddbmm.out,
     aten.baddbmm_.default,
     aten.addbmm.default,
-    aten._trilinear.default,
+    private.trilinear.default,
 )
 def batched_product_and_sum(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     _handle(engine)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import allocates
 from trainfit.simgpu.tensors.layouts import dense_copy
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private.tensors import suggest_memory_format
 
 aten = torch.ops.aten
 

@@ -10,6 +10,7 @@ import torch
 from trainfit.simgpu.launches.lower_bound import tensors_in
 from trainfit.simgpu.launches.rules import Kernel, bytes_of, dtype_of
 from trainfit.simgpu.tensors.layouts import innermost
+from trainfit.torch_private.operators import schema, short_name
 
 #: Kinds of operators by the beginning of their names; "" is determined by tags and operands.
 _KINDS: Final[tuple[tuple[str, str], ...]] = (
@@ -79,7 +80,7 @@ def by_operands(
     func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int
 ) -> Kernel:
     """One kernel that reads its arguments and writes its results, each once."""
-    name = func._opname
+    name = short_name(func)
     given, made = tensors_in((args, tuple(kwargs.values()))), tensors_in(result)
     written = {id(each) for each in made}
     changed = _changed(func, args, kwargs)
@@ -149,11 +150,11 @@ def _same_order(tensors: Sequence[Any]) -> bool:
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
     """Ids of the tensors that the schema says are written to."""
-    schema = func._schema
-    if not schema.is_mutable:
+    declared = schema(func)
+    if not declared.is_mutable:
         return set()
     found: set[int] = set()
-    for place, argument in enumerate(schema.arguments):
+    for place, argument in enumerate(declared.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = (

@@ -16,6 +16,8 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from trainfit.torch_private.operators import packet, schema
+
 aten = torch.ops.aten
 
 #: From an operator's arguments by their names in its schema, and its result, to FLOPs.
@@ -26,17 +28,17 @@ _FORMULAS: Final[dict[Any, Formula]] = {}
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
     """FLOPs of one operator; 0 for those that neither we nor PyTorch have a formula for."""
-    packet = func._overloadpacket
-    own = _FORMULAS.get(packet)
+    operator = packet(func)
+    own = _FORMULAS.get(operator)
     if own is not None:
         return own(by_name(func, args, kwargs), result)
-    formula = flop_registry.get(packet)
+    formula = flop_registry.get(operator)
     return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
 
 
 def by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """An operator's arguments by their names in its schema, with the defaults of the others."""
-    declared = func._schema.arguments
+    declared = schema(func).arguments
     named = {each.name: each.default_value for each in declared if each.has_default_value()}
     named |= {each.name: value for each, value in zip(declared, args, strict=False)}
     return {**named, **kwargs}

@@ -16,6 +16,7 @@ from trainfit.simgpu.launches.lower_bound import makes_kernel, may_round
 from trainfit.simgpu.launches.rules import RULES, Kernel
 from trainfit.simgpu.recording.recorder import KernelRow
 from trainfit.simgpu.tensors.layouts import COPIES
+from trainfit.torch_private.operators import short_name
 
 _KIND: Final = {name: code for code, name in enumerate(KINDS)}
 _DTYPE: Final = {name: code for code, name in enumerate(DTYPES)}
@@ -28,7 +29,7 @@ def kernels_of(
     if not makes_kernel(func):
         return []
     flops = flops_of(func, args, kwargs, result)
-    rule = RULES.get(func._opname)
+    rule = RULES.get(short_name(func))
     if rule is not None:
         found = rule(by_name(func, args, kwargs), result, flops)
     else:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private.operators import short_name
 
 #: Where a GPU's L2 is not known: more than any has (126 MB of a B200, NVIDIA Blackwell).
 _LARGE_L2_BYTES = 256 << 20
@@ -33,7 +34,7 @@ _BLIND = ("_foreach_zero_", "_foreach_copy_")
 
 def kind_of_work(func: Any, dtype: torch.dtype) -> str:
     """ "KIND/DTYPE" of an operator whose FLOPs are counted: see ``results.trace.Compute``."""
-    name = func._opname
+    name = short_name(func)
     kind = "matmul"
     if "rnn" in name:
         return f"matmul/{_shown(dtype, 'convolution')}"  # cuDNN's switch for TF32
@@ -64,14 +65,14 @@ def may_round(kind: str) -> bool:
 @functools.cache
 def makes_kernel(func: Any) -> bool:
     """Does the operator launch a kernel (or a copy), if its operands are not empty?"""
-    return func.namespace not in _WITHOUT_KERNELS and not str(func._opname).startswith(
+    return func.namespace not in _WITHOUT_KERNELS and not str(short_name(func)).startswith(
         _WITHOUT_KERNEL
     )
 
 
 def least_moved_bytes(func: Any, args: tuple[Any, ...], result: Any, l2_bytes: int | None) -> int:
     """Bytes between the device's memory and its cache that the operator cannot do without."""
-    name = func._opname
+    name = short_name(func)
     listed = name.startswith(_OVER_LISTS)
     if not (listed or torch.Tag.pointwise in func.tags):
         return 0

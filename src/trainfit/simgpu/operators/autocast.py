@@ -16,9 +16,9 @@ import torch
 from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
 from trainfit.simgpu.tensors.tensor import DeviceTensor
-
-_KEY = torch._C.DispatchKey.AutocastCUDA
-_OFF = torch._C.DispatchKeySet(_KEY)
+from trainfit.torch_private.dispatching import AUTOCAST_CUDA, WithoutKeys, registrations
+from trainfit.torch_private.operators import schema
+from trainfit.torch_private.tensors import is_view
 
 
 class Autocast:
@@ -36,7 +36,7 @@ class Autocast:
             "append_dtype": self._append_dtype,
             "promote": self._promote,
         }
-        known = set(torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"))
+        known = set(registrations("AutocastCUDA"))
         for policy, names in policies().items():
             for name in names:
                 if name in known:
@@ -53,33 +53,33 @@ class Autocast:
     def _lower(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = torch.get_autocast_dtype("cuda")
-            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            with WithoutKeys(AUTOCAST_CUDA):
                 return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
 
         return kernel
 
     def _float32(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            with WithoutKeys(AUTOCAST_CUDA):
                 return op(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
 
         return kernel
 
     def _set_dtype(self, op: Any) -> Callable[..., Any]:
-        names = [argument.name for argument in op._schema.arguments]
+        names = [argument.name for argument in schema(op).arguments]
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
             if given.get("dtype") is None and _eligible(args[0]):
                 given["dtype"] = torch.float32
-            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            with WithoutKeys(AUTOCAST_CUDA):
                 return _call(op, given)
 
         return kernel
 
     def _append_dtype(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            with WithoutKeys(AUTOCAST_CUDA):
                 if not _eligible(args[0]):
                     return op(*args, **kwargs)
                 kwargs["dtype"] = torch.float32
@@ -90,7 +90,7 @@ class Autocast:
     def _promote(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = _widest(args, torch.get_autocast_dtype("cuda"))
-            with torch._C._ExcludeDispatchKeyGuard(_OFF):
+            with WithoutKeys(AUTOCAST_CUDA):
                 return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
 
         return kernel
@@ -114,7 +114,7 @@ class Autocast:
             and tensor.dtype is torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
-            and not tensor._is_view()
+            and not is_view(tensor)
             and torch.is_autocast_cache_enabled()
         )
         if not caches:
@@ -154,7 +154,7 @@ def _call(op: Any, given: dict[str, Any]) -> Any:
     """Call with schema names: positional arguments by position, the rest by keyword."""
     args, kwargs = [], {}
     positional = True
-    for argument in op._schema.arguments:
+    for argument in schema(op).arguments:
         if argument.name not in given:
             positional = False
             continue

@@ -24,6 +24,7 @@ from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.tensors.errors import SeveralGpusError
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor
+from trainfit.torch_private.operators import schema
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -44,11 +45,14 @@ class _OneRank(type):
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
         require_one_process(size)
-        kind = torch._C._distributed_c10d.FakeProcessGroup
-        return getattr(kind, "_create_internal", kind)(rank, size)
+        from trainfit.torch_private import distributed as private
+
+        return private.make_lonely_group(rank, size)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, torch._C._distributed_c10d.FakeProcessGroup)
+        from trainfit.torch_private import distributed as private
+
+        return isinstance(instance, private.LonelyGroup)
 
 
 class ProcessGroupNCCL(metaclass=_OneRank):
@@ -122,24 +126,25 @@ class Collectives:
         """Do nothing where PyTorch was built without ``torch.distributed``."""
         if not distributed.is_available():
             return
+        from trainfit.torch_private import distributed as private
+
         self._installed, self._hook = True, sys.excepthook
         module = distributed.distributed_c10d
         for owner in (distributed, module):
             patches.set(owner, "ProcessGroupNCCL", ProcessGroupNCCL)
             patches.set(owner, "is_nccl_available", lambda: True)
-        patches.set(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
-        patches.set(torch._C, "_nccl_version_suffix", lambda: b"")
-        patches.set(module, "_NCCL_AVAILABLE", True)
+        patches.set(*private.NCCL_VERSION, lambda: _NCCL_VERSION)
+        patches.set(*private.NCCL_VERSION_SUFFIX, lambda: b"")
+        patches.set(*private.NCCL_AVAILABLE, True)
         patches.set(module, "default_pg_nccl_timeout", module.default_pg_nccl_timeout or _TIMEOUT)
         patches.set(module, "rendezvous", _rendezvous)
         reducer = distributed.Reducer
-        rebuild = reducer._rebuild_buckets
+        rebuild = private.REBUILD_BUCKETS.now
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
-        patches.set(reducer, "_rebuild_buckets", self._of_gradients(rebuild))
+        patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
         patches.set(torch.multiprocessing, "spawn", _spawn)
         _install_dtensor(patches)
-        kind = torch._C._distributed_c10d.FakeProcessGroup
-        patches.set(kind, "_set_sequence_number_for_group", lambda group: None)
+        patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
 
     def _of_gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """DDP's reducer allocates buckets for the gradients, and others in their place."""
@@ -175,10 +180,12 @@ def _install_dtensor(patches: PatchSet) -> None:
 
 
 def _of_local(name: str) -> Callable[[Any], Any]:
+    from trainfit.torch_private.distributed import local_part
+
     inherited = getattr(torch.Tensor, name)
 
     def get(tensor: Any) -> Any:
-        local = tensor._local_tensor
+        local = local_part(tensor)
         return (
             getattr(local, name) if isinstance(local, DeviceTensor) else inherited.__get__(tensor)
         )
@@ -193,10 +200,11 @@ _Pairs = Callable[[tuple[Any, ...]], Iterator[tuple[Any, Any]]]
 
 def _work(tensors: list[Any]) -> Any:
     """What a collective returns to wait for: it is done."""
+    from trainfit.torch_private.distributed import finished_work
+
     future: Any = torch.futures.Future()
     future.set_result(tensors)
-    c10d: Any = torch._C._distributed_c10d
-    return c10d._create_work_from_future(future).boxed()
+    return finished_work(future)
 
 
 def _collective(name: str, pairs: _Pairs) -> None:
@@ -204,7 +212,7 @@ def _collective(name: str, pairs: _Pairs) -> None:
     operator = getattr(torch.ops.c10d, name, None)
     if operator is None:  # other versions have others
         return
-    returns = len(operator.default._schema.returns)
+    returns = len(schema(operator.default).returns)
 
     @handles(operator.default)
     def collective(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import handles
@@ -14,6 +13,8 @@ from trainfit.simgpu.dispatch.values import worth_keeping
 from trainfit.simgpu.tensors.device import META
 from trainfit.simgpu.tensors.error_messages import indexed_on_host
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import no_dispatch
 
 aten = torch.ops.aten
 
@@ -89,7 +90,7 @@ def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return engine.generic(info, (tensor, expanded), kwargs)
 
 
-@handles(aten.index_put_.default, aten._index_put_impl_.default)
+@handles(aten.index_put_.default, private.index_put_impl_.default)
 def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Writing by index; what is known of the target outlives a mask that nothing is known of,
     as a condition on such data is taken as False."""
@@ -123,7 +124,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
     ]
 
 
-@handles(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
+@handles(private.unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
 def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Unique values; without content all are assumed to differ."""
     contents = contents_of(engine, args[0])

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.arguments import meta_keywords
 from trainfit.simgpu.dispatch.engine import Engine
@@ -14,6 +13,8 @@ from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.dispatch.values import worth_keeping
 from trainfit.simgpu.tensors.device import CPU, META
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import no_dispatch
 
 aten = torch.ops.aten
 
@@ -38,7 +39,7 @@ _MODELS_ONLY = {
         aten.zeros_like,
     )
     for overload in (getattr(packet, name) for name in packet.overloads())
-    if not overload._schema.is_mutable
+    if not private.schema(overload).is_mutable
 }
 MIXED_DEVICE |= _MODELS_ONLY
 
@@ -55,7 +56,7 @@ def like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         return func(args[0]._meta, *args[1:], **kwargs)
 
 
-@handles(aten._to_copy.default)
+@handles(private.to_copy.default)
 def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]
     target = kwargs.get("device")
@@ -135,7 +136,7 @@ def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return target
 
 
-@handles(aten._local_scalar_dense.default)
+@handles(private.local_scalar_dense.default)
 def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """``.item()``: the known content, or a plausible healthy value."""
     tensor = args[0]
@@ -188,12 +189,12 @@ def _with_fill(engine: Engine, func: Any, args: Any, kwargs: Any, fill: bool) ->
     return out
 
 
-@handles(aten.isnan.default, aten.isinf.default, aten._is_any_true.default)
+@handles(aten.isnan.default, aten.isinf.default, private.is_any_true.default)
 def assumed_false(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return _with_fill(engine, func, args, kwargs, False)
 
 
-@handles(aten._is_all_true.default)
+@handles(private.is_all_true.default)
 def assumed_true(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """What ``torch.distributions`` asks of its arguments."""
     return _with_fill(engine, func, args, kwargs, True)
@@ -228,7 +229,7 @@ def record_stream(engine: Engine, func: Any, args: Any, kwargs: Any) -> None:
     engine.memory.record_stream(args[0]._life, args[1].stream_id)
 
 
-@handles(aten._pin_memory.default, aten.pin_memory.default)
+@handles(private.pin_memory.default, aten.pin_memory.default)
 def pin_memory(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     raise RuntimeError(f"cannot pin '{args[0].type()}' only dense CPU tensors can be pinned")
 

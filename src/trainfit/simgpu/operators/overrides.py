@@ -22,10 +22,11 @@ from trainfit.simgpu.operators import rnn, torchvision_operators
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.sdpa import attention
 from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import COMPOSITE, has_kernel
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 #: Operators with a CUDA kernel in addition to a CompositeImplicitAutograd one: without a kernel
 #: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
@@ -52,7 +53,7 @@ class Overrides:
 
     def remove(self) -> None:
         for library in self._libraries:
-            library._destroy()
+            private.destroy(library)
         self._libraries.clear()
 
 
@@ -61,7 +62,7 @@ def _exists(name: str) -> bool:
 
 
 def _has_cuda(name: str) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")
+    return has_kernel(f"aten::{name}", "CUDA")
 
 
 def _never_reached(*_: Any, **__: Any) -> Any:
@@ -93,8 +94,8 @@ def _batch_norm(
     """cuDNN's input is made dense first, and that is what the backward pass keeps."""
     if by_cudnn(source, weight, training):
         source = in_its_format(source)
-    whole = aten._batch_norm_impl_index.default
-    return whole._op_dk(_COMPOSITE, source, weight, bias, mean, var, training, *args)
+    whole = private.batch_norm_impl_index.default
+    return private.call_for(whole)(COMPOSITE, source, weight, bias, mean, var, training, *args)
 
 
 def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
@@ -104,14 +105,15 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         # is_fused_kernel_acceptable in ATen/native/Dropout.cpp
         if train and 0 < p < 1 and tensor.numel():
             return torch.native_dropout(tensor, p, train)[0]
-        return aten.dropout.default._op_dk(_COMPOSITE, tensor, p, train)  # type: ignore[no-any-return]
+        whole = private.call_for(aten.dropout.default)
+        return whole(COMPOSITE, tensor, p, train)  # type: ignore[no-any-return]
 
     def half_to_float(whole: Any, fused: Any) -> Any:
         # ATen/native/SoftMax.cpp: the kernel reads halves and writes floats by itself.
         def kernel(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
             if tensor.dtype is torch.float16 and dtype is torch.float32:
                 return fused(tensor, dim, True)
-            return whole._op_dk(_COMPOSITE, tensor, dim, dtype)
+            return private.call_for(whole)(COMPOSITE, tensor, dim, dtype)
 
         return kernel
 
@@ -124,9 +126,9 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         (aten.dropout.default, dropout),
         (aten.scaled_dot_product_attention.default, sdpa),
         (aten.ctc_loss.Tensor, _ctc_loss),
-        (aten._batch_norm_impl_index.default, _batch_norm),
-        (aten.softmax.int, half_to_float(aten.softmax.int, aten._softmax.default)),
-        (aten.log_softmax.int, half_to_float(aten.log_softmax.int, aten._log_softmax.default)),
+        (private.batch_norm_impl_index.default, _batch_norm),
+        (aten.softmax.int, half_to_float(aten.softmax.int, private.softmax.default)),
+        (aten.log_softmax.int, half_to_float(aten.log_softmax.int, private.log_softmax.default)),
         *rnn.composites(),
     ):
         library.impl(op, kernel, "AutogradCUDA")

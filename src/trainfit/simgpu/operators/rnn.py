@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import handles
@@ -27,14 +26,14 @@ from trainfit.simgpu.tensors.tensor import (
     wrap,
 )
 from trainfit.simgpu.workspaces.rnn import GRU, LSTM, RELU, TANH, reserve_bytes
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import AUTOCAST_CUDA, COMPOSITE, WithoutKeys, no_dispatch
 
 aten = torch.ops.aten
 
 _FLOATS = (torch.float64, torch.float32, torch.float16)
 #: Since this version cudnn_is_acceptable does not ask for the dtype.
 _ANY_DTYPE = (2, 9)
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_AUTOCAST_OFF = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
 _NOT_FLAT = (
     "RNN module weights are not part of single contiguous chunk of memory. This means they "
     "need to be compacted at every call, possibly greatly increasing memory usage. To compact "
@@ -72,8 +71,8 @@ def _padded(op: Any, mode: int) -> Callable[..., Any]:
         train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         if not _acceptable(source):
-            return op._op_dk(
-                _COMPOSITE, source, hx, params, biases, layers, dropout, train, bidirectional,
+            return private.call_for(op)(
+                COMPOSITE, source, hx, params, biases, layers, dropout, train, bidirectional,
                 batch_first,
             )  # fmt: skip
         options: Any = (layers, batch_first, dropout, train, bidirectional, [])
@@ -88,8 +87,8 @@ def _packed(op: Any, mode: int) -> Callable[..., Any]:
         layers: int, dropout: float, train: bool, bidirectional: bool,
     ) -> Any:  # fmt: skip
         if not _acceptable(data):
-            return op._op_dk(
-                _COMPOSITE, data, batch_sizes, hx, params, biases, layers, dropout, train,
+            return private.call_for(op)(
+                COMPOSITE, data, batch_sizes, hx, params, biases, layers, dropout, train,
                 bidirectional,
             )  # fmt: skip
         options = (layers, False, dropout, train, bidirectional, batch_sizes.tolist())
@@ -111,7 +110,7 @@ def _cudnn(
     state = current_engine()
     if train and dropout > 0:
         state.library_workspace("cudnn_dropout_state", (state.gpu.sm_count,))
-    out = aten._cudnn_rnn(
+    out = private.cudnn_rnn(
         source, params, stride, _flat_buffer(params, mode), hidden, cell, mode, hidden_size,
         projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, None,
     )  # fmt: skip
@@ -147,11 +146,11 @@ def autocast_kernel(cast: Callable[[Any, torch.dtype], Any]) -> Callable[..., An
     def kernel(
         source: Any, weights: Any, stride: int, flat: Any, hx: Any, cx: Any, *rest: Any
     ) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_OFF):
+        with WithoutKeys(AUTOCAST_CUDA):
             if weights[0].dtype is torch.float32:
                 flat, weights = _halves(weights)
             half = torch.float16
-            return aten._cudnn_rnn(
+            return private.cudnn_rnn(
                 cast(source, half), weights, stride, flat, cast(hx, half), cast(cx, half), *rest
             )
 
@@ -209,7 +208,7 @@ def _swapped(tensor: Any) -> Any:
     return wrap(meta, spec_of(meta), tensor._life)
 
 
-@handles(aten._cudnn_rnn.default)
+@handles(private.cudnn_rnn.default)
 def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source, weights, _, flat, hx, cx, mode, hidden, projection, layers = args[:10]
     batch_first, dropout, train, bidirectional, batch_sizes = args[10:15]
@@ -254,7 +253,7 @@ def _take_workspace(
     )
 
 
-@handles(aten._cudnn_rnn_backward.default)
+@handles(private.cudnn_rnn_backward.default)
 def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source, weights, _, flat, hx, cx = args[:6]
     grads, mode, hidden = args[7:10], args[10], args[11]

@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def attention(
     """``F.scaled_dot_product_attention`` on ``gpu``; shapes (batch, heads, tokens, size)."""
     backend = choose_backend(gpu, query, key, value, mask, causal, enable_gqa, dropout)
     if backend == "math":
-        return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
+        return private.scaled_dot_product_attention_math(  # type: ignore[no-any-return]
             query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
     if backend == "flash":
@@ -51,12 +52,12 @@ def attention(
     if mask is not None and mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, -math.inf).to(query.dtype)
     if backend == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
+        return private.scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
             query, key, value, mask, needs_sums, dropout, causal, False, scale=scale
         )[0]
     if mask is not None:
         mask = _aligned_mask(mask, query, key)
-    return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
+    return private.scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, mask, needs_sums, dropout, causal, scale=scale
     )[0]
 
@@ -110,7 +111,7 @@ def choose_backend(
 
 def _order(gpu: GpuSpec) -> list[str]:
     """priority_order: cuDNN first on Hopper and B200/B300, unless the script says otherwise."""
-    order = torch._C._get_sdp_priority_order()
+    order = private.attention_order()
     first = (
         gpu.capability[0] in (9, 10)
         and TorchVersion(torch.__version__) >= _CUDNN_FIRST  # type: ignore[operator]
@@ -214,7 +215,7 @@ def _flash(
     missing = -size % 8
     if missing:
         query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
-    out = aten._scaled_dot_product_flash_attention(
+    out = private.scaled_dot_product_flash_attention(
         query, key, value, dropout, causal, False, scale=scale
     )[0]
     return out[..., :size] if missing else out  # type: ignore[no-any-return]

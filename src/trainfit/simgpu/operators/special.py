@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.operators.data_dependent import contents_of, new_result
 from trainfit.simgpu.tensors.device import CPU, META
 from trainfit.simgpu.tensors.tensor import SimulatedTensor, spec_of, wrap
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.dispatching import no_dispatch
 
 aten = torch.ops.aten
 
@@ -19,11 +20,11 @@ MIXED_DEVICE |= {
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten._pack_padded_sequence.default,
-    aten._foreach_copy_.default,
-    aten._fused_adam_.default,
-    aten._fused_adamw_.default,
+    private.index_put_impl_.default,
+    private.pack_padded_sequence.default,
+    private.foreach_copy_.default,
+    private.fused_adam_.default,
+    private.fused_adamw_.default,
 }
 
 
@@ -33,7 +34,7 @@ def device(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.device:
     return META
 
 
-@handles(aten._pack_padded_sequence.default)
+@handles(private.pack_padded_sequence.default)
 def pack_padded_sequence(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Lengths are on the host, and so are the batch sizes that result."""
     source, lengths, batch_first = args
@@ -53,13 +54,13 @@ def _long_name(tensor: torch.Tensor) -> str:
     return tensor.type().rpartition(".")[2].removesuffix("Tensor")
 
 
-@handles(aten._nested_tensor_from_mask_left_aligned.default)
+@handles(private.nested_tensor_from_mask_left_aligned.default)
 def left_aligned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
     engine.assume("nested tensors of a padded batch in evaluation were skipped")
     return False
 
 
-@handles(aten._ctc_loss.default, aten._ctc_loss.Tensor)
+@handles(private.ctc_loss.default, private.ctc_loss.Tensor)
 def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """PyTorch's own kernel; log_alpha has a row for each blank and label."""
     log_probs, targets, _, lengths = args[:4]
@@ -77,7 +78,7 @@ def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return loss, engine.adopt(alpha)
 
 
-@handles(aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor)
+@handles(private.ctc_loss_backward.default, private.ctc_loss_backward.Tensor)
 def ctc_loss_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return new_result(engine, func, tuple(args[1].shape), args[1].dtype)
 
@@ -91,7 +92,7 @@ def geqrf(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return factors, engine.adopt(tau)
 
 
-@handles(aten._sample_dirichlet.default)
+@handles(private.sample_dirichlet.default)
 def like_first(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return new_result(engine, func, tuple(args[0].shape), args[0].dtype)
 
@@ -99,13 +100,13 @@ def like_first(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(
     aten.multi_margin_loss_backward.default,
     aten.multilabel_margin_loss_backward.default,
-    aten._dirichlet_grad.default,
+    private.dirichlet_grad.default,
 )
 def like_second(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return new_result(engine, func, tuple(args[1].shape), args[1].dtype)
 
 
-@handles(aten._cudnn_rnn_flatten_weight.default)
+@handles(private.cudnn_rnn_flatten_weight.default)
 def flatten_weights(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """An RNN's weights move into one buffer, of which they become views."""
     weights = args[0]
@@ -121,7 +122,7 @@ def flatten_weights(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 # -- views that the schema does not call views ---------------------------------------------
 
 
-@handles(aten._unsafe_view.default)
+@handles(private.unsafe_view.default)
 def unsafe_view(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source = args[0]
     engine.record(engine.info(func))
@@ -133,7 +134,7 @@ def unsafe_view(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 # -- fake kernels that older versions lack -----------------------------------------------
 
 
-@handles(aten._weight_norm_interface_backward.default)
+@handles(private.weight_norm_interface_backward.default)
 def weight_norm_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Gradients of direction and magnitude (2.8 has no meta kernel for it)."""
     engine.record(engine.info(func))

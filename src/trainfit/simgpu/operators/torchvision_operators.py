@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import HANDLERS
@@ -21,6 +20,8 @@ from trainfit.simgpu.launches.rules import Arguments, Kernel, bytes_of, dtype_of
 from trainfit.simgpu.tensors.device import META
 from trainfit.simgpu.tensors.layouts import dense_copy
 from trainfit.simgpu.tensors.tensor import SimulatedTensor, spec_of, wrap
+from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.operators import short_name
 
 aten = torch.ops.aten
 
@@ -114,7 +115,7 @@ def _pooled(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     call = by_name(func, args, kwargs)
     # The gradient of roi_align is read by its strides; the operators of the others are copied.
     names = ["input", "rois", "argmax", "channel_mapping"]
-    if func._opname != "_roi_align_backward":
+    if short_name(func) != "_roi_align_backward":
         names.append("grad")
     loose = [call[name] for name in names if name in call and not call[name]._spec.contiguous]
     if loose:

@@ -17,6 +17,7 @@ from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
 from trainfit.simgpu.recording.recorder import Recorder
 from trainfit.simgpu.recording.user_location import place_of_user
+from trainfit.torch_private.tensors import storage_key
 
 #: The machine's clock, whatever ``time`` shows scripts.
 _now = time.perf_counter
@@ -106,7 +107,7 @@ class DeviceMemory:
     def adopt(self, meta: torch.Tensor) -> StorageRecord:
         """The life of ``meta``'s storage, allocated now if the storage is new."""
         storage = meta.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         life = self.lives.get(key)
         if life is not None:
             return life

@@ -11,9 +11,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from trainfit.simgpu.recording.recorder import Recorder
-
-_sequence_number = torch._C._autograd._get_sequence_nr
-_current_node = torch._C._current_autograd_node
+from trainfit.torch_private.autograd import current_node, node_number, sequence_number
 
 
 class ModuleTracker:
@@ -56,13 +54,13 @@ class ModuleTracker:
         if self._stack:
             # Also true while checkpointing recomputes a forward pass inside backward.
             name = self._stack[-1]
-            self._of_node.setdefault(_sequence_number(), name)
+            self._of_node.setdefault(sequence_number(), name)
             return name
         if backward:
-            node = _current_node()
+            node = current_node()
             if node is not None:
                 # The counter had passed the node's number when its operator was dispatched.
-                return self._of_node.get(node._sequence_nr() + 1, self._none)
+                return self._of_node.get(node_number(node) + 1, self._none)
         return self._none
 
     def step_end(self) -> None:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private.dispatching import no_dispatch
 
 aten = torch.ops.aten
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from trainfit.simgpu.tensors.tensor import SimulatedTensor, Spec
+from trainfit.torch_private.tensors import suggest_memory_format
 
 aten = torch.ops.aten
 

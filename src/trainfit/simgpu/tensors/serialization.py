@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import serialization
-from torch.storage import _StorageBase
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA, check_ordinal
+from trainfit.torch_private import tensors as private
 
 #: Below the priorities that PyTorch's own devices have (10 and more): asked first.
 _PRIORITY = 1
@@ -31,16 +30,16 @@ def mark(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 def install(patches: PatchSet) -> None:
     registry = sorted(
-        [*serialization._package_registry, (_PRIORITY, _tag, _restore)],
+        [*private.PACKAGE_REGISTRY.now, (_PRIORITY, _tag, _restore)],
         key=lambda entry: entry[0],
     )
-    patches.set(serialization, "_package_registry", registry)
-    patches.set(torch._utils, "_rebuild_tensor", _rebuilder(torch._utils._rebuild_tensor))
-    patches.set(_StorageBase, "cuda", lambda storage, *_, **__: mark(storage))
+    patches.set(*private.PACKAGE_REGISTRY, registry)
+    patches.set(*private.REBUILD_TENSOR, _rebuilder(private.REBUILD_TENSOR.now))
+    patches.set(private.StorageBase, "cuda", lambda storage, *_, **__: mark(storage))
 
 
 def _tag(storage: Any) -> str | None:
-    plain = getattr(storage, "_untyped_storage", storage)
+    plain = private.untyped_of(storage)
     return str(CUDA) if hasattr(plain, _MARK) else None
 
 
@@ -54,7 +53,7 @@ def _restore(storage: Any, location: Any) -> Any:
 
 def _rebuilder(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
-        plain = storage._untyped_storage
+        plain = private.untyped(storage)
         copies = getattr(plain, _MARK, None)
         if copies is None:
             return rebuild(storage, offset, size, stride)

@@ -14,15 +14,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.simgpu.recording.device_memory import DeviceMemory
 from trainfit.simgpu.tensors.device import CUDA, META
 from trainfit.simgpu.tensors.serialization import mark
+from trainfit.torch_private import tensors as private
+from trainfit.torch_private.dispatching import no_dispatch
 
-_make_subclass = torch.Tensor._make_subclass
-_torch_function = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _specs: dict[tuple[Any, ...], Spec] = {}
 
 
@@ -142,7 +141,7 @@ class DeviceTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Tensor's own, which PyTorch disables for classes that have a __torch_dispatch__.
-        return _torch_function(cls, func, types, args, kwargs)
+        return private.torch_function(cls, func, types, args, kwargs)
 
     # What Python code asks of a CUDA tensor. C++ getters would say "meta".
     @property
@@ -248,7 +247,7 @@ class DeviceTensor(torch.Tensor):
             )
         with torch.no_grad():
             memo[id(self)] = made = _like(self, _copied(plain(self), memo), {})
-        if getattr(self, "_is_param", False):
+        if private.is_parameter(self):
             return made  # as Parameter.__deepcopy__: neither gradient nor attributes
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
@@ -284,7 +283,7 @@ class SimulatedTensor(DeviceTensor):
     _spec: Spec
     _life: Any
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = private.disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -328,7 +327,7 @@ def to_device(tensor: DeviceTensor, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 #: Attributes that belong to the simulation, not to the user.
-_OWN = ("_meta", "_spec", "_life", "_is_param")
+_OWN = ("_meta", "_spec", "_life", private.PARAMETER_MARK)
 
 
 def vars_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -341,12 +340,12 @@ def vars_of(tensor: torch.Tensor) -> dict[str, Any]:
 def _like(tensor: torch.Tensor, data: torch.Tensor, attributes: dict[str, Any]) -> torch.Tensor:
     """A leaf over the data of ``data`` that is to Python what ``tensor`` is, on either side."""
     requires_grad = tensor.requires_grad
-    if getattr(tensor, "_is_param", False):
+    if private.is_parameter(tensor):
         made: torch.Tensor = torch.nn.Parameter(data, requires_grad=requires_grad)
     elif type(tensor) is SimulatedTensor:
         made = data.detach().requires_grad_(requires_grad)
     else:
-        made = torch.Tensor._make_subclass(type(tensor), data, requires_grad)
+        made = private.MAKE_SUBCLASS.now(type(tensor), data, requires_grad)
     vars(made).update(attributes)
     return made
 
@@ -365,7 +364,7 @@ def _copied(tensor: SimulatedTensor, memo: dict[int, Any]) -> torch.Tensor:
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
     """A simulated tensor over ``meta``'s storage (no allocation happens here)."""
-    tensor: SimulatedTensor = _make_subclass(
+    tensor: SimulatedTensor = private.make_subclass(
         SimulatedTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
     )
     tensor._meta = meta
@@ -379,14 +378,14 @@ def plain(tensor: torch.Tensor) -> SimulatedTensor:
     if type(tensor) is SimulatedTensor:
         return tensor
     # Views that inference mode makes of an ordinary tensor are ordinary ones.
-    with torch._C._InferenceMode(tensor.is_inference()):
+    with private.InferenceMode(tensor.is_inference()):
         meta = view_of(tensor)
         return wrap(meta, spec_of(meta), current_engine().memory.adopt(meta))
 
 
 def view_of(tensor: torch.Tensor) -> torch.Tensor:
     """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
-    with torch._C.DisableTorchFunction(), no_dispatch():
+    with private.NoTorchFunction(), no_dispatch():
         meta = torch.empty(0, dtype=tensor.dtype, device=META)
         meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
     return meta

@@ -10,6 +10,7 @@ import torch
 
 from trainfit.batch.measure.noise_scale import NoiseScale
 from trainfit.scripts.watch.batch_sizes import samples_in
+from trainfit.torch_private.modules import is_compiled
 
 
 class WatchedNoiseScale:
@@ -57,9 +58,8 @@ class WatchedNoiseScale:
             self._why_not = "the samples of a batch are not known: the model is given no tensor"
             return
         if self._noise is None:
-            is_compiled = hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
             self._noise = NoiseScale(
-                module, samples, every=self._every, per_example=not is_compiled
+                module, samples, every=self._every, per_example=not is_compiled(module)
             )
         self._noise.scaler = self.scaler
         self._noise.samples(samples)

@@ -28,6 +28,8 @@ from trainfit.results.watch import tables
 from trainfit.results.watch.run import Ending, Event, RunHeader, missing_rows, noise_path
 from trainfit.scripts.training_loops import loop_of
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private import compiled
+from trainfit.torch_private.modules import is_wrapper_of_compiled
 from trainfit.watch.recorder.files import header
 from trainfit.watch.recorder.files.rank_files import RankFiles
 from trainfit.watch.recorder.memory_errors import is_out_of_memory
@@ -263,9 +265,8 @@ class Recorder:
         self._look_for_gpu()
         if self._noise is not None:
             self._noise.root_called(module, self.steps.count)
-        if not self._compile_hooked and "torch._dynamo.callback" in sys.modules:
-            self._compile_hooked = True
-            sys.modules["torch._dynamo.callback"].on_compile_start(self._note_compilation)
+        if not self._compile_hooked:
+            self._compile_hooked = compiled.on_compilation(self._note_compilation)
         if self.steps.count == 0:
             self.learn(**header.of_model(module))
 
@@ -286,7 +287,7 @@ class Recorder:
             return None
         if self._flops is None:
             self._flops = FlopCount()
-        if hasattr(module, "_orig_mod"):  # compiled: its layers are not called
+        if is_wrapper_of_compiled(module):  # compiled: its layers are not called
             self._flops.flops = math.nan
             return None
         self._flops.install()

@@ -12,6 +12,8 @@ from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.launches.lower_bound import tensors_in
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.autograd import graph_task_id
 
 aten = torch.ops.aten
 
@@ -105,14 +107,14 @@ class WrittenAttention(Intervention):
     name = "fused-attention"
 
     _PRODUCTS = (aten.bmm.default, aten.baddbmm.default)
-    _SOFTMAX = (aten._softmax.default, aten._safe_softmax.default)
+    _SOFTMAX = (private.softmax.default, private.safe_softmax.default)
     #: What happens to scores and probabilities on the way.
     _BETWEEN = frozenset(
         {
             *(aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar),
             *(aten.add.Tensor, aten.sub.Tensor, aten.where.self, aten.masked_fill.Scalar),
-            *(aten.masked_fill.Tensor, aten.native_dropout.default, aten._to_copy.default),
-            *(aten.clone.default, aten._fused_dropout.default, aten._unsafe_view.default),
+            *(aten.masked_fill.Tensor, aten.native_dropout.default, private.to_copy.default),
+            *(aten.clone.default, private.fused_dropout.default, private.unsafe_view.default),
         }
     )
 
@@ -142,7 +144,7 @@ class WrittenAttention(Intervention):
         """It cannot be tried from outside."""
 
     def _look(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        if torch._C._current_graph_task_id() != -1:  # a backward pass
+        if graph_task_id() != -1:  # a backward pass
             return
         if func in self._PRODUCTS:
             self._product(args, result)

@@ -8,6 +8,7 @@ from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
+from trainfit.torch_private.modules import Convolution
 
 #: Share of the spatial convolutions' parameters that a trunk holds.
 _TRUNK = 0.9
@@ -84,5 +85,5 @@ def _spatial(module: torch.nn.Module) -> int:
     return sum(
         conv.weight.numel()
         for conv in module.modules()
-        if isinstance(conv, torch.nn.modules.conv._ConvNd) and max(conv.kernel_size) > 1
+        if isinstance(conv, Convolution) and max(conv.kernel_size) > 1
     )

@@ -12,6 +12,7 @@ from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
 from trainfit.simgpu.launches.lower_bound import tensors_in
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.torch_private.modules import Dropout, children_of
 
 aten = torch.ops.aten
 
@@ -112,6 +113,6 @@ def _could_be_inplace(module: Any) -> bool:
     """Is it an activation? (Dropout in place is another kernel, with a larger mask.)"""
     return (
         getattr(module, "inplace", None) is False
-        and not module._modules
-        and not isinstance(module, torch.nn.modules.dropout._DropoutNd)
+        and not children_of(module)
+        and not isinstance(module, Dropout)
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as tree
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
+from trainfit.torch_private.dispatching import map_leaves
 
 
 class ChannelsLast(Intervention):
@@ -41,7 +41,7 @@ class ChannelsLast(Intervention):
         self.changed += 1
 
     def _convert_batch(self, batch: Any) -> Any:
-        return tree.tree_map_only(torch.Tensor, _in_channels_last, batch)
+        return map_leaves(torch.Tensor, _in_channels_last, batch)
 
 
 def _in_channels_last(tensor: torch.Tensor) -> torch.Tensor:

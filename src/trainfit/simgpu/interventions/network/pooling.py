@@ -11,6 +11,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import Scene
+from trainfit.torch_private.modules import children_of
 
 #: Share of the model's parameters from which on a head is worth removing.
 _LARGE = 0.1
@@ -83,11 +84,11 @@ class GlobalPooling(Intervention):
         gone = {id(p) for layer in head for p in layer.parameters()}
         pooled = _Pooled(int(channels), _outputs(head), linear.weight)
         parent, name = _parent(model, inner)
-        parent._modules[name] = pooled
+        children_of(parent)[name] = pooled
         if type(parent) is torch.nn.Sequential:
-            later = list(parent._modules)[list(parent._modules).index(name) + 1 :]
+            later = list(children_of(parent))[list(children_of(parent)).index(name) + 1 :]
             for each in later:
-                parent._modules[each] = torch.nn.Identity()
+                children_of(parent)[each] = torch.nn.Identity()
         self.changed += 1
         return _exchanged(given, gone, list(pooled.parameters()))
 
@@ -114,8 +115,8 @@ def _head(model: torch.nn.Module, path: str) -> list[torch.nn.Module]:
     """The layer at ``path`` and, in a ``Sequential``, those behind it."""
     parent, name = _parent(model, path)
     if type(parent) is not torch.nn.Sequential:
-        return [parent._modules[name]]  # type: ignore[list-item]
-    return list(parent)[list(parent._modules).index(name) :]
+        return [children_of(parent)[name]]
+    return list(parent)[list(children_of(parent)).index(name) :]
 
 
 def _outputs(head: list[torch.nn.Module]) -> int:

@@ -13,6 +13,7 @@ from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.torch_private.training import UNSCALE_GRADS
 
 
 class OptimizerInBackward(Intervention):
@@ -40,7 +41,7 @@ class OptimizerInBackward(Intervention):
             self._note(clip, name, "clips all gradients together")
             scene.patches.set(torch.nn.utils, name, getattr(clip, name))
         self._note(torch.amp.GradScaler, "unscale_", "unscales all gradients together")
-        self._note(torch.amp.GradScaler, "_unscale_grads_", "unscales all gradients together")
+        self._note(*UNSCALE_GRADS, "unscales all gradients together")
         backward = torch.autograd.backward
 
         def counted(*args: Any, **kwargs: Any) -> Any:

@@ -17,10 +17,11 @@ import torch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.torch_private.compiled import EAGER_FLEX
 
 #: PyTorch "compiles" it, with a backend that runs eagerly, for FlexAttention outside of a
 #: compiled callable.
-_EAGER: Final = "_flex_attention_hop_wrapper"
+_EAGER: Final = EAGER_FLEX
 _FLEX: Final = "torch.nn.attention.flex_attention"
 
 

@@ -10,12 +10,10 @@ How many pairs the mask lets meet, which only costs time, is asked of the mask a
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._mode_utils import no_dispatch
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import handles
@@ -23,6 +21,8 @@ from trainfit.simgpu.launches.rules import Arguments, Kernel, bytes_of, dtype_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import META
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor
+from trainfit.torch_private import compiled
+from trainfit.torch_private.dispatching import no_dispatch
 
 #: Positions along a side at which the mask is asked.
 _SAMPLES: Final = 64
@@ -42,7 +42,7 @@ _backward_op = torch.ops.trainfit.flex_attention_backward.default
 @functools.cache
 def _hop() -> Any:
     """The operator's module, whose name in its package is the operator's."""
-    return importlib.import_module("torch._higher_order_ops.flex_attention")
+    return compiled.flex_attention()
 
 
 def install(patches: PatchSet, compiled: Callable[[], bool]) -> None:
@@ -112,7 +112,7 @@ class _Unfused(torch.autograd.Function):
         out, sums, most = _hop().math_attention(
             query, key, value, score_mod, block_mask, scale, options
         )
-        out = _hop()._permute_strides(out, query.stride())
+        out = compiled.permute_strides(_hop())(out, query.stride())
         ctx.save_for_backward(query, key, value, out, sums, *learned)
         ctx.setting = setting
         ctx.mark_non_differentiable(sums, most)
@@ -141,7 +141,7 @@ def _like(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tensor whose dimensions lie in the order of ``strides``, the last one innermost."""
     with no_dispatch():
         dense = torch.empty(shape, dtype=dtype, device=META)
-        return _hop()._permute_strides(dense, strides)  # type: ignore[no-any-return]
+        return compiled.permute_strides(_hop())(dense, strides)  # type: ignore[no-any-return]
 
 
 @handles(_forward_op)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.modules import Convolution, TransposedConvolution
 
 
 class FlopCount:
@@ -75,10 +75,10 @@ def _of_module(module: nn.Module, args: tuple[Any, ...], result: Any) -> float:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, torch.Tensor) or not args or not isinstance(args[0], torch.Tensor):
         return 0.0
-    if isinstance(module, _ConvTransposeNd):
+    if isinstance(module, TransposedConvolution):
         taps = weight.numel() / weight.shape[0]
         return 2.0 * args[0].numel() * taps * _passes(args[0], weight)
-    if isinstance(module, _ConvNd):
+    if isinstance(module, Convolution):
         taps = weight[0].numel()
         return 2.0 * float(result.numel()) * taps * _passes(args[0], weight)
     # Transformers' Conv1D is a linear layer whose weight lies the other way.

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from trainfit.torch_private.compiled import traces_original
 from trainfit.watch.recorder.patches.flops import FlopCount
 from trainfit.watch.recorder.step.loader_record import LoaderRecord
 from trainfit.watch.recorder.step.step_recorder import StepRecorder
@@ -50,7 +51,7 @@ def in_place_of(original: Any) -> Callable[[Hook], Hook]:
 
     def named(hook: Hook) -> Hook:
         functools.update_wrapper(hook, original)
-        hook._torchdynamo_inline = original  # type: ignore[attr-defined]
+        traces_original(hook, original)
         return hook
 
     return named

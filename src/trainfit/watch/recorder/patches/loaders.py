@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from torch.utils.data import DataLoader
-from torch.utils.data import dataloader as loader_module
 
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
+from trainfit.torch_private import data_loading as private
 from trainfit.watch.recorder.patches.guard import Host, careful, in_place_of, watched
 from trainfit.watch.recorder.step import phases as ph
 from trainfit.watch.recorder.step.loader_record import LoaderRecord, ReadyBatches
@@ -52,7 +52,7 @@ class LoaderHooks:
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored."""
         construct, iterate = DataLoader.__init__, DataLoader.__iter__
-        make = DataLoader._get_iterator
+        make = private.GET_ITERATOR.now
 
         @in_place_of(construct)
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -67,8 +67,8 @@ class LoaderHooks:
 
         patches.set(DataLoader, "__init__", __init__)
         patches.set(DataLoader, "__iter__", __iter__)
-        patches.set(DataLoader, "_get_iterator", self._making(make))
-        self.watch_iterator(patches, loader_module._BaseDataLoaderIter)
+        patches.set(*private.GET_ITERATOR, self._making(make))
+        self.watch_iterator(patches, private.LoaderIterator)
 
     def watch_iterator(self, patches: PatchSet, kind: type) -> None:
         """Time the calls of ``next`` of a class of iterators, which has its own."""
@@ -80,9 +80,9 @@ class LoaderHooks:
             if isinstance(kind, type) and kind.__module__ == module.__name__:
                 if "__next__" in vars(kind):
                     self.watch_iterator(patches, kind)
-                make = vars(kind).get("_get_iterator")
+                make = vars(kind).get(private.GET_ITERATOR.name)
                 if make is not None:
-                    patches.set(kind, "_get_iterator", self._making(make))
+                    patches.set(kind, private.GET_ITERATOR.name, self._making(make))
 
     def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(make)
@@ -114,7 +114,7 @@ class LoaderHooks:
         return batches
 
     def _begin(self, loader: Any, batches: Any, began: float) -> None:
-        if self._host.live and hasattr(batches, "_next_data"):
+        if self._host.live and private.is_iterator(batches):
             setattr(batches, _OWN, _Iteration(self._record(loader), began))
 
     def _record(self, loader: Any) -> LoaderRecord:
@@ -141,7 +141,7 @@ class LoaderHooks:
                     began = _clock()
                     iteration = getattr(batches, _OWN, None)
                     if not (steps.light and iteration is not None and iteration.goes_on):
-                        ready = ReadyBatches(batches) if _has_workers(batches) else None
+                        ready = ReadyBatches(batches) if private.has_workers(batches) else None
                         token = steps.enter_input(None if ready is None else ready.count)
                         steps.cost_s += _clock() - began
             except Exception as error:
@@ -194,10 +194,6 @@ class LoaderHooks:
             self._host.steps.end_input(token, iteration.loader)
         else:
             self._host.steps.leave(token)
-
-
-def _has_workers(batches: Any) -> bool:
-    return getattr(batches, "_task_info", None) is not None
 
 
 def _place() -> str:

@@ -10,6 +10,7 @@ import torch
 
 from trainfit.simgpu.import_hook import ImportHook
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.watch.recorder.patches.guard import Host, careful, in_phase
 from trainfit.watch.recorder.step import phases as ph
 
@@ -42,7 +43,7 @@ def install(
         with careful(host, module.__name__):
             module.add("trainfit.watch.recorder")  # what torch.compile leaves alone
 
-    hooks.append(ImportHook("torch._dynamo.trace_rules", traces))
+    hooks.append(ImportHook(TRACE_RULES, traces))
     hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
     for hook in hooks:
         hook.install()

@@ -18,6 +18,8 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.modules import fast_call
+from trainfit.torch_private.training import autocast_is_on, scale_of
 from trainfit.watch.recorder.patches.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.step import phases as ph
 
@@ -51,15 +53,11 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
 
 
 def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
-    inside = False
+    inside = [False]
+
     # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
     # is known, what it does is done here, and a call within another costs nothing more.
-    is_known = getattr(original, "__code__", None) is not None and (
-        original.__code__.co_names == ("_compiled_call_impl", "_call_impl")
-    )
-
     def root(module: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal inside
         entered = count = None
         steps = host.steps
         try:
@@ -74,7 +72,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             host.failed("forward", error)
         if entered is None:
             return original(module, *args, **kwargs)
-        inside = True
+        inside[0] = True
         try:
             result = original(module, *args, **kwargs)
             if count is not None:
@@ -84,7 +82,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             host.saw(error)
             raise
         finally:
-            inside = False
+            inside[0] = False
             try:
                 if not steps.light:
                     began = _clock()
@@ -96,18 +94,11 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
                 host.failed("forward", error)
 
     @in_place_of(original)
-    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if inside:
-            if self._compiled_call_impl is not None:
-                return self._compiled_call_impl(*args, **kwargs)
-            return self._call_impl(*args, **kwargs)
-        return root(self, args, kwargs)
-
-    @in_place_of(original)
     def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **kwargs) if inside else root(self, args, kwargs)
+        return original(self, *args, **kwargs) if inside[0] else root(self, args, kwargs)
 
-    return __call__ if is_known else around
+    known = fast_call(original, inside, root)
+    return around if known is None else in_place_of(original)(known)
 
 
 def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,7 +175,7 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
             if host.live and host.steps.mine and scaler.is_enabled():
                 before = host.steps.optimizer_steps
                 token = host.steps.enter(ph.OPTIMIZER)
-                factor = getattr(scaler, "_scale", None)
+                factor = scale_of(scaler)
                 if isinstance(factor, torch.Tensor):
                     told, numbers = host.steps.number("scale", factor), host.steps.numbers
                     numbers.scale = numbers.scale if told is None else told
@@ -228,7 +219,7 @@ def _install_autocast(host: Host, patches: PatchSet) -> None:
 
     @in_place_of(enter)
     def __enter__(self: Any) -> Any:
-        if self._enabled and self.fast_dtype not in seen:
+        if autocast_is_on(self) and self.fast_dtype not in seen:
             with careful(host, "autocast"):
                 if host.live:
                     seen.add(self.fast_dtype)

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
-from torch.utils.data._utils import fetch as fetch_module
-from torch.utils.data._utils import worker as worker_module
 
 from trainfit.results.watch import tables
 from trainfit.scripts.library_threads import pools
@@ -27,6 +25,7 @@ from trainfit.scripts.sample_costs.call_sites import NOTHING, callee
 from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import FETCHERS, worker_info
 from trainfit.watch.recorder.files.spill import INTERVAL_S, Ring
 from trainfit.watch.recorder.patches.guard import in_place_of
 
@@ -145,7 +144,7 @@ class FetchHooks:
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored."""
         self._known = fetchers()
-        for kind in (fetch_module._MapDatasetFetcher, fetch_module._IterableDatasetFetcher):
+        for kind in FETCHERS:
             patches.set(kind, "fetch", self._fetch(kind.fetch))
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -179,7 +178,7 @@ class FetchHooks:
         return fetch
 
     def _ring(self) -> Rows | None:
-        info = worker_module._worker_info
+        info = worker_info()
         if info is None:
             return self._home.main_fetches()
         if self._pid != os.getpid():  # the first batch of a worker
@@ -212,7 +211,7 @@ class FetchHooks:
 
     def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
-        took, info = now - began, worker_module._worker_info
+        took, info = now - began, worker_info()
         shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()
         rest = took - (self._collate_s if self._collate_s == self._collate_s else 0.0)
         ring.append(

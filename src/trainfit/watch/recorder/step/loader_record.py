@@ -11,6 +11,7 @@ import torch
 
 from trainfit.results.watch.run import WatchedLoader
 from trainfit.scripts.watch.batch_sizes import samples_in
+from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
 
 
 class LoaderRecord:
@@ -100,20 +101,19 @@ class ReadyBatches:
 
     def count(self) -> int:
         """Now, when ``next`` is called."""
-        self._early, self._is_here = self._look(self._batches._task_info)
-        queues = {self._batches._data_queue, self._batches._worker_result_queue}
-        self._in_queue = sum(int(queue.qsize()) for queue in queues)
+        self._early, self._is_here = self._look(tasks_of(self._batches))
+        self._in_queue = sum(int(queue.qsize()) for queue in queues_of(self._batches))
         return self._early + self._in_queue
 
     def had_next(self) -> bool:
         """Was the batch that ``next`` has given meanwhile among them?"""
         if self._is_here or not self._in_queue:
             return self._is_here
-        early, _ = self._look(self._batches._task_info)
+        early, _ = self._look(tasks_of(self._batches))
         return early - self._early < self._in_queue
 
     def _look(self, told: Mapping[int, tuple[Any, ...]]) -> tuple[int, bool]:
         """How many have come out of their order (with a second element), and is the next one
         there?"""
         early = sum(len(each) == 2 for each in itertools.islice(told.values(), 256))
-        return early, len(told.get(self._batches._rcvd_idx, ())) == 2
+        return early, len(told.get(next_task(self._batches), ())) == 2

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
+from trainfit.torch_private.tensors import item
 from trainfit.watch.recorder.step.cuda_events import Device
 from trainfit.watch.recorder.step.gpu_step import GpuStep
-
-#: PyTorch's own, whatever hooks the public one has.
-_value = torch._C.TensorBase.item
 
 
 class StepNumbers:
@@ -43,7 +41,7 @@ def number(
 ) -> float | None:
     """The value of a tensor of one element: now, or with the step's row if it is on a GPU."""
     if not tensor.is_cuda:
-        return float(_value(tensor)) if tensor.device.type == "cpu" else None
+        return float(item(tensor)) if tensor.device.type == "cpu" else None
     if device is not None and gpu is not None:
         before = gpu.numbers.pop(name, None)
         kept = device.keep(tensor)

@@ -1,0 +1,76 @@
+"""``torch.cuda`` and what it calls in ``torch._C``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.nn.parallel import scatter_gather
+
+from trainfit.torch_private.needed import PrivateName, needed, place
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Functions of ``torch._C`` behind ``torch.cuda`` and ``torch.accelerator``, without their
+#: underscore. A build without CUDA lacks those of the first list.
+_CUDA: Final = _names(
+    """
+    cuda_canDeviceAccessPeer cuda_emptyCache cuda_getAllocatorBackend cuda_getArchFlags
+    cuda_getCurrentRawStream cuda_getDevice cuda_getDeviceCount cuda_get_cudnn_benchmark_limit
+    cuda_hostMemoryStats cuda_ipc_collect cuda_isCurrentStreamCapturing cuda_isInBadFork
+    cuda_memorySnapshot cuda_memoryStats cuda_record_memory_history
+    cuda_record_memory_history_legacy cuda_resetAccumulatedHostMemoryStats
+    cuda_resetAccumulatedMemoryStats cuda_resetPeakHostMemoryStats cuda_resetPeakMemoryStats
+    cuda_setDevice cuda_set_cudnn_benchmark_limit cuda_sleep cuda_synchronize host_emptyCache
+    """
+)
+_ACCELERATOR: Final = _names(
+    """
+    accelerator_exchangeDevice accelerator_getAccelerator accelerator_getDeviceIndex
+    accelerator_getStream accelerator_hooks_device_count accelerator_maybeExchangeDevice
+    accelerator_setDeviceIndex accelerator_setStream accelerator_synchronizeDevice
+    get_accelerator
+    """
+)
+#: Those that only some of the tested versions have.
+_SOME_VERSIONS: Final = _names(
+    """
+    accelerator_emptyCache accelerator_getDeviceCapability accelerator_getDeviceStats
+    accelerator_getMemoryInfo accelerator_isAllocatorInitialized
+    accelerator_resetAccumulatedStats accelerator_resetPeakStats
+    accelerator_setAllocatorSettings cuda_cudaCachingAllocator_set_allocator_settings
+    """
+)
+#: Functions of C that the simulated device supplies.
+C_FUNCTIONS: Final = _CUDA | _ACCELERATOR | _SOME_VERSIONS
+
+with needed():
+    from torch.nn.parallel import _functions as _parallel_functions
+
+    #: Turns in circles for so many cycles.
+    sleep: Any = torch.cuda._sleep
+
+LAZY_INIT = place(torch.cuda, "_lazy_init")
+EXCHANGE_DEVICE = place(torch.cuda, "_exchange_device")
+MAYBE_EXCHANGE_DEVICE = place(torch.cuda, "_maybe_exchange_device")
+GRAPH_POOL_HANDLE = place(torch.cuda.graphs, "_graph_pool_handle")
+#: Streams for copies to each GPU, made when they are first asked for.
+PARALLEL_STREAMS = place(_parallel_functions, "_streams")
+SCATTER = place(scatter_gather, "Scatter")
+CUDNN_INIT = place(torch.backends.cudnn.m, "_init")  # type: ignore[attr-defined]
+
+
+def c_function(name: str) -> PrivateName:
+    """Where a function of :data:`C_FUNCTIONS` stands, or would in a build with CUDA."""
+    assert name in C_FUNCTIONS, name
+    return PrivateName(torch._C, f"_{name}")
+
+
+def missing_functions() -> tuple[str, ...]:
+    """Functions of C that the tested versions have and this one has not: what a script asks of
+    what has come in their place is not simulated."""
+    built = _ACCELERATOR if torch.version.cuda is None else _ACCELERATOR | _CUDA
+    return tuple(f"torch._C._{name}" for name in sorted(built) if not hasattr(torch._C, f"_{name}"))

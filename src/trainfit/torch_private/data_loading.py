@@ -1,0 +1,91 @@
+"""DataLoaders, their iterators, and what happens in workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from trainfit.torch_private.needed import attribute, needed, place
+
+with needed():
+    from torch.utils.data._utils import fetch, pin_memory, worker
+    from torch.utils.data.dataloader import (
+        _BaseDataLoaderIter,
+        _DatasetKind,
+        _MultiProcessingDataLoaderIter,
+        _SingleProcessDataLoaderIter,
+    )
+
+    MapFetcher: Any = fetch._MapDatasetFetcher
+    IterableFetcher: Any = fetch._IterableDatasetFetcher
+    INDEXED: Any = _DatasetKind.Map
+    pinned: Callable[..., Any] = pin_memory.pin_memory
+
+#: The iterator of a DataLoader, with workers or without.
+LoaderIterator: Any = _BaseDataLoaderIter
+#: What makes a batch of its indices, in a worker or in the main process.
+FETCHERS: tuple[Any, ...] = (MapFetcher, IterableFetcher)
+
+GET_ITERATOR = place(DataLoader, "_get_iterator")
+NEXT_INDEX = place(LoaderIterator, "_next_index")
+RESET = place(LoaderIterator, "_reset")
+PIN_MEMORY = place(pin_memory, "pin_memory")
+place(worker, "_worker_info")
+
+#: Of a DataLoader or its iterator: is there a batch sampler, and can the data set be indexed?
+makes_batches: Callable[[Any], bool] = attribute(DataLoader, "_auto_collation")
+dataset_kind: Callable[[Any], Any] = attribute(DataLoader, "_dataset_kind")
+attribute(LoaderIterator, "_auto_collation")
+attribute(LoaderIterator, "_dataset_kind")
+dataset_of: Callable[[Any], Any] = attribute(LoaderIterator, "_dataset")
+indices_of: Callable[[Any], Any] = attribute(LoaderIterator, "_sampler_iter")
+attribute(LoaderIterator, "_next_data")
+#: In the main process.
+fetcher_of: Callable[[Any], Any] = attribute(_SingleProcessDataLoaderIter, "_dataset_fetcher")
+#: Batches that workers were asked for, by number: (worker,), and the batch where it has come.
+tasks_of: Callable[[Any], Any] = attribute(_MultiProcessingDataLoaderIter, "_task_info")
+#: The number of the next batch.
+next_task: Callable[[Any], int] = attribute(_MultiProcessingDataLoaderIter, "_rcvd_idx")
+_pinned_queue = attribute(_MultiProcessingDataLoaderIter, "_data_queue")
+_result_queue = attribute(_MultiProcessingDataLoaderIter, "_worker_result_queue")
+attribute(_MultiProcessingDataLoaderIter, "_workers")
+attribute(_MultiProcessingDataLoaderIter, "_shutdown_workers")
+attribute(DataLoader, "_iterator")
+
+
+def queues_of(batches: Any) -> set[Any]:
+    """Where batches of workers lie that are not taken yet."""
+    return {_pinned_queue(batches), _result_queue(batches)}
+
+
+def has_workers(batches: Any) -> bool:
+    """Does an iterator have workers?"""
+    return getattr(batches, "_task_info", None) is not None
+
+
+def workers_of(batches: Any) -> tuple[Any, ...]:
+    """An iterator's worker processes; none where it makes the batches itself."""
+    return tuple(getattr(batches, "_workers", ()))
+
+
+def shutdown_of(batches: Any) -> Callable[[], None] | None:
+    """What ends an iterator's workers; ``None`` without any."""
+    return getattr(batches, "_shutdown_workers", None)
+
+
+def is_iterator(batches: Any) -> bool:
+    """Is it PyTorch's own iterator, or one derived from it?"""
+    return hasattr(batches, "_next_data")
+
+
+def forget_iterator(loader: Any) -> None:
+    """Let a DataLoader start its persistent workers anew."""
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None
+
+
+def worker_info() -> Any:
+    """``get_worker_info()``, whatever stands for it; ``None`` in the main process."""
+    return worker._worker_info

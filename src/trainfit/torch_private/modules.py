@@ -1,0 +1,74 @@
+"""Modules: their parts, how they are called and moved, base classes of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainfit.torch_private.needed import attribute, needed, place
+
+with needed():
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+    from torch.nn.modules.dropout import _DropoutNd
+
+Convolution = _ConvNd
+TransposedConvolution = _ConvTransposeNd
+BatchNorm = _BatchNorm
+Dropout = _DropoutNd
+
+#: What a module itself holds, by name: parameters and buffers may be ``None``.
+parameters_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_parameters")
+buffers_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_buffers")
+children_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_modules")
+#: ``None`` where the module is not compiled in place.
+compiled_call: Callable[[nn.Module], Any] = attribute(nn.Module, "_compiled_call_impl")
+attribute(nn.Module, "_call_impl")
+
+APPLY = place(nn.Module, "_apply")
+FLATTENS_RNN_WEIGHTS = place(torch, "_use_cudnn_rnn_flatten_weight")
+
+
+def is_ready(module: Any) -> bool:
+    """Has the constructor of the base class run?"""
+    return "_modules" in vars(module)
+
+
+def uncompiled(model: Any) -> Any:
+    """What ``torch.compile`` was given, where ``model`` is what it returned."""
+    return getattr(model, "_orig_mod", model)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """By ``torch.compile`` or its own ``compile``: the calls of its layers are not seen."""
+    return hasattr(module, "_orig_mod") or compiled_call(module) is not None
+
+
+def is_wrapper_of_compiled(module: nn.Module) -> bool:
+    """Is it what ``torch.compile`` returned?"""
+    return hasattr(module, "_orig_mod")
+
+
+def fast_call(
+    original: Callable[..., Any], inside: list[bool], outermost: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """A ``Module.__call__`` that is ``outermost(module, args, kwargs)`` unless ``inside[0]``.
+
+    Inside it does what PyTorch's own does, in no more frames. ``None`` where ``original`` is not
+    the one that is known.
+    """
+    code = getattr(original, "__code__", None)
+    if code is None or code.co_names != ("_compiled_call_impl", "_call_impl"):
+        return None
+
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if inside[0]:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return outermost(self, args, kwargs)
+
+    return __call__

@@ -1,0 +1,96 @@
+"""How a private name of PyTorch is taken: found at once, or missed by its name."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from trainfit.results.files.errors import TrainfitError
+from trainfit.torch_private.tested import NEWEST, OLDEST
+from trainfit.version import __version__
+
+
+class MissingNameError(TrainfitError):
+    """PyTorch has no such name, of which trainfit makes use."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"PyTorch {torch.__version__} has no {name}, which trainfit {__version__} needs "
+            f"(it is tested with PyTorch {OLDEST} to {NEWEST}): install PyTorch {NEWEST}, or a "
+            "newer trainfit"
+        )
+        self.name = name
+
+
+class PrivateName(NamedTuple):
+    """An attribute that is to be replaced: ``patches.set(*place, value)``."""
+
+    owner: Any
+    name: str
+
+    @property
+    def now(self) -> Any:
+        """What stands there, ours or PyTorch's."""
+        return getattr(self.owner, self.name)
+
+
+@contextlib.contextmanager
+def needed() -> Iterator[None]:
+    """Names that are looked up inside are needed.
+
+    Raises:
+        MissingNameError: One of them is not there.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        raise MissingNameError(_named(error)) from error
+
+
+def place(owner: Any, name: str) -> PrivateName:
+    """The attribute ``name`` of a module or class.
+
+    Raises:
+        MissingNameError: It is not there.
+    """
+    if not hasattr(owner, name):
+        raise MissingNameError(f"{_path(owner)}.{name}")
+    return PrivateName(owner, name)
+
+
+def attribute(kind: type, name: str) -> Callable[[Any], Any]:
+    """What reads the attribute ``name`` of instances of a class, as fast as writing it out.
+
+    Raises:
+        MissingNameError: The class does not have it, and its constructor does not set it.
+    """
+    declared = (vars(base).get("__annotations__", ()) for base in kind.__mro__)
+    is_there = hasattr(kind, name) or any(name in names for names in declared)
+    if not is_there and name not in _set_by_constructors(kind):
+        raise MissingNameError(f"{_path(kind)}.{name}")
+    return operator.attrgetter(name)
+
+
+def _set_by_constructors(kind: type) -> set[str]:
+    """Names that the Python code of ``__init__`` mentions: what it sets is among them."""
+    codes = (getattr(vars(base).get("__init__"), "__code__", None) for base in kind.__mro__)
+    return {name for code in codes if code is not None for name in code.co_names}
+
+
+def _path(owner: Any) -> str:
+    module = getattr(owner, "__module__", None) if isinstance(owner, type) else None
+    name = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", None)
+    path = f"{module}.{name}" if module else str(name or type(owner).__qualname__)
+    return path if path.startswith("torch") else f"torch's {path}"
+
+
+def _named(error: AttributeError | ImportError) -> str:
+    if isinstance(error, AttributeError):
+        return f"{_path(error.obj)}.{error.name}" if error.name else str(error)
+    name = re.match(r"cannot import name '(\w+)'", str(error))
+    return f"{error.name}.{name[1]}" if name and error.name else error.name or str(error)

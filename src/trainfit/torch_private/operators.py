@@ -1,0 +1,106 @@
+"""Operators whose name begins with an underscore, and what operators say of themselves.
+
+Those of ATen have their name without it here: ``private.to_copy`` is ``aten._to_copy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainfit.torch_private.needed import attribute, needed
+
+aten: Any = torch.ops.aten
+
+with needed():
+    from torch._library import custom_ops
+    from torch._ops import OpOverload
+
+    #: How ``scaled_dot_product_attention`` prefers its backends.
+    attention_order: Callable[[], list[Any]] = torch._C._get_sdp_priority_order
+    foreach_norms: Callable[..., Any] = torch._foreach_norm
+    #: Operators that are written in Python, by name.
+    python_operators: Any = custom_ops.OPDEFS
+    PythonOperator: Any = custom_ops.CustomOpDef
+    _destroy: Callable[[Any], None] = torch.library.Library._destroy
+
+    addmm_activation = aten._addmm_activation
+    amp_foreach_non_finite_check_and_unscale_ = aten._amp_foreach_non_finite_check_and_unscale_
+    amp_update_scale_ = aten._amp_update_scale_
+    batch_norm_impl_index = aten._batch_norm_impl_index
+    ctc_loss = aten._ctc_loss
+    ctc_loss_backward = aten._ctc_loss_backward
+    cudnn_rnn = aten._cudnn_rnn
+    cudnn_rnn_backward = aten._cudnn_rnn_backward
+    cudnn_rnn_flatten_weight = aten._cudnn_rnn_flatten_weight
+    dirichlet_grad = aten._dirichlet_grad
+    fft_c2c = aten._fft_c2c
+    fft_c2r = aten._fft_c2r
+    fft_r2c = aten._fft_r2c
+    foreach_copy_ = aten._foreach_copy_
+    foreach_norm = aten._foreach_norm
+    fused_adam_ = aten._fused_adam_
+    fused_adamw_ = aten._fused_adamw_
+    fused_dropout = aten._fused_dropout
+    index_put_impl_ = aten._index_put_impl_
+    int_mm = aten._int_mm
+    is_all_true = aten._is_all_true
+    is_any_true = aten._is_any_true
+    local_scalar_dense = aten._local_scalar_dense
+    log_softmax = aten._log_softmax
+    log_softmax_backward_data = aten._log_softmax_backward_data
+    nested_tensor_from_mask_left_aligned = aten._nested_tensor_from_mask_left_aligned
+    pack_padded_sequence = aten._pack_padded_sequence
+    pin_memory = aten._pin_memory
+    safe_softmax = aten._safe_softmax
+    sample_dirichlet = aten._sample_dirichlet
+    scaled_dot_product_attention_math = aten._scaled_dot_product_attention_math
+    scaled_dot_product_cudnn_attention = aten._scaled_dot_product_cudnn_attention
+    scaled_dot_product_cudnn_attention_backward = aten._scaled_dot_product_cudnn_attention_backward
+    scaled_dot_product_efficient_attention = aten._scaled_dot_product_efficient_attention
+    scaled_dot_product_efficient_attention_backward = (
+        aten._scaled_dot_product_efficient_attention_backward
+    )
+    scaled_dot_product_flash_attention = aten._scaled_dot_product_flash_attention
+    scaled_dot_product_flash_attention_backward = aten._scaled_dot_product_flash_attention_backward
+    scaled_mm = aten._scaled_mm
+    softmax = aten._softmax
+    softmax_backward_data = aten._softmax_backward_data
+    to_copy = aten._to_copy
+    trilinear = aten._trilinear
+    unique2 = aten._unique2
+    unsafe_view = aten._unsafe_view
+    weight_norm_interface_backward = aten._weight_norm_interface_backward
+
+try:
+    from torch._library.triton import triton_ops_to_kernels
+except ImportError:  # before 2.9
+    triton_ops_to_kernels = {}
+
+#: The kernels of operators that are Triton's, by the operators' names.
+kernels_of_triton: Any = triton_ops_to_kernels
+
+schema: Callable[[Any], Any] = attribute(OpOverload, "_schema")
+#: ``call_for(operator)(key, *args)`` is what the operator does under a dispatch key.
+call_for: Callable[[Any], Callable[..., Any]] = attribute(OpOverload, "_op_dk")
+#: An operator's name without its namespace and overload.
+short_name: Callable[[Any], str] = attribute(OpOverload, "_opname")
+packet: Callable[[Any], Any] = attribute(OpOverload, "_overloadpacket")
+fake_kernel: Callable[[Any], Any] = attribute(PythonOperator, "_abstract_fn")
+bodies: Callable[[Any], dict[Any, Any]] = attribute(PythonOperator, "_backend_fns")
+full_name: Callable[[Any], str] = attribute(PythonOperator, "_qualname")
+autocast_dtype: Callable[[Any], Any] = attribute(PythonOperator, "_autocast_dtype")
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back what a library has registered."""
+    _destroy(library)
+
+
+def decompositions() -> Any:
+    """Python's versions of operators; they take a while to import."""
+    with needed():
+        from torch._decomp import decomposition_table
+    return decomposition_table

@@ -1,0 +1,62 @@
+"""Tensors, their classes and storages, and files of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import serialization
+
+from trainfit.torch_private.needed import attribute, needed, place
+
+with needed():
+    from torch._C import Generator as Generator
+    from torch._prims_common import suggest_memory_format as suggest_memory_format
+    from torch.storage import _StorageBase
+
+    #: PyTorch's own, whatever hooks the public ones have.
+    item: Callable[[torch.Tensor], Any] = torch._C.TensorBase.item
+    as_subclass: Callable[..., torch.Tensor] = torch._C.TensorBase.as_subclass
+    set_data: Callable[..., None] = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+    make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
+    #: ``Tensor.__torch_function__`` of the class that it is given.
+    torch_function: Callable[..., Any] = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    #: For ``__torch_function__``: there is none.
+    disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+    NoTorchFunction: Any = torch._C.DisableTorchFunction
+    NoTorchFunctionOfSubclasses: Any = torch._C.DisableTorchFunctionSubclass
+    #: A context: inference mode or not.
+    InferenceMode: Any = torch._C._InferenceMode
+    #: May a tensor's data become another's?
+    has_compatible_type: Callable[..., Any] = torch._has_compatible_shallow_copy_type
+
+StorageBase = _StorageBase
+#: What identifies a storage among all that live.
+storage_key: Callable[[Any], int] = attribute(torch.UntypedStorage, "_cdata")
+untyped: Callable[[Any], Any] = attribute(torch.TypedStorage, "_untyped_storage")
+attribute(torch.Tensor, "_is_view")
+is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
+attribute(torch.Tensor, "_use_count")
+#: How many hold on to a tensor in C++.
+use_count: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
+
+MAKE_SUBCLASS = place(torch.Tensor, "_make_subclass")
+COMPATIBLE_TYPE = place(torch, "_has_compatible_shallow_copy_type")
+PACKAGE_REGISTRY = place(serialization, "_package_registry")
+REBUILD_TENSOR = place(torch._utils, "_rebuild_tensor")
+
+
+#: What tells a parameter of another class than ``Parameter``.
+PARAMETER_MARK = "_is_param"
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Was it made a parameter, whatever its class?"""
+    return getattr(tensor, PARAMETER_MARK, False)
+
+
+def untyped_of(storage: Any) -> Any:
+    """The bytes of a storage, which may be typed."""
+    return getattr(storage, "_untyped_storage", storage)
