@@ -33,6 +33,14 @@ def main() -> None:
         scaler.step(optimizer)
         optimizer.zero_grad()
         optimizer.step()
+    seen = look()
+    print(json.dumps(seen))
+    sys.stdout.flush()
+    os._exit(3 if seen["found"] else 0)
+
+
+def look() -> dict[str, list[str]]:
+    """Places of what is replaced now, and what differs there."""
     found, pickles = [], {}
     for owner, name, original in replaced():
         place = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
@@ -52,10 +60,7 @@ def main() -> None:
         if copy.deepcopy(now) is not now and not inspect.ismethod(now):
             found.append(f"{place}: copied as another")
         pickle.loads(pickle.dumps(functools.partial(now, 1)))
-    found += elsewhere(pickles)
-    print(json.dumps({"places": sorted(pickles), "found": found}))
-    sys.stdout.flush()
-    os._exit(3 if found else 0)
+    return {"places": sorted(pickles), "found": found + elsewhere(pickles)}
 
 
 def replaced() -> list[Any]:
@@ -136,4 +141,5 @@ def elsewhere(pickles: dict[str, str]) -> list[str]:
     return [f"elsewhere: {line}" for line in done.stdout.splitlines()]
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 _ABSENT = object()
 #: Stands for the hook among the constants of the code below.
 _HOOK: Final = "trainfit: the hook"
-#: Attributes of a function that a hooked one gets.
-_GIVEN: Final = ("__wrapped__", "__signature__", "_torchdynamo_inline")
+#: Callables that are pickled by a name, or not at all. Others tell how they are.
+_CALLED: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
 
 
 class Replacement(NamedTuple):
@@ -99,23 +99,24 @@ class PatchSet:
         code, before = function.__code__, {**vars(function)}
         original = _copy(function)
         hook: Any = make(original)
-        given: dict[str, Any] = {"__wrapped__": original}
-        with contextlib.suppress(ValueError, TypeError):
-            given["__signature__"] = inspect.signature(original)
+        given: dict[str, Any] = {}
+        if "__wrapped__" not in before:  # else that is where its signature comes from, as before
+            given["__wrapped__"] = original
+            with contextlib.suppress(ValueError, TypeError):
+                given["__signature__"] = inspect.signature(original)
         if hasattr(hook, "_torchdynamo_inline"):
             given["_torchdynamo_inline"] = hook._torchdynamo_inline
 
         def put_back() -> None:
             function.__code__ = code
-            for each in _GIVEN:
+            for each in given:
                 if each in before:
                     setattr(function, each, before[each])
                 else:
                     vars(function).pop(each, None)
 
         self._saved.append((Replacement(owner, name, original), put_back))
-        # One that had been wrapped leads to what it wraps, as before.
-        vars(function).update({**given, **{n: before[n] for n in ("__wrapped__",) if n in before}})
+        vars(function).update(given)
         function.__code__ = _calling(hook, function)
 
     # -- anything else -------------------------------------------------------------------------
@@ -129,12 +130,10 @@ class PatchSet:
         if isinstance(value, classmethod | staticmethod):
             inner = self._present(owner, name, _plain(original), value.__func__)
             return type(value)(inner)
-        if isinstance(value, type):
+        if isinstance(value, type) and (original is None or isinstance(original, type)):
             self._name_class(value, module, qualname)
             return value
-        if not isinstance(
-            value, FunctionType | MethodType | BuiltinFunctionType | functools.partial
-        ):
+        if not isinstance(value, _CALLED):
             return value
         # An object may stand for several: where they were one, they still are.
         _, stood_for, known = self._presented.get(id(value), (None, _ABSENT, None))
