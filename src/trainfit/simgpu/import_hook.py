@@ -46,7 +46,10 @@ class ImportHook(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
+            loader = spec.loader
+
             def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)  # it stays in the module's __spec__
                 execute(module)
                 if self in sys.meta_path:
                     self._seen(module)

@@ -1,10 +1,37 @@
-"""Reversible replacement of attributes of PyTorch's modules and classes."""
+"""Reversible replacement of attributes of modules and classes, which the user's code cannot tell.
+
+Whatever is replaced pickles under its own name, in this process and in those without trainfit, and
+has the signature, the documentation and the source of what it stands for:
+
+* A function of Python is *hooked*: it stays the object that it is, and calls the hook. So every
+  reference to it, whoever took it and when, is the same function, with the hook and, afterwards,
+  without it (ddtrace's ``internal.wrapping`` does the same). A wrapper in its place would be
+  another object than the one that :mod:`pickle` finds under its name, in all modules but one.
+* Anything else (functions of C, classes) is *set*: the name holds our object, named by that place.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, NamedTuple
 
 _ABSENT = object()
+#: Stands for the hook among the constants of the code below.
+_HOOK: Final = "trainfit: the hook"
+#: Callables that are pickled by a name, or not at all. Others tell how they are.
+_CALLED: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
+
+
+class Replacement(NamedTuple):
+    """What was replaced: ``original`` is what stood at ``owner.name``, callable as it was."""
+
+    owner: Any
+    name: str
+    original: Any
 
 
 class PatchSet:
@@ -15,18 +42,210 @@ class PatchSet:
     """
 
     def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any]] = []
+        self._saved: list[tuple[Replacement, Callable[[], None]]] = []
+        self._presented: dict[int, tuple[Any, Any, Any]] = {}
+
+    @property
+    def replaced(self) -> tuple[Replacement, ...]:
+        """What is replaced now, the oldest first."""
+        return tuple(replacement for replacement, _ in self._saved)
+
+    def hook(
+        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Have ``make(original)`` called wherever the function ``owner.name`` is.
+
+        ``original`` is the function as it was, to be called by the hook; of a class method or a
+        static one it is the plain function.
+        """
+        held = vars(owner).get(name)
+        function = held.__func__ if isinstance(held, classmethod | staticmethod) else held
+        if type(function) is FunctionType:
+            self._hook(owner, name, function, make)
+        else:
+            self.set(owner, name, make(getattr(owner, name)))
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name`` to ``value`` and remember what was there."""
-        self._saved.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, value)
+        held = vars(owner).get(name, _ABSENT)
+        original = getattr(owner, name, None) if held is _ABSENT else held
+
+        def put_back() -> None:
+            if held is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, held)
+
+        self._saved.append((Replacement(owner, name, original), put_back))
+        setattr(owner, name, self._present(owner, name, original, value))
 
     def restore(self) -> None:
         """Put back everything that was replaced; safe to call twice."""
         while self._saved:
-            owner, name, value = self._saved.pop()
-            if value is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+            self._saved.pop()[1]()
+        self._presented.clear()
+
+    # -- functions of Python -------------------------------------------------------------------
+
+    def _hook(
+        self,
+        owner: Any,
+        name: str,
+        function: FunctionType,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        import inspect  # late: the start of every process of a watched command imports this module
+
+        code, before = function.__code__, {**vars(function)}
+        original = _copy(function)
+        hook: Any = make(original)
+        given: dict[str, Any] = {}
+        if "__wrapped__" not in before:  # else that is where its signature comes from, as before
+            given["__wrapped__"] = original
+            with contextlib.suppress(ValueError, TypeError):
+                given["__signature__"] = inspect.signature(original)
+        if hasattr(hook, "_torchdynamo_inline"):
+            given["_torchdynamo_inline"] = hook._torchdynamo_inline
+
+        def put_back() -> None:
+            function.__code__ = code
+            for each in given:
+                if each in before:
+                    setattr(function, each, before[each])
+                else:
+                    vars(function).pop(each, None)
+
+        self._saved.append((Replacement(owner, name, original), put_back))
+        vars(function).update(given)
+        function.__code__ = _calling(hook, function)
+
+    # -- anything else -------------------------------------------------------------------------
+
+    def _present(self, owner: Any, name: str, original: Any, value: Any) -> Any:
+        """``value`` as it stands at ``owner.name``: named by that place, like ``original``."""
+        place = _place(owner)
+        if place is None:
+            return value
+        module, qualname = place[0], f"{place[1]}{name}"
+        if isinstance(value, classmethod | staticmethod):
+            inner = self._present(owner, name, _plain(original), value.__func__)
+            return type(value)(inner)
+        if isinstance(value, type) and (original is None or isinstance(original, type)):
+            self._name_class(value, module, qualname)
+            return value
+        if not isinstance(value, _CALLED):
+            return value
+        # An object may stand for several: where they were one, they still are.
+        _, stood_for, known = self._presented.get(id(value), (None, _ABSENT, None))
+        if stood_for is original and original is not None:
+            return known
+        shown = _copy(value) if isinstance(value, FunctionType) else _function(value)
+        if callable(original) and not isinstance(original, type):
+            functools.update_wrapper(shown, original)
+        shown.__module__, shown.__qualname__, shown.__name__ = module, qualname, name
+        for each in (value, shown):
+            self._presented[id(each)] = each, original, shown
+        return shown
+
+    def _name_class(self, kind: type, module: str, qualname: str) -> None:
+        """A class of ours that stands for one of PyTorch's."""
+        before = kind.__module__, kind.__qualname__
+        if before[0].partition(".")[0] != __name__.partition(".")[0]:
+            return
+
+        def put_back() -> None:
+            kind.__module__, kind.__qualname__ = before
+
+        self._saved.append((Replacement(kind, "__module__", before[0]), put_back))
+        kind.__module__, kind.__qualname__ = module, qualname
+
+
+class LocalHook:
+    """A hook on a module of the user's. Copies of the module, in memory or in a file, have one that
+    does nothing in its place, and need no trainfit to be loaded."""
+
+    def __init__(self, called: Callable[..., Any]) -> None:
+        self._called = called
+
+    def __call__(self, *args: Any) -> Any:
+        return self._called(*args)
+
+    def __reduce__(self) -> Any:
+        # A callable of Python's own that takes any arguments and returns None.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _place(owner: Any) -> tuple[str, str] | None:
+    """Module and beginning of the qualified name of what ``owner`` holds; ``None``: nothing in it
+    is pickled by its name."""
+    if isinstance(owner, ModuleType):
+        return owner.__name__, ""
+    return (owner.__module__, f"{owner.__qualname__}.") if isinstance(owner, type) else None
+
+
+def _plain(held: Any) -> Any:
+    return held.__func__ if isinstance(held, classmethod | staticmethod) else held
+
+
+def _copy(function: FunctionType) -> FunctionType:
+    copied = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__ and {**function.__kwdefaults__}
+    copied.__module__, copied.__qualname__ = function.__module__, function.__qualname__
+    copied.__doc__, copied.__annotations__ = function.__doc__, {**function.__annotations__}
+    vars(copied).update(vars(function))
+    return copied
+
+
+def _function(called: Callable[..., Any]) -> FunctionType:
+    """A plain function that calls another callable: those are not pickled by their names."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return called(*args, **kwargs)
+
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:
+    """Code for ``function`` that calls ``hook``; it lies where the hook does, so that whoever
+    leaves out the frames of our files (tracebacks, torch.compile) leaves out this one, too."""
+    code = function.__code__
+    template = _template(code.co_freevars)
+    place: Any = getattr(hook, "__code__", template)
+    return template.replace(
+        co_consts=tuple(
+            hook if isinstance(each, str) and each == _HOOK else each for each in template.co_consts
+        ),
+        co_filename=place.co_filename,
+        co_firstlineno=place.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+
+
+@functools.cache
+def _template(free: tuple[str, ...]) -> CodeType:
+    """Code that calls a constant; a function's new code has as many free variables as its old."""
+    names = ", ".join(free)
+    lines = [
+        "def outer():",
+        f"    {' = '.join([*free, '_'])} = None",
+        "    def calling(*_trainfit_args, **_trainfit_kwargs):",
+        f"        _trainfit_hook = {_HOOK!r}",
+        "        return _trainfit_hook(*_trainfit_args, **_trainfit_kwargs)",
+        f"        ({names})",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = compile("\n".join(lines), __file__, "exec")
+    return _inner(_inner(made))
+
+
+def _inner(code: CodeType) -> CodeType:
+    return next(each for each in code.co_consts if isinstance(each, CodeType))

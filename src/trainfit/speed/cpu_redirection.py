@@ -115,7 +115,7 @@ def cpu_for_cuda() -> Iterator[None]:
         for name, value in _surface().items():
             patches.set(torch.cuda, name, value)
         patches.set(torch, "Generator", _Generator)
-        patches.set(torch, "load", _loads(torch.load))
+        patches.hook(torch, "load", _loads)
         with _OnCpu():
             yield
     finally:

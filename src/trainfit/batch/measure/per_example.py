@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from trainfit.batch.measure.cost import Cost
 from trainfit.batch.measure.estimate import Loss, Weights
 from trainfit.batch.measure.norms import Records
+from trainfit.simgpu.patching import LocalHook
 from trainfit.torch_private.modules import BatchNorm
 
 _MIXING: Final = (BatchNorm,)
@@ -43,7 +44,9 @@ class Examples:
                 else "the model has no Linear, LayerNorm or GroupNorm module whose single samples "
                 "could be measured"
             )
-        self._handles = [module.register_forward_hook(self._forward) for module in self._modules]
+        self._handles = [
+            module.register_forward_hook(LocalHook(self._forward)) for module in self._modules
+        ]
 
     def close(self) -> None:
         """Remove the hooks."""

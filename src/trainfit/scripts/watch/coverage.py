@@ -39,13 +39,12 @@ class CoverageWatch:
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         self._watch_parameters(patches)
-        patches.set(torch, "save", self._noting(torch.save))
+        patches.hook(torch, "save", self._noting)
 
         def safetensors(module: ModuleType) -> None:
             # What its save_file and save_model call, whoever has imported them by name.
-            write = getattr(module, "serialize_file", None)
-            if write is not None:
-                patches.set(module, "serialize_file", self._noting(write))
+            if hasattr(module, "serialize_file"):
+                patches.hook(module, "serialize_file", self._noting)
 
         self._imports = ImportHook("safetensors.torch", safetensors)
         self._imports.install()

@@ -159,7 +159,7 @@ class _ShownClock:
         self._began = self._real()
         self._script_time, self._units = script_time, units
         self.__module__, self.__name__, self.__qualname__ = "time", name, name
-        self.__doc__ = self._real.__doc__
+        self.__doc__, self.__wrapped__ = self._real.__doc__, self._real
 
     def __call__(self) -> float | int:
         if not self._script_time.runs or _asked_by_us():

@@ -10,6 +10,7 @@ import torch
 
 from trainfit.batch.measure.noise_scale import NoiseScale
 from trainfit.scripts.watch.batch_sizes import samples_in
+from trainfit.simgpu.patching import LocalHook
 from trainfit.torch_private.modules import is_compiled
 
 
@@ -39,7 +40,8 @@ class WatchedNoiseScale:
             self._largest = weakref.ref(module)
             self._why_not = "the run ended after its first step"
         elif self._largest is not None and self._largest() is module:
-            self._handle = module.register_forward_pre_hook(self._called, with_kwargs=True)
+            hook = LocalHook(self._called)
+            self._handle = module.register_forward_pre_hook(hook, with_kwargs=True)
 
     def _called(
         self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]

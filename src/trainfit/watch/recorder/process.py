@@ -18,6 +18,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.simgpu import import_hook
+from trainfit.simgpu.patching import PatchSet
 
 if TYPE_CHECKING:
     from trainfit.watch.recorder.recorder import Place, Recorder
@@ -31,6 +32,8 @@ COMMAND: Final = "TRAINFIT_WATCH_COMMAND"
 #: "1": the gradient noise scale is measured, too.
 NOISE_SCALE: Final = "TRAINFIT_WATCH_NOISE_SCALE"
 
+#: What is replaced for the rest of the process's life.
+_patches: Final = PatchSet()
 _active: Recorder | None = None
 _exit_code: int | None = None
 _waits = False
@@ -110,7 +113,7 @@ def end() -> None:
 def _hook_exceptions() -> None:
     """Show the user's tracebacks without our frames, and note what ends the process: hooked once
     in its life."""
-    sys.excepthook = _noting(sys.excepthook)
+    _patches.hook(sys, "excepthook", _noting)
 
 
 @functools.cache
@@ -119,16 +122,17 @@ def _watch_end() -> None:
     os.register_at_fork(after_in_child=_in_child)
     atexit.register(_at_exit)
     _hook_exceptions()
-    leave = sys.exit
+    _patches.hook(sys, "exit", _leaving)
 
+
+def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
     def exit(status: Any = None, /) -> Any:
-        """What ``sys.exit`` does."""
         global _exit_code
         # Any other object is printed, and the process ends with 1.
         _exit_code = 0 if status is None else status if isinstance(status, int) else 1
         leave(status)
 
-    sys.exit = exit
+    return exit
 
 
 def _in_child() -> None:

@@ -1,14 +1,16 @@
 """Hooks of what copies to the GPU or waits for it.
 
 ``__torch_function__`` of modes and of tensors' subclasses is given the function that
-``torch.Tensor`` holds: ours, then. Hooked right after PyTorch was imported, that is the one that
-all know. Later there may be tables of functions that do not: then we dispatch to overrides
-ourselves, with PyTorch's own.
+``torch.Tensor`` holds: for those of C it is ours, then. Hooked right after PyTorch was imported,
+that is the one that all know. Later there may be tables of functions that do not: then we dispatch
+to overrides ourselves, with PyTorch's own.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Final
 
 import torch
@@ -30,12 +32,21 @@ def install(host: Host, patches: PatchSet, late: bool) -> None:
     methods = dict.fromkeys(_READ, _reading)
     methods |= {"to": _to, "cuda": _cuda, "copy_": _copy}
     for name, hook in methods.items():
-        original = getattr(torch.Tensor, name)
-        patches.set(torch.Tensor, name, hook(host, _dispatched(original) if late else original))
-    patches.set(torch.cuda, "synchronize", _waiting(host, torch.cuda.synchronize))
-    kinds: set[Any] = {torch.cuda.Event, torch.cuda.Stream}
-    for kind in kinds:
-        patches.set(kind, "synchronize", _waiting(host, kind.synchronize))
+        patches.hook(torch.Tensor, name, _of_tensors(host, hook, late))
+    owners: set[Any] = {torch.cuda, torch.cuda.Event, torch.cuda.Stream}
+    for owner in owners:
+        patches.hook(owner, "synchronize", functools.partial(_waiting, host))
+
+
+def _of_tensors(
+    host: Host, hook: Callable[..., Any], late: bool
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    # A function of Python stays the one that all know, and dispatches itself.
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        unknown = late and not isinstance(original, FunctionType)
+        return hook(host, _dispatched(original) if unknown else original)  # type: ignore[no-any-return]
+
+    return made
 
 
 def _dispatched(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,24 +30,28 @@ class FlopCount:
         self._patches = PatchSet()
 
     def install(self) -> None:
-        call, attention = nn.Module.__call__, functional.scaled_dot_product_attention
+        self._patches.hook(nn.Module, "__call__", self._counting)
+        self._patches.hook(functional, "scaled_dot_product_attention", self._counting_attention)
 
+    def remove(self) -> None:
+        self._patches.restore()
+
+    def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = call(module, *args, **kwargs)
             self.add_module(module, args, result)
             return result
 
+        return __call__
+
+    def _counting_attention(self, attention: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(attention)
         def counted(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
             self._add(_of_attention, query, key, value)
             return attention(query, key, value, *args, **kwargs)
 
-        self._patches.set(nn.Module, "__call__", __call__)
-        self._patches.set(functional, "scaled_dot_product_attention", counted)
-
-    def remove(self) -> None:
-        self._patches.restore()
+        return counted
 
     def add_module(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
         """A module that was called itself; what it called has been counted."""

@@ -51,28 +51,14 @@ class LoaderHooks:
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored."""
-        construct, iterate = DataLoader.__init__, DataLoader.__iter__
-        make = private.GET_ITERATOR.now
-
-        @in_place_of(construct)
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            with careful(self._host, "DataLoader"):
-                if self._host.live:
-                    self._places[loader] = _place()
-            construct(loader, *args, **kwargs)
-
-        @in_place_of(iterate)
-        def __iter__(loader: Any) -> Any:
-            return self._iterated(loader, iterate)
-
-        patches.set(DataLoader, "__init__", __init__)
-        patches.set(DataLoader, "__iter__", __iter__)
-        patches.set(*private.GET_ITERATOR, self._making(make))
+        patches.hook(DataLoader, "__init__", self._constructing)
+        patches.hook(DataLoader, "__iter__", self._iterating)
+        patches.hook(*private.GET_ITERATOR, self._making)
         self.watch_iterator(patches, private.LoaderIterator)
 
     def watch_iterator(self, patches: PatchSet, kind: type) -> None:
         """Time the calls of ``next`` of a class of iterators, which has its own."""
-        patches.set(kind, "__next__", self._next(vars(kind)["__next__"]))
+        patches.hook(kind, "__next__", self._next)
 
     def watch_torchdata(self, patches: PatchSet, module: ModuleType) -> None:
         """``StatefulDataLoader`` has iterators of its own."""
@@ -80,9 +66,25 @@ class LoaderHooks:
             if isinstance(kind, type) and kind.__module__ == module.__name__:
                 if "__next__" in vars(kind):
                     self.watch_iterator(patches, kind)
-                make = vars(kind).get(private.GET_ITERATOR.name)
-                if make is not None:
-                    patches.set(kind, private.GET_ITERATOR.name, self._making(make))
+                if private.GET_ITERATOR.name in vars(kind):
+                    patches.hook(kind, private.GET_ITERATOR.name, self._making)
+
+    def _constructing(self, construct: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(construct)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            with careful(self._host, "DataLoader"):
+                if self._host.live:
+                    self._places[loader] = _place()
+            construct(loader, *args, **kwargs)
+
+        return __init__
+
+    def _iterating(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(iterate)
+        def __iter__(loader: Any) -> Any:
+            return self._iterated(loader, iterate)
+
+        return __iter__
 
     def _making(self, make: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(make)

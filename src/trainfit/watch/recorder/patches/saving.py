@@ -31,7 +31,7 @@ def install(
 ) -> Callable[[], None]:
     """Hook from now on, also modules that are imported later, until ``patches`` is restored and
     what is returned is called; ``torchdata`` hooks StatefulDataLoader's module."""
-    patches.set(torch, "save", in_phase(host, ph.CHECKPOINT, torch.save, "checkpoint"))
+    patches.hook(torch, "save", _checkpoint(host))
     hooks = [_when_imported(host, patches, name, names) for name, names in _SAVERS]
 
     def seen(module: ModuleType) -> None:
@@ -73,4 +73,8 @@ def _hook(host: Host, patches: PatchSet, owner: Any, name: str) -> None:
         owner = getattr(owner, each, None)
     function = vars(owner).get(last) if owner is not None else None
     if callable(function):  # another version may not have it
-        patches.set(owner, last, in_phase(host, ph.CHECKPOINT, function, "checkpoint"))
+        patches.hook(owner, last, _checkpoint(host))
+
+
+def _checkpoint(host: Host) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda write: in_phase(host, ph.CHECKPOINT, write, "checkpoint")

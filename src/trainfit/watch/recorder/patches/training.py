@@ -28,21 +28,13 @@ _clock = time.perf_counter
 
 def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called."""
-    patches.set(torch.nn.Module, "__call__", _module_call(host, torch.nn.Module.__call__))
-    patches.set(torch.autograd, "backward", _backward(host, torch.autograd.backward))
-    _install_scaler(host, patches)
-    clip = _clip(host, clip_grad.clip_grad_norm_)
-    patches.set(clip_grad, "clip_grad_norm_", clip)
-    patches.set(torch.nn.utils, "clip_grad_norm_", clip)
-    _install_autocast(host, patches)
-    construct = optim.Optimizer.__init__
-
-    @in_place_of(construct)
-    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        host.steps.has_optimizer = True
-        construct(optimizer, *args, **kwargs)
-
-    patches.set(optim.Optimizer, "__init__", __init__)
+    patches.hook(torch.nn.Module, "__call__", functools.partial(_module_call, host))
+    patches.hook(torch.autograd, "backward", functools.partial(_backward, host))
+    patches.hook(grad_scaler.GradScaler, "scale", functools.partial(_scale, host))
+    patches.hook(grad_scaler.GradScaler, "step", functools.partial(_scaled_step, host))
+    patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
+    patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
+    patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -156,10 +148,16 @@ def _hook_optimizers(host: Host) -> list[Any]:
     ]
 
 
-def _install_scaler(host: Host, patches: PatchSet) -> None:
-    kind = grad_scaler.GradScaler
-    step, scale = kind.step, kind.scale
+def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
+    @in_place_of(construct)
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        host.steps.has_optimizer = True
+        construct(optimizer, *args, **kwargs)
 
+    return __init__
+
+
+def _scale(host: Host, scale: Callable[..., Any]) -> Callable[..., Any]:
     @in_place_of(scale)
     def noted_scale(scaler: Any, outputs: Any) -> Any:
         with careful(host, "GradScaler.scale"):
@@ -168,6 +166,10 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
                 host.scaled_by(scaler)
         return scale(scaler, outputs)
 
+    return noted_scale
+
+
+def _scaled_step(host: Host, step: Callable[..., Any]) -> Callable[..., Any]:
     @in_place_of(step)
     def noted_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         before = token = -1
@@ -190,8 +192,7 @@ def _install_scaler(host: Host, patches: PatchSet) -> None:
                     host.steps.skip(optimizer)
         return result
 
-    patches.set(kind, "scale", noted_scale)
-    patches.set(kind, "step", noted_step)
+    return noted_step
 
 
 def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,9 +213,7 @@ def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     return clip_grad_norm_
 
 
-def _install_autocast(host: Host, patches: PatchSet) -> None:
-    kind: Any = autocast_mode.autocast
-    enter = kind.__enter__
+def _autocast(host: Host, enter: Callable[..., Any]) -> Callable[..., Any]:
     seen: set[torch.dtype] = set()
 
     @in_place_of(enter)
@@ -226,4 +225,4 @@ def _install_autocast(host: Host, patches: PatchSet) -> None:
                     host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
         return enter(self)
 
-    patches.set(kind, "__enter__", __enter__)
+    return __enter__

@@ -145,7 +145,7 @@ class FetchHooks:
         """From now on, until ``patches`` is restored."""
         self._known = fetchers()
         for kind in FETCHERS:
-            patches.set(kind, "fetch", self._fetch(kind.fetch))
+            patches.hook(kind, "fetch", self._fetch)
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)

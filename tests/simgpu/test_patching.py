@@ -1,0 +1,238 @@
+"""What is replaced in the user's process: the user's code cannot tell, and it all comes back."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainfit.simgpu.patching import LocalHook, PatchSet, Replacement
+from trainfit.speed.cpu_redirection import cpu_for_cuda
+from trainfit.watch.recorder.patches import cuda_calls
+from training_scripts.replaced import look
+
+Made = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Calls:
+    """Counts the calls of what it hooks."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return original(*args, **kwargs)
+
+        return hook
+
+
+@pytest.fixture
+def patches() -> Iterator[PatchSet]:
+    made = PatchSet()
+    yield made
+    made.restore()
+
+
+class Kind:
+    """Methods of all kinds, a docstring and defaults."""
+
+    def __init__(self, value: int = 1, *, more: int = 2) -> None:
+        super().__init__()
+        self.value = value + more
+
+    @classmethod
+    def of(cls, value: int) -> Kind:
+        """A class method."""
+        return cls(value)
+
+    @staticmethod
+    def twice(value: int) -> int:
+        """A static method."""
+        return 2 * value
+
+    @property
+    def half(self) -> float:
+        return self.value / 2
+
+
+class Sub(Kind):
+    """Inherits everything."""
+
+
+def test_a_hooked_function_is_the_one_that_everybody_holds(patches: PatchSet) -> None:
+    """Those who took it before are hooked, too; those who took it meanwhile are not afterwards."""
+    saved_before, partly, calls = torch.save, functools.partial(torch.save, {}), Calls()
+    looked = vars(torch.save).copy()
+    patches.hook(torch, "save", calls.make)
+    assert torch.save is torch.serialization.save is saved_before
+    for save in (torch.save, torch.serialization.save, saved_before, copy.deepcopy(torch.save)):
+        save({}, io.BytesIO())
+    partly(io.BytesIO())
+    assert calls.count == 5
+    for each in (torch.save, saved_before, partly, functools.partial(torch.save, {})):
+        assert pickle.loads(pickle.dumps(each)) is not None
+    assert pickle.loads(pickle.dumps(torch.save)) is saved_before
+    patches.restore()
+    torch.save({}, io.BytesIO())
+    assert calls.count == 5 and vars(torch.save) == looked
+    assert pickle.loads(pickle.dumps(saved_before)) is torch.save
+
+
+def test_a_hooked_function_looks_as_before(patches: PatchSet) -> None:
+    functions = ((torch, "save"), (Kind, "__init__"), (nn.utils, "clip_grad_norm_"))
+    wrapping = {nn.utils.clip_grad_norm_}
+    looks: tuple[Callable[[Any], Any], ...] = (
+        inspect.signature, inspect.getsource, inspect.getdoc,
+        lambda f: inspect.getfullargspec(f) if f not in wrapping else None,
+        lambda f: (f.__name__, f.__qualname__, f.__module__, f.__defaults__, f.__kwdefaults__),
+        lambda f: f.__code__.co_freevars,
+    )  # fmt: skip
+    before = [[look(getattr(*place)) for look in looks] for place in functions]
+    for place in functions:
+        patches.hook(*place, Calls().make)
+    assert [[look(getattr(*place)) for look in looks] for place in functions] == before
+
+
+def test_kinds_of_methods_stay_what_they_are(patches: PatchSet) -> None:
+    calls = Calls()
+    of, twice, init = vars(Kind)["of"], vars(Kind)["twice"], vars(Kind)["__init__"]
+    for name in ("of", "twice", "__init__"):
+        patches.hook(Kind, name, calls.make)
+    assert type(Sub.of(3)) is Sub and Sub.of(3).value == 5  # of and __init__, twice
+    assert Kind.twice(4) == Kind().twice(4) == 8
+    assert calls.count == 7
+    assert (vars(Kind)["of"], vars(Kind)["twice"]) == (of, twice)
+    assert pickle.loads(pickle.dumps(Kind(7))).value == 9
+    patches.restore()
+    assert (vars(Kind)["of"], vars(Kind)["twice"], vars(Kind)["__init__"]) == (of, twice, init)
+    assert Kind().value == 3 and calls.count == 8
+
+
+def test_a_hook_on_what_is_inherited_is_the_subclasss_alone(patches: PatchSet) -> None:
+    calls = Calls()
+    patches.hook(Sub, "__init__", calls.make)
+    Kind()
+    assert calls.count == 0
+    Sub()
+    assert calls.count == 1
+    patches.restore()
+    assert "__init__" not in vars(Sub)
+
+
+def test_hooks_of_two_sets_are_nested() -> None:
+    outer, inner, one, two = PatchSet(), PatchSet(), Calls(), Calls()
+    outer.hook(Kind, "__init__", one.make)
+    inner.hook(Kind, "__init__", two.make)
+    assert Kind(2).value == 4 and (one.count, two.count) == (1, 1)
+    inner.restore()
+    assert Kind(2).value == 4 and (one.count, two.count) == (2, 1)
+    outer.restore()
+    assert Kind(2).value == 4 and (one.count, two.count) == (2, 1)
+
+
+def test_a_function_that_calls_itself_is_hooked_each_time(patches: PatchSet) -> None:
+    calls = Calls()
+    before = json.dumps({"a": [1]}, indent=1)
+    patches.hook(json.encoder, "_make_iterencode", calls.make)
+    patches.hook(json.JSONEncoder, "encode", calls.make)
+    assert json.dumps({"a": [1]}, indent=1) == before
+    assert calls.count == 2
+
+
+def test_functions_of_c_are_replaced_by_their_name(patches: PatchSet) -> None:
+    exit, cpu = sys.exit, torch.Tensor.cpu
+    patches.hook(sys, "exit", Calls().make)
+    patches.hook(torch.Tensor, "cpu", Calls().make)
+    assert sys.exit is not exit and str(inspect.signature(sys.exit)) == "(status=None, /)"
+    assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
+    assert pickle.loads(pickle.dumps(torch.Tensor.cpu)) is torch.Tensor.cpu
+    assert sys.exit.__doc__ == exit.__doc__ and torch.Tensor.cpu.__doc__ == cpu.__doc__
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(torch.Tensor.cpu)
+    patches.restore()
+    assert (sys.exit, torch.Tensor.cpu) == (exit, cpu) and "cpu" not in vars(torch.Tensor)
+
+
+def test_one_object_for_several_names_is_pickled_as_each(patches: PatchSet) -> None:
+    def nothing(*_: Any) -> None: ...
+
+    for name in ("time", "monotonic"):
+        patches.set(time, name, nothing)
+    for name in ("monotonic", "time"):
+        assert pickle.loads(pickle.dumps(vars(time)[name])) is vars(time)[name]
+    assert nothing.__qualname__.endswith("nothing")
+    # Where two names were one object, they still are.
+    patches.set(torch.cuda, "mem_get_info", nothing)
+    patches.set(torch.cuda.memory, "mem_get_info", nothing)
+    assert torch.cuda.mem_get_info is torch.cuda.memory.mem_get_info
+
+
+@pytest.mark.parametrize("value", [[].append, functools.partial(int, "4"), {}.get])
+def test_callables_without_a_name_get_one(patches: PatchSet, value: Any) -> None:
+    patches.set(torch.cuda, "device_count", value)
+    assert pickle.loads(pickle.dumps(torch.cuda.device_count)) is torch.cuda.device_count
+
+
+def test_what_is_replaced_can_be_asked_for(patches: PatchSet) -> None:
+    exit = sys.exit
+    patches.hook(sys, "exit", Calls().make)
+    assert patches.replaced == (Replacement(sys, "exit", exit),)
+    patches.restore()
+    assert patches.replaced == ()
+
+
+class Off:
+    """A recorder that records nothing."""
+
+    live = False
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nothing_of_the_calls_of_cuda_shows(patches: PatchSet, late: bool) -> None:
+    """On a build of PyTorch for the CPU they are hooked in no other test of this."""
+    cuda_calls.install(Off(), patches, late)  # type: ignore[arg-type]
+    seen = look()
+    assert seen["found"] == []
+    assert {"Tensor.to", "Tensor.item", "Tensor.__bool__", "Tensor.__contains__"} <= {
+        *seen["places"]
+    }
+
+
+def test_nothing_of_a_script_on_the_cpu_shows() -> None:
+    with cpu_for_cuda():
+        seen = look()
+    assert seen["found"] == [] and {"torch.load", "torch.cuda.is_available"} <= {*seen["places"]}
+
+
+def test_a_module_with_a_hook_of_ours_is_copied_without_it() -> None:
+    told: list[Any] = []
+    module = nn.Linear(2, 2)
+    module.register_forward_pre_hook(LocalHook(lambda *_: told.append(1)), with_kwargs=True)
+    module.register_forward_hook(LocalHook(lambda *_: told.append(1)))
+    copied = copy.deepcopy(module)
+    assert torch.equal(copied(torch.ones(1, 2)), module(torch.ones(1, 2)))
+    assert len(told) == 2
+    program = (
+        "import pickle, sys; sys.modules['trainfit'] = None; import torch\n"
+        "print(pickle.load(sys.stdin.buffer)(torch.ones(1, 2)).shape)"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(module), capture_output=True, env=clean
+    )
+    assert done.stdout == b"torch.Size([1, 2])\n", done.stderr.decode()

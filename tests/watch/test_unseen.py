@@ -1,0 +1,92 @@
+"""A watched or simulated process looks at all that is replaced in it, as a script could; and starts
+others, which are given some of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import SCRIPTS, trainfit
+
+#: What each kind of run replaces at least; the script looks at all of it.
+SOME = {
+    "watch": {
+        *("sys.exit", "sys.excepthook", "torch.save", "torch.autograd.backward", "autocast.__enter__"),
+        *("Module.__call__", "Optimizer.__init__", "DataLoader.__init__", "DataLoader.__iter__"),
+        *("GradScaler.step", "_MapDatasetFetcher.fetch", "_BaseDataLoaderIter.__next__"),
+    },
+    "simulate": {
+        *("torch.save", "torch.compile", "torch.cuda.is_available"),
+        *("DataLoader.__init__", "Optimizer.__init__", "Tensor.pin_memory", "time.time"),
+        "ArgumentParser._parse_known_args",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["watch", "simulate"])
+def test_a_script_cannot_tell_what_is_replaced(tmp_path: Path, verb: str) -> None:
+    options = (
+        ["--folder", "run", "--quiet"] if verb == "watch" else ["--gpu", "T4", "--steps", "50"]
+    )
+    command = [sys.executable, SCRIPTS / "replaced.py"]
+    done = trainfit(verb, *options, "--", *command, cwd=tmp_path, PYTHONUNBUFFERED="1")
+    lines = f"{done.stdout}\n{done.stderr}".splitlines()
+    seen = json.loads(next(line for line in lines if line.startswith('{"places"')))
+    assert seen["found"] == []
+    assert SOME[verb] - {*seen["places"]} == set()
+
+
+#: Checkpoints are written by other processes, which have no word of trainfit in what they are sent.
+POOLS = """
+import concurrent.futures as cf, functools, io, multiprocessing as mp, pickle, sys
+from torch import save as own_name
+import torch
+torch.manual_seed(0)
+
+class Job:  # as a user's class does: it holds the function
+    def __init__(self): self.write = torch.save
+    def __call__(self, path): self.write({"x": torch.ones(2)}, path); return path
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.write = torch.nn.Linear(2, 2), own_name
+    def forward(self, x): return self.layer(x)
+
+def main(method):
+    net = Net(); optimizer = torch.optim.SGD(net.parameters(), .1)
+    context, kept = mp.get_context(method), functools.partial(torch.save, [1])
+    with cf.ProcessPoolExecutor(1, mp_context=context) as pool:
+        jobs = []
+        for n in range(6):
+            net(torch.ones(2, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+            jobs.append(pool.submit(torch.save, {"n": n}, f"{method}-{n}.pt"))
+        jobs += [pool.submit(kept, f"{method}-kept.pt"), pool.submit(Job(), f"{method}-job.pt")]
+        jobs += [pool.submit(own_name, 1, f"{method}-own.pt")]
+        for job in jobs: job.result()
+    process = torch.multiprocessing.get_context(method).Process(target=sys.exit, args=(3,))
+    process.start(); process.join()
+    torch.save(net, f"{method}-net.pt")
+    again = torch.load(f"{method}-net.pt", weights_only=False)
+    print(method, process.exitcode, again.write is torch.save is torch.serialization.save)
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]: main(method)
+    sys.exit(5)
+"""
+
+
+def test_other_processes_can_be_sent_what_is_hooked(tmp_path: Path) -> None:
+    (tmp_path / "pools.py").write_text(POOLS)
+    methods = ("fork", "spawn", "forkserver")
+    done = trainfit(
+        *("watch", "--folder", "run", "--quiet", "--", sys.executable, "pools.py", *methods),
+        cwd=tmp_path,
+        PYTHONUNBUFFERED="1",
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.splitlines()[:3] == [f"{method} 3 True" for method in methods]
+    assert len([*tmp_path.glob("*.pt")]) == 3 * 10
