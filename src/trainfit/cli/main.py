@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from trainfit.hardware import GpuNameError
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import laid_out_for, printable
+from trainfit.torch_private import tested
 from trainfit.version import __version__
 
 #: Columns of text that goes to a pipe or a file.
@@ -51,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     verb, options, command = parsed(sys.argv[1:] if argv is None else argv)
     _accept_any_text()
-    return _run(verb, options, command)
+    code = _run(verb, options, command)
+    tested.saw(getattr(sys.modules.get("torch"), "__version__", ""))
+    if newer := tested.newer_seen():
+        print(f"trainfit: warning: {newer}", file=sys.stderr)
+    return code
 
 
 def parsed(argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace, list[str]]:

@@ -8,23 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import torch
-
-from trainfit.results.files.errors import TrainfitError
-from trainfit.torch_private.tested import NEWEST, OLDEST
-from trainfit.version import __version__
-
-
-class MissingNameError(TrainfitError):
-    """PyTorch has no such name, of which trainfit makes use."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"PyTorch {torch.__version__} has no {name}, which trainfit {__version__} needs "
-            f"(it is tested with PyTorch {OLDEST} to {NEWEST}): install PyTorch {NEWEST}, or a "
-            "newer trainfit"
-        )
-        self.name = name
+from trainfit.torch_private.refusal import MissingNameError
 
 
 class PrivateName(NamedTuple):
@@ -67,18 +51,19 @@ def attribute(kind: type, name: str) -> Callable[[Any], Any]:
     """What reads the attribute ``name`` of instances of a class, as fast as writing it out.
 
     Raises:
-        MissingNameError: The class does not have it, and its constructor does not set it.
+        MissingNameError: The class does not have it, and its methods do not set it.
     """
     declared = (vars(base).get("__annotations__", ()) for base in kind.__mro__)
     is_there = hasattr(kind, name) or any(name in names for names in declared)
-    if not is_there and name not in _set_by_constructors(kind):
+    if not is_there and name not in _mentioned(kind):
         raise MissingNameError(f"{_path(kind)}.{name}")
     return operator.attrgetter(name)
 
 
-def _set_by_constructors(kind: type) -> set[str]:
-    """Names that the Python code of ``__init__`` mentions: what it sets is among them."""
-    codes = (getattr(vars(base).get("__init__"), "__code__", None) for base in kind.__mro__)
+def _mentioned(kind: type) -> set[str]:
+    """Names in the Python code of a class's methods: what they set is among them."""
+    functions = (value for base in kind.__mro__ for value in vars(base).values())
+    codes = (getattr(function, "__code__", None) for function in functions)
     return {name for code in codes if code is not None for name in code.co_names}
 
 

@@ -9,6 +9,19 @@ from typing import Final
 OLDEST: Final = "2.8"
 NEWEST: Final = "2.14"
 
+_seen: set[str] = set()
+
+
+def saw(version: str) -> None:
+    """Note the version of PyTorch that something runs on; in trainfit's own processes only."""
+    if version:
+        _seen.add(version)
+
+
+def newer_seen() -> str:
+    """What to say of the versions that were noted, in one line; empty if the tests know them."""
+    return newer_than_tested(max(_seen, key=_release, default=""))
+
 
 def newer_than_tested(version: str) -> str:
     """What to say of a PyTorch of this version, in one line; empty if the tests know it."""

@@ -25,6 +25,7 @@ from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
+from trainfit.torch_private import tested
 
 PARSER: dict[str, Any] = {
     "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
@@ -144,6 +145,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         tuned = tune_command(parsed, loading_options(options), progress)
     result = tuned.result
+    tested.saw(result.torch)
     print(result.to_json() if options.json else loader_text(result), flush=True)
     if output is not None:
         result.save(output)

@@ -27,6 +27,7 @@ from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.results.loader.result import LoaderResult
+from trainfit.torch_private import tested
 
 PARSER: dict[str, Any] = {
     "help": "run a command's real DataLoader with a simulated GPU step and show the GPU "
@@ -120,6 +121,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
+    tested.saw(result.torch)
     text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())
     print(text, flush=True)
     if output is not None:

@@ -25,6 +25,7 @@ from trainfit.plan.command.tunables import fill, placeholders
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import exit_words, load_machines
+from trainfit.torch_private import tested
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.run_folder import new_folder, remove_empty
@@ -107,6 +108,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         if options.attach is not None:
             _follow_attached(options, folder)
     result = judge(load_machines(options.read or [folder]))
+    tested.saw(result.header.torch or "")
     if output is not None:
         result.save(output)
     trained = result.header.torch is not None  # a full disk may have left nothing else

@@ -22,9 +22,12 @@ from trainfit.results.runs.sandbox import SandboxRequest
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
 #: GPUs in it keep time by the speed model.
 _START = (
-    "import sys; sys.path.append({source!r}); {before}from trainfit.simgpu.cuda import clock; "
-    "from trainfit.speed.model.device_clock import StepClock; clock.use(StepClock); "
-    "from {module} import main; main()"
+    "import sys; sys.path.append({source!r}); {before}"
+    "from trainfit.torch_private.refusal import tells_parent\n"
+    "with tells_parent():\n"
+    "    from trainfit.simgpu.cuda import clock\n"
+    "    from trainfit.speed.model.device_clock import StepClock; clock.use(StepClock)\n"
+    "    from {module} import main; main()"
 )
 #: Before that: the user's script runs in this very process.
 _PROTECTED = (

@@ -37,6 +37,7 @@ from trainfit.results.runs.trace import (
 )
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.recording.settling import MOST_STEPS
+from trainfit.torch_private import refusal, tested
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
@@ -199,7 +200,10 @@ class Tracer:
         started = time.monotonic()
         process = self._start(folder, environment, grows)
         child = _child(process, folder, started, self._limit, self._stopped, look)
-        return Trace(_outcome(folder, child, self._limit), _recording(folder), child.output)
+        recording = _recording(folder)
+        if recording is not None:
+            tested.saw(str(recording.header["torch"]))
+        return Trace(_outcome(folder, child, self._limit), recording, child.output)
 
     def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
         if not self._warm:
@@ -276,13 +280,14 @@ def _child(
     look: Callable[[], None] = lambda: None,
 ) -> Child:
     """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
-    and :class:`ProtectionError` where it was not made."""
+    and :class:`ProtectionError` or :class:`refusal.RefusedError` where it was not made."""
     try:
         code = _wait(process, folder / "outcome.json", limit_s, stopped, look)
     finally:
         process.end()
     seconds = time.monotonic() - started
     output = tail_of_file(folder / "output.txt")
+    refusal.check(code, output)
     return Child(code, seconds, output, protection_of(folder))
 
 

@@ -42,7 +42,7 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
 def _infer_otherwise(func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
     """Shape functions that are not registered as meta kernels."""
     with no_dispatch():
-        decomposition = decompositions().get(func)
+        decomposition = decompositions.get(func)
         if decomposition is not None:
             return decomposition(*args, **kwargs)
         result = func.decompose(*args, **kwargs)
