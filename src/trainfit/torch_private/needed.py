@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import re
 from collections.abc import Callable, Iterator
@@ -61,9 +62,14 @@ def attribute(kind: type, name: str) -> Callable[[Any], Any]:
 
 
 def _mentioned(kind: type) -> set[str]:
-    """Names in the Python code of a class's methods: what they set is among them."""
+    """Names in the Python code of a class's methods: what they set is among them.
+
+    A hooked function (``simgpu.patching``) has the hook's code, and its own in ``__wrapped__``.
+    """
     functions = (value for base in kind.__mro__ for value in vars(base).values())
-    codes = (getattr(function, "__code__", None) for function in functions)
+    codes = (
+        getattr(inspect.unwrap(each), "__code__", None) for each in functions if callable(each)
+    )
     return {name for code in codes if code is not None for name in code.co_names}
 
 
