@@ -1,6 +1,8 @@
 """The command ``trainfit``: finds the verb, turns errors into one line and an exit code.
 
-Exit codes: 0 good, 1 bad news (does not fit), 2 bad input or a failed run.
+Exit codes: 0 good; 1 bad news (does not fit); 2 bad input or a failed run; 70 a fault of trainfit
+itself; 130 and 143 ended by Ctrl-C and SIGTERM; 141 the reader of a pipe is gone. ``watch`` has
+those of the command that it runs.
 """
 
 from __future__ import annotations
@@ -50,6 +52,10 @@ def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int
         name = f"{error.filename!r}: " if error.filename is not None else ""
         print(f"trainfit: error: {name}{error.strerror or error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        from trainfit.cli.bug_report import fault_of, report_fault
+
+        return report_fault(fault_of(error))
 
 
 def _screen_columns() -> int:
@@ -59,16 +65,23 @@ def _screen_columns() -> int:
     return shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
 
 
-def _report(error: Exception) -> int:
-    print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
+def _report(error: TrainfitError) -> int:
+    fault = getattr(error, "own_fault", None)
+    if fault is not None:
+        from trainfit.cli.bug_report import report_fault
+
+        code = report_fault(fault)
+    else:
+        code = error.exit_code
+        print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(f"trainfit: {printable(note)}", file=sys.stderr)
     output = getattr(error, "script_output", "")
-    if output:
+    if output and fault is None:
         print("--- the script's own output ---", file=sys.stderr)
         print(printable(output.rstrip(), lines=True), file=sys.stderr)
         print("--- end of the script's output ---", file=sys.stderr)
-    return getattr(error, "exit_code", 2)
+    return code
 
 
 class _Terminated(KeyboardInterrupt):

@@ -32,7 +32,8 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.runs.loading import Consumer, LoadingOutcome, LoadingRequest, LoadingStatus
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import TraceOutcome
+from trainfit.results.runs.trace import OwnFault, TraceOutcome
+from trainfit.scripts.fault import own_fault
 
 #: The training step of what a script did until its first: what became of the run, and its
 #: recording (``None``: no script was run).
@@ -122,7 +123,8 @@ class Child:
             if isinstance(error, TrainfitError):
                 self._finish("failed", _line(error))
             else:
-                self._finish("failed", _one_line(error), traceback.format_exc())
+                fault = own_fault(error)
+                self._finish("failed", _one_line(error), traceback.format_exc(), fault)
         else:
             write_whole(self._folder / "result.json", result)
             self._finish("measured")
@@ -142,9 +144,15 @@ class Child:
         self._trace = trace
         self._finish("script")
 
-    def _finish(self, status: LoadingStatus, error: str = "", text: str = "") -> None:
+    def _finish(
+        self,
+        status: LoadingStatus,
+        error: str = "",
+        text: str = "",
+        fault: OwnFault | None = None,
+    ) -> None:
         seconds = time.monotonic() - self._began
-        LoadingOutcome(status, self._loader, self._trace, error, text, seconds).save(
+        LoadingOutcome(status, self._loader, self._trace, error, text, seconds, fault).save(
             self._folder / "outcome.json"
         )
 

@@ -29,8 +29,9 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
+from trainfit.scripts.fault import causes, frames_of_script, own_fault
 from trainfit.scripts.options.constants import with_constants
-from trainfit.simgpu.recording.user_location import claim, frame_of_user, is_library, line_of_user
+from trainfit.simgpu.recording.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
@@ -180,12 +181,13 @@ def _exit_message(code: Any) -> str:
 
 def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     """Status and details of a script that raised."""
-    details = {
+    details: dict[str, Any] = {
         "message": f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
         "traceback": "".join(_own_traceback(error).format()),
         "location": line_of_user(error.__traceback__),
+        "own_fault": own_fault(error, (__file__, runpy.__file__)),
     }
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, UnsupportedOperatorError):
             return "unsupported", details | {"message": str(cause), "location": cause.location}
     if isinstance(error, torch.OutOfMemoryError):
@@ -193,28 +195,21 @@ def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     return "failed", details
 
 
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """The error and what led to it: a script may wrap the simulation's refusal in its own."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
 def _own_traceback(error: BaseException) -> traceback.TracebackException:
-    """The traceback from the script's first frame on. Where the simulated device raised as it
-    should, it ends with the script's last frame: how the device works is no matter."""
+    """The traceback from the script's first frame on, without frames of trainfit's."""
     own = traceback.TracebackException.from_exception(error)
-    expected = isinstance(error, (torch.OutOfMemoryError, UnsupportedOperatorError))
-    frames = list(own.stack)
-    while frames and _is_machinery(frames[0].filename):
-        frames.pop(0)
-    own_frames = [i for i, frame in enumerate(frames) if not is_library(frame.filename)]
-    if expected and own_frames:
-        frames = frames[: own_frames[-1] + 1]
-    # A syntax error in the script itself has no frame, and Python writes no heading then.
-    own.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    left: list[traceback.TracebackException | None] = [own]
+    while left:
+        each = left.pop()
+        if each is None:
+            continue
+        left += [each.__cause__, each.__context__]
+        frames = list(each.stack)
+        while frames and _is_machinery(frames[0].filename):
+            frames.pop(0)
+        frames = frames_of_script(frames)
+        # A syntax error in the script itself has no frame, and Python writes no heading then.
+        each.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
     return own
 
 
