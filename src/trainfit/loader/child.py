@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainfit.entrypoint import UnknownNameError, UserCodeError
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.processes.progress import Reporter, current, tell_to
 from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
@@ -81,13 +82,8 @@ class Child:
         self._loader = self._request.loader
         try:
             workload = workload_from(self._request.loader, self._request.batch_size)
-        except TrainfitError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise LoaderError(
-                f"--loader {self._request.loader!r} failed ({_one_line(error)}); its traceback "
-                "is below"
-            ) from error
+        except (UnknownNameError, UserCodeError) as error:
+            raise LoaderError(str(error)) from error
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
@@ -218,4 +214,4 @@ def _line(error: Exception) -> str:
 
 def _cause(error: Exception) -> str:
     """The traceback of what the user's callable raised."""
-    return "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+    return error.__cause__.script_output if isinstance(error.__cause__, UserCodeError) else ""

@@ -19,7 +19,6 @@ import runpy
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
-from trainfit.scripts.fault import causes, frames_of_script, own_fault
+from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.options.constants import with_constants
 from trainfit.simgpu.recording.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
@@ -183,7 +182,7 @@ def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     """Status and details of a script that raised."""
     details: dict[str, Any] = {
         "message": f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
-        "traceback": "".join(_own_traceback(error).format()),
+        "traceback": script_traceback(error),
         "location": line_of_user(error.__traceback__),
         "own_fault": own_fault(error, (__file__, runpy.__file__)),
     }
@@ -193,25 +192,3 @@ def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     if isinstance(error, torch.OutOfMemoryError):
         return "out_of_memory", details
     return "failed", details
-
-
-def _own_traceback(error: BaseException) -> traceback.TracebackException:
-    """The traceback from the script's first frame on, without frames of trainfit's."""
-    own = traceback.TracebackException.from_exception(error)
-    left: list[traceback.TracebackException | None] = [own]
-    while left:
-        each = left.pop()
-        if each is None:
-            continue
-        left += [each.__cause__, each.__context__]
-        frames = list(each.stack)
-        while frames and _is_machinery(frames[0].filename):
-            frames.pop(0)
-        frames = frames_of_script(frames)
-        # A syntax error in the script itself has no frame, and Python writes no heading then.
-        each.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
-    return own
-
-
-def _is_machinery(filename: str) -> bool:
-    return filename in (__file__, "<string>", runpy.__file__) or filename.startswith("<frozen ")

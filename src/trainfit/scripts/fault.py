@@ -9,6 +9,7 @@ simulated device asks PyTorch for shapes), or raised on purpose, as a GPU would.
 from __future__ import annotations
 
 import dis
+import runpy
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,14 +60,35 @@ def place_of(trace: TracebackType) -> str:
     return f"{path}:{trace.tb_lineno}"
 
 
-def frames_of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Without trainfit's, and without what PyTorch did for them behind the script's last frame:
-    how the device works is no matter."""
-    last = max((at for at, each in enumerate(frames) if not is_library(each.filename)), default=-1)
-    ours = [at for at, each in enumerate(frames) if at > last and is_own(each.filename)]
-    if last >= 0 and ours:
-        frames = frames[: ours[0]]
-    return [each for each in frames if not is_own(each.filename)]
+def script_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` and of what led to it, by the script's own frames and those of the
+    libraries that it called; without trainfit's."""
+    own = traceback.TracebackException.from_exception(error)
+    left: list[traceback.TracebackException | None] = [own]
+    while left:
+        each = left.pop()
+        if each is None:
+            continue
+        left += [each.__cause__, each.__context__]
+        frames = _of_script(list(each.stack))
+        # A syntax error in the script itself has no frame, and Python writes no heading then.
+        each.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    return "".join(own.format())
+
+
+def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """From the script's first frame to what it called last. What PyTorch did behind that for a
+    frame of ours is left out: how the simulated device works is no matter."""
+    users = [at for at, each in enumerate(frames) if not is_library(each.filename)]
+    if users:
+        ours = [at for at, each in enumerate(frames) if at > users[-1] and is_own(each.filename)]
+        frames = frames[users[0] : ours[0] if ours else None]
+    return [each for each in frames if not (is_own(each.filename) or _starts(each.filename))]
+
+
+def _starts(filename: str) -> bool:
+    """Does it only start a program?"""
+    return filename == runpy.__file__ or filename.startswith(("<frozen ", "<string>"))
 
 
 def _last_frame(error: BaseException, started: Sequence[str]) -> TracebackType | None:

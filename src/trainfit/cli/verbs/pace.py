@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 
 from trainfit.cli.common import (
@@ -25,7 +24,6 @@ from trainfit.pace.measuring import Options, measure
 from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.report.machine.pace import pace_text
 from trainfit.report.machine.pace_screen import pace_screen
-from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 
 
@@ -73,14 +71,6 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return 2 if result.ended == "failed" or unfixed or not result.rates else 0
 
 
-class _TargetError(UsageError):
-    """Exception in the user's code; ``script_output`` is shown below as its output."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.script_output = traceback.format_exc()
-
-
 def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
     if options.target is not None and command:
         raise UsageError("give either a callable or a command, not both")
@@ -96,16 +86,7 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
         if options.setup is not None:
             raise UsageError("--setup is for a callable; leave it out with a command")
         return Command(command)
-    try:
-        return function_of(options.target, options.setup)
-    except TrainfitError:
-        raise
-    except (Exception, SystemExit) as error:
-        named = f"{options.target!r}" + (f" or --setup {options.setup!r}" if options.setup else "")
-        raise _TargetError(
-            f"{named} failed before the first call ({type(error).__name__}: {error}); its "
-            "traceback is below"
-        ) from error
+    return function_of(options.target, options.setup)
 
 
 def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:
