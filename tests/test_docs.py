@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import ROOT, trainfit
-from trainfit.cli.main import parsed
+from trainfit.cli.command_line.parser import read_words
 from trainfit.results.files.errors import TrainfitError
 
 TUTORIAL = ROOT / "docs" / "getting-started.md"
@@ -59,7 +59,7 @@ def test_its_options_are_known(command: str) -> None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parsed(words)
+            read_words(words)
     except (SystemExit, TrainfitError) as error:
         pytest.fail(f"{command}: {said.getvalue().strip() or error}")
 

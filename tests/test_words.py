@@ -6,10 +6,7 @@ string literals of the package (docstrings apart), in help texts, or on the page
 
 from __future__ import annotations
 
-import argparse
 import ast
-import importlib
-import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +14,8 @@ from typing import Final, NamedTuple
 
 import pytest
 
-import trainfit.cli.verbs
+from trainfit.cli.command_line.parser import OptionParser
+from trainfit.cli.command_line.verbs import VERBS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "src" / "trainfit"
@@ -74,11 +72,6 @@ PAGES: Final = sorted(
     - {ROOT / page for page in GENERATED}
 )
 PACKAGES: Final = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
-VERBS: Final = sorted(
-    module.name.removeprefix("trainfit.cli.verbs.")
-    for module in pkgutil.walk_packages(trainfit.cli.verbs.__path__, "trainfit.cli.verbs.")
-    if not module.ispkg
-)
 
 
 class Text(NamedTuple):
@@ -140,12 +133,7 @@ def test_messages_of_the_top_modules_are_in_standard_terms() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_command_is_in_standard_terms(verb: str) -> None:
-    module = importlib.import_module(f"trainfit.cli.verbs.{verb}")
-    if not hasattr(module, "PARSER"):
-        return  # options that verbs share
-    parser = argparse.ArgumentParser().add_subparsers().add_parser(verb, **module.PARSER)
-    module.configure(parser)
-    text = " ".join([module.PARSER["help"], *parser.format_help().split()])
+    text = " ".join([VERBS[verb].purpose, *OptionParser(VERBS[verb]).format_help().split()])
     found = hits(iter([Text(f"trainfit {verb} --help", 1, text)]))
     assert not found, "\n".join(found)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.cli.main import parsed
+from trainfit.cli.command_line.parser import read_words
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -79,7 +79,7 @@ def test_every_article_has_rows_with_commands_and_every_command_a_row(bench: Any
 def test_commands_parse(bench: Any) -> None:
     for command in bench.COMMANDS.values():
         verb, *words = bench.words(command)
-        _, options, called = parsed([verb, "--json", *words])
+        _, options, called = read_words([verb, "--json", *words])
         assert options.json, command.name
         assert "--" not in words or called, command.name
 

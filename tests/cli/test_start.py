@@ -5,17 +5,49 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from helpers_cli import environment
+from trainfit.cli.command_line.verbs import VERBS
+from trainfit.cli.options import doctor, watch
+from trainfit.cli.options.saved import report
+from trainfit.cli.verbs.saved.forms import FORMS
+from trainfit.doctor.diagnose import NAMES
+from trainfit.watch.verify import LEAST_RUNS, ORDER
+
+#: What takes most of the time where it is imported.
+_SLOW = ("torch", "numpy", "rich", "psutil", "trainfit.plan.pipeline", "trainfit.cli.verbs.plan")
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS), ["paln"]])
+def test_help_and_usage_errors_import_nothing_that_takes_time(words: list[str]) -> None:
+    code = (
+        "import atexit, sys; from trainfit.cli.main import main; "
+        f"atexit.register(lambda: print([m for m in {_SLOW} if m in sys.modules], "
+        "len(sys.modules) < 200)); "
+        f"main({words!r})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == (2 if words == ["paln"] else 0), done.stderr
+    assert done.stdout.splitlines()[-1] == "[] True"
 
 
 def test_no_verb_imports_pytorch() -> None:
-    """It takes seconds, and only processes that verbs start need it. The help lists all verbs."""
+    """It takes seconds, and only processes that verbs start need it."""
     code = (
-        "import atexit, sys; from trainfit.cli.main import main; "
-        "atexit.register(lambda: print('torch' in sys.modules, 'trainfit.cli.verbs.plan' in "
-        "sys.modules)); main(['--help'])"
+        "import sys; from trainfit.cli.command_line.verbs import VERBS; "
+        "[each.code() for each in VERBS.values()]; print('torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "False True"
+    assert done.stdout.strip() == "False"
+
+
+def test_what_the_options_name_is_what_there_is() -> None:
+    """They write it down, so that the help need not import what has it."""
+    assert doctor.NAMES == NAMES
+    assert tuple(FORMS) == report.ENDS
+    assert (LEAST_RUNS, len(ORDER)) == (watch.VERIFY_RUNS, watch._VERIFY_CYCLE)

@@ -1,22 +1,15 @@
-"""Options and checks shared by several commands."""
+"""Options and checks shared by several commands; imports nothing that takes time."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
-from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
-from trainfit.hardware.gpu.local_gpu import local_usage
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.format import size
-from trainfit.results.machine.constants import DeviceConstants
-from trainfit.results.machine.profile import Profile, Rates
 from trainfit.results.runs.sandbox import SandboxRequest
 from trainfit.results.text import printable
 
@@ -34,13 +27,17 @@ _TIME = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|
 _TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 
 
+#: What options are added to: a parser, or a group of it with a heading.
+OptionGroup = argparse._ArgumentGroup | argparse.ArgumentParser
+
+
 class UsageError(TrainfitError):
     """Options that cannot work together or have impossible values."""
 
 
-def add_gpu(parser: argparse.ArgumentParser) -> None:
+def add_gpu(group: OptionGroup) -> None:
     """Add ``--gpu``."""
-    parser.add_argument(
+    group.add_argument(
         "--gpu",
         metavar="NAME",
         help='GPU to simulate: "RTX 4090", a100-80gb-sxm, custom:24GiB, or a rented machine with '
@@ -48,20 +45,20 @@ def add_gpu(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device_memory(parser: argparse.ArgumentParser) -> None:
+def add_device_memory(group: OptionGroup) -> None:
     """Add the options for GPU memory that PyTorch does not use."""
-    parser.add_argument(
+    group.add_argument(
         "--profile",
         type=Path,
         metavar="FILE",
         help="GPU profile that `trainfit calibrate` wrote",
     )
-    parser.add_argument(
+    group.add_argument(
         "--force-profile",
         action="store_true",
         help="use the profile even if it was measured on another GPU or driver",
     )
-    parser.add_argument(
+    group.add_argument(
         "--other-processes",
         type=memory_size,
         metavar="SIZE",
@@ -70,9 +67,9 @@ def add_device_memory(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_simulation(parser: argparse.ArgumentParser) -> None:
+def add_simulation(group: OptionGroup) -> None:
     """Add the options of every simulated run: ``--steps`` and ``--time-limit``."""
-    parser.add_argument(
+    group.add_argument(
         "--steps",
         type=whole_number,
         default=None,
@@ -80,19 +77,19 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         help="optimizer steps to simulate (default: until memory no longer changes from step to "
         "step, 3 to 12)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--time-limit",
         type=seconds,
         default=600.0,
         metavar="S",
         help="time limit of one simulated run in seconds (default 600)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
 
 
 def add_protection(parser: argparse.ArgumentParser) -> None:
     """Add the options for files that a script writes."""
-    choice = parser.add_mutually_exclusive_group()
+    group = parser.add_argument_group("files that the script writes")
+    choice = group.add_mutually_exclusive_group()
     choice.add_argument(
         "--allow-writes",
         action="store_true",
@@ -126,98 +123,37 @@ def sandbox_request(options: argparse.Namespace) -> SandboxRequest:
     return SandboxRequest(keep=str(folder))
 
 
-def add_result(parser: argparse.ArgumentParser) -> None:
+def add_json(group: OptionGroup) -> None:
+    """Add ``--json``."""
+    group.add_argument("--json", action="store_true", help="print one JSON document instead")
+
+
+def add_result(group: OptionGroup) -> None:
     """Add the options for the form of the result: ``--json`` and ``--output``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    add_json(group)
+    group.add_argument("--output", metavar="FILE", help="also write the result to FILE")
 
 
-@dataclasses.dataclass(frozen=True)
-class Device:
-    """The GPU to simulate, its constants, and the rates of the user's calibration profile
-    (``None``: there is none that holds for it)."""
-
-    gpu: GpuSpec
-    constants: DeviceConstants
-    rates: Rates | None = None
-
-
-def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
-    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
-
-    Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
-    bad name, :class:`UsageError` with no name and no GPU.
-    """
-    profile = Profile.load(options.profile) if options.profile is not None else None
-    if options.force_profile and profile is None:
-        raise UsageError("--force-profile is for use with --profile FILE")
-    here = local_gpu() if options.gpu is None else None
-    usage = local_usage() if here is not None else None
-    driver = usage.driver if usage is not None else None
-    if options.gpu is not None:
-        gpu = find_gpu(options.gpu)
-    elif here is not None:
-        gpu = here
-    elif profile is not None:
-        gpu = gpu_of_profile(profile)
-    else:
-        raise UsageError(
-            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
-            "or give a size, as in --gpu custom:24GiB"
-        )
-    notes: tuple[str, ...] = ()
-    if profile is not None:
-        if options.gpu is not None:
-            driver = _driver_here(gpu)
-        notes = check_profile(
-            profile, str(options.profile), gpu, driver, force=options.force_profile
-        )
-        if profile.memory.usable is not None and not notes:
-            gpu = dataclasses.replace(gpu, memory_bytes=int(profile.memory.usable.value))
-    others = options.other_processes
-    if others is None:
-        others = (usage.used_bytes or 0) if usage is not None else 0
-    if others >= gpu.memory_bytes:
-        raise UsageError(
-            f"other processes hold {size(others)} of the {size(gpu.memory_bytes)} of {gpu.key}: no "
-            "memory is free; stop them, or correct --other-processes"
-        )
-    constants = device_constants(
-        gpu,
-        profile=profile,
-        title=str(options.profile) if profile is not None else "",
-        module_loading="eager" if _loads_eagerly(environment) else "lazy",
-        other_processes_bytes=others,
-        notes=notes,
+def add_explain(group: OptionGroup) -> None:
+    """Add ``--explain`` and ``-v``."""
+    group.add_argument(
+        "-v",
+        "--explain",
+        action="store_true",
+        help="show the whole report: memory breakdown, remedies, notes and the sources of the "
+        "figures",
     )
-    # A profile that was forced is another GPU's, or a rehearsal's.
-    rates = profile.rates if profile is not None and not notes else None
-    return Device(gpu, constants, rates)
-
-
-def _driver_here(gpu: GpuSpec) -> str | None:
-    """The driver of this machine, if its GPU is the one that was named."""
-    try:
-        here = local_gpu()
-    except GpuNameError:  # there is one that is not known, and thus not the one
-        return None
-    usage = local_usage() if here is not None and here.name == gpu.name else None
-    return usage.driver if usage is not None else None
-
-
-def _loads_eagerly(environment: Mapping[str, str]) -> bool:
-    """Lazy is the default of PyTorch since 1.13, and of CUDA since 12.2."""
-    return environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
 
 
 def split_command(
-    words: Sequence[str], options_with_value: Sequence[str], *, module: bool = False
+    parser: argparse.ArgumentParser, words: Sequence[str], *, module: bool = False
 ) -> tuple[list[str], list[str]]:
     """Our own options, and the user's command, untouched.
 
     The command begins behind the first ``--``, or with the first word that is neither one
-    of our options nor the value of one. With ``module`` it may begin with ``-m`` too.
+    of the parser's options nor the value of one. With ``module`` it may begin with ``-m`` too.
     """
+    with_value = options_with_value(parser)
     at = 0
     while at < len(words):
         word = words[at]
@@ -225,8 +161,15 @@ def split_command(
             return list(words[:at]), list(words[at + 1 :])
         if not word.startswith("-") or (module and word.startswith("-m")):
             break
-        at += 2 if word in options_with_value else 1
+        at += 2 if word in with_value else 1
     return list(words[:at]), list(words[at:])
+
+
+def options_with_value(parser: argparse.ArgumentParser) -> frozenset[str]:
+    """Of the parser's options those whose next word is their value."""
+    return frozenset(
+        name for action in parser._actions if action.nargs is None for name in action.option_strings
+    )
 
 
 def progress(text: str) -> None:

@@ -1,57 +1,36 @@
 """The command ``trainfit``: finds the verb, turns errors into one line and an exit code.
 
-Exit codes: 0 good, 1 bad news (does not fit), 2 bad input or a failed run.
+Exit codes: 0 good; 1 bad news (does not fit); 2 bad input or a failed run; 70 a fault of trainfit
+itself; 130 and 143 ended by Ctrl-C and SIGTERM; 141 the reader of a pipe is gone. ``watch`` has
+those of the command that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import io
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
+from types import FrameType
 
-from trainfit.hardware import GpuNameError
+from trainfit.cli.command_line.parser import read_words
+from trainfit.cli.command_line.verbs import Verb
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import laid_out_for, printable
 from trainfit.torch_private import tested
-from trainfit.version import __version__
 
 #: Columns of text that goes to a pipe or a file.
 _PIPE_COLUMNS = 80
-_VERBS = (
-    *(
-        "plan",
-        "simulate",
-        "memory",
-        "loader",
-        "rehearse",
-        "watch",
-        "compare",
-        "batch",
-        "pace",
-        "show",
-        "report",
-    ),
-    *("doctor", "calibrate", "verify", "gpus"),
-)
-#: Verbs whose module is in a room below `verbs`.
-_ROOMS = {
-    "compare": "watched.compare",
-    "report": "saved.report",
-    "show": "saved.show",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    verb, options, command = parsed(sys.argv[1:] if argv is None else argv)
     _accept_any_text()
+    verb, options, command = read_words(sys.argv[1:] if argv is None else argv)
     code = _run(verb, options, command)
     tested.saw(getattr(sys.modules.get("torch"), "__version__", ""))
     if newer := tested.newer_seen():
@@ -59,36 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parsed(argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace, list[str]]:
-    """The verb's module, its options, and the user's command; exits where they are wrong."""
-    parser = argparse.ArgumentParser(
-        prog="trainfit", description="Fit a PyTorch job to the hardware it runs on."
-    )
-    parser.add_argument("--version", action="version", version=f"trainfit {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    words = list(argv)
-    # Of the verbs only the one that is asked for is imported; all for the help that lists them.
-    wanted = words[:1] if words and words[0] in _VERBS else _VERBS
-    modules = {name: _module(name) for name in wanted}
-    for name, module in modules.items():
-        module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
-    verb = modules[words[0]] if words and words[0] in modules else None
-    own, command = verb.split(words[1:]) if verb is not None else (words[1:], [])
-    options = parser.parse_args([*words[:1], *own])
-    return modules[options.verb], options, command
-
-
-def _module(verb: str) -> ModuleType:
-    return importlib.import_module(f"trainfit.cli.verbs.{_ROOMS.get(verb, verb)}")
-
-
-def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) -> int:
+def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int:
     try:
         with _terminate_as_interrupt(), laid_out_for(_screen_columns()):
-            code: int = verb.run(options, command)
+            code: int = verb.code().run(options, command)
         sys.stdout.flush()
         return code
-    except (TrainfitError, GpuNameError) as error:
+    except TrainfitError as error:
         return _report(error)
     except KeyboardInterrupt as interrupt:
         print("trainfit: interrupted", file=sys.stderr)
@@ -101,6 +57,10 @@ def _run(verb: ModuleType, options: argparse.Namespace, command: Sequence[str]) 
         name = f"{error.filename!r}: " if error.filename is not None else ""
         print(f"trainfit: error: {name}{error.strerror or error}", file=sys.stderr)
         return 2
+    except Exception as error:
+        from trainfit.cli.bug_report import fault_of, report_fault
+
+        return report_fault(fault_of(error))
 
 
 def _screen_columns() -> int:
@@ -110,16 +70,23 @@ def _screen_columns() -> int:
     return shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
 
 
-def _report(error: Exception) -> int:
-    print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
+def _report(error: TrainfitError) -> int:
+    fault = getattr(error, "own_fault", None)
+    if fault is not None:
+        from trainfit.cli.bug_report import report_fault
+
+        code = report_fault(fault)
+    else:
+        code = error.exit_code
+        print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(f"trainfit: {printable(note)}", file=sys.stderr)
     output = getattr(error, "script_output", "")
-    if output:
+    if output and fault is None:
         print("--- the script's own output ---", file=sys.stderr)
         print(printable(output.rstrip(), lines=True), file=sys.stderr)
         print("--- end of the script's output ---", file=sys.stderr)
-    return getattr(error, "exit_code", 2)
+    return code
 
 
 class _Terminated(KeyboardInterrupt):

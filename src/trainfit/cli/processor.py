@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from trainfit.hardware.cpu.cpu_kinds import CpuKindError, find_cpu_kind
-from trainfit.hardware.gpu.rented import RentedMachine
-from trainfit.results.plan.result import HostCpu
+# What takes time to import is needed only where the option is given, not for the help.
+if TYPE_CHECKING:
+    from trainfit.hardware.gpu.rented import RentedMachine
+    from trainfit.results.plan.result import HostCpu
 
 #: Numbers that may be given, and the most that there can be of them.
 _LIMITS: Final = {"cores": 4096.0, "vcpus": 8192.0, "ghz": 20.0}
@@ -19,6 +20,8 @@ _THREADS: Final = 2
 
 def processor(text: str) -> HostCpu | None:
     """An argparse type: ``cores=2,ghz=2.2,kind=skylake``, or some of it; ``None`` for ``here``."""
+    from trainfit.results.plan.result import HostCpu
+
     if text.strip() == _HERE:
         return None
     found: dict[str, str] = {}
@@ -51,6 +54,8 @@ def processor(text: str) -> HostCpu | None:
 
 def rented_cpu(machine: RentedMachine) -> HostCpu:
     """The CPU share of a job on one GPU of a rented machine, at its all-core clock."""
+    from trainfit.results.plan.result import HostCpu
+
     return HostCpu(
         machine.cores,
         machine.hz[1],
@@ -75,6 +80,8 @@ def _number(name: str, text: str) -> float:
 
 
 def _kind(text: str) -> str:
+    from trainfit.hardware.cpu.cpu_kinds import CpuKindError, find_cpu_kind
+
     try:
         return find_cpu_kind(text).key
     except CpuKindError as error:

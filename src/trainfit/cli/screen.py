@@ -22,17 +22,6 @@ STYLES: Final[dict[Style, str]] = {
 }
 
 
-def add_explain(parser: argparse.ArgumentParser) -> None:
-    """Add ``--explain`` and ``-v``."""
-    parser.add_argument(
-        "-v",
-        "--explain",
-        action="store_true",
-        help="show the whole report: memory breakdown, remedies, notes and the sources of the "
-        "figures",
-    )
-
-
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
     """As ``--json`` and ``--explain`` ask for it."""
     if options.json:

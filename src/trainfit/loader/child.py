@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainfit.entrypoint import UnknownNameError, UserCodeError
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.processes.progress import Reporter, current, tell_to
 from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
@@ -32,7 +33,8 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.files.exchange import write_whole
 from trainfit.results.runs.loading import Consumer, LoadingOutcome, LoadingRequest, LoadingStatus
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import TraceOutcome
+from trainfit.results.runs.trace import OwnFault, TraceOutcome
+from trainfit.scripts.fault import own_fault
 
 #: The training step of what a script did until its first: what became of the run, and its
 #: recording (``None``: no script was run).
@@ -80,13 +82,8 @@ class Child:
         self._loader = self._request.loader
         try:
             workload = workload_from(self._request.loader, self._request.batch_size)
-        except TrainfitError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise LoaderError(
-                f"--loader {self._request.loader!r} failed ({_one_line(error)}); its traceback "
-                "is below"
-            ) from error
+        except (UnknownNameError, UserCodeError) as error:
+            raise LoaderError(str(error)) from error
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
@@ -122,7 +119,8 @@ class Child:
             if isinstance(error, TrainfitError):
                 self._finish("failed", _line(error))
             else:
-                self._finish("failed", _one_line(error), traceback.format_exc())
+                fault = own_fault(error)
+                self._finish("failed", _one_line(error), traceback.format_exc(), fault)
         else:
             write_whole(self._folder / "result.json", result)
             self._finish("measured")
@@ -142,9 +140,15 @@ class Child:
         self._trace = trace
         self._finish("script")
 
-    def _finish(self, status: LoadingStatus, error: str = "", text: str = "") -> None:
+    def _finish(
+        self,
+        status: LoadingStatus,
+        error: str = "",
+        text: str = "",
+        fault: OwnFault | None = None,
+    ) -> None:
         seconds = time.monotonic() - self._began
-        LoadingOutcome(status, self._loader, self._trace, error, text, seconds).save(
+        LoadingOutcome(status, self._loader, self._trace, error, text, seconds, fault).save(
             self._folder / "outcome.json"
         )
 
@@ -210,4 +214,4 @@ def _line(error: Exception) -> str:
 
 def _cause(error: Exception) -> str:
     """The traceback of what the user's callable raised."""
-    return "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+    return error.__cause__.script_output if isinstance(error.__cause__, UserCodeError) else ""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.entrypoint import UnknownNameError, named
+from trainfit.entrypoint import called, named
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.results.runs.recording import Recording
@@ -220,13 +220,11 @@ def workload_of(found: LoaderObservation) -> Workload:
 
 def workload_from(place: str, batch_size: int | None) -> Workload:
     """Of what ``module:callable`` or ``path/to/file.py:callable`` gives, called without
-    arguments; raises :class:`LoaderError`."""
-    try:
-        value = named(place, "--loader", "data.py:make_loader")
-    except UnknownNameError as error:
-        raise LoaderError(str(error)) from None
+    arguments; raises :class:`LoaderError`, and what
+    :mod:`trainfit.entrypoint` does."""
+    value = named(place, "--loader", "data.py:make_loader")
     if callable(value) and not isinstance(value, DataLoader | Dataset):
-        value = value()
+        value = called(f"--loader {place!r}", value)
     if isinstance(value, DataLoader):
         if batch_size is not None:
             raise LoaderError(

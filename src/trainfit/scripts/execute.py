@@ -19,7 +19,6 @@ import runpy
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -29,8 +28,9 @@ import torch
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
+from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.options.constants import with_constants
-from trainfit.simgpu.recording.user_location import claim, frame_of_user, is_library, line_of_user
+from trainfit.simgpu.recording.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
@@ -180,43 +180,15 @@ def _exit_message(code: Any) -> str:
 
 def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
     """Status and details of a script that raised."""
-    details = {
+    details: dict[str, Any] = {
         "message": f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
-        "traceback": "".join(_own_traceback(error).format()),
+        "traceback": script_traceback(error),
         "location": line_of_user(error.__traceback__),
+        "own_fault": own_fault(error, (__file__, runpy.__file__)),
     }
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, UnsupportedOperatorError):
             return "unsupported", details | {"message": str(cause), "location": cause.location}
     if isinstance(error, torch.OutOfMemoryError):
         return "out_of_memory", details
     return "failed", details
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """The error and what led to it: a script may wrap the simulation's refusal in its own."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _own_traceback(error: BaseException) -> traceback.TracebackException:
-    """The traceback from the script's first frame on. Where the simulated device raised as it
-    should, it ends with the script's last frame: how the device works is no matter."""
-    own = traceback.TracebackException.from_exception(error)
-    expected = isinstance(error, (torch.OutOfMemoryError, UnsupportedOperatorError))
-    frames = list(own.stack)
-    while frames and _is_machinery(frames[0].filename):
-        frames.pop(0)
-    own_frames = [i for i, frame in enumerate(frames) if not is_library(frame.filename)]
-    if expected and own_frames:
-        frames = frames[: own_frames[-1] + 1]
-    # A syntax error in the script itself has no frame, and Python writes no heading then.
-    own.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
-    return own
-
-
-def _is_machinery(filename: str) -> bool:
-    return filename in (__file__, "<string>", runpy.__file__) or filename.startswith("<frozen ")

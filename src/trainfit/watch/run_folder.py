@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
+
+from trainfit.results.files.state import state_folder
 
 #: What the names of a run's files begin with.
 _OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
@@ -16,18 +17,9 @@ _OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
 def new_folder(script: str, pid: int | None = None) -> Path:
     """``trainfit/watch/<script>-<date>-<pid>`` in $XDG_STATE_HOME or ~/.local/state; it is not
     created. ``script`` is a path, or empty in a notebook."""
-    home = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(home) if os.path.isabs(home) else _home() / ".local" / "state"
     name = Path(script).stem or "notebook"
     moment = time.strftime("%Y%m%d-%H%M%S")
-    return state / "trainfit" / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # no HOME, and a user that the system does not know
-        return Path(tempfile.gettempdir())
+    return state_folder() / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
 
 
 def remove_empty(folder: Path) -> bool:

@@ -5,113 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainfit.batch.trade.explain import Question, explain
-from trainfit.cli.common import UsageError, add_result, only_ascii, whole_number
-from trainfit.cli.noise_input import decay, noise_scale, rate, read_noise
+from trainfit.cli.common import UsageError, only_ascii
+from trainfit.cli.noise_input import read_noise
 from trainfit.cli.output import given_output
 from trainfit.report.batch.explanation import explanation_text
 from trainfit.results.batch import step_times
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.batch.step_times import StepTime
-
-PARSER: dict[str, Any] = {
-    "help": "what a smaller or larger batch does to learning, from your own numbers",
-    "description": "Explain the trade between two batch sizes: steps and time to the same loss, "
-    "learning rate, accumulation, BatchNorm, uneven batches; each with its source. Batch sizes are "
-    "samples of an optimizer step: micro-batch × accumulation × GPUs.",
-    "epilog": "example: trainfit batch explain noise.json --to 16 --optimizer adam --lr 1e-4",
-}
-
-_SWITCHES = ("--json", "--help", "-h")
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("action", choices=("explain",), metavar="explain", help="the trade")
-    parser.add_argument(
-        "result",
-        nargs="?",
-        type=Path,
-        metavar="RESULT",
-        help="file of trainfit.batch.NoiseScale.save",
-    )
-    parser.add_argument(
-        "--noise-scale",
-        type=noise_scale,
-        metavar="SAMPLES",
-        help="noise scale instead of RESULT: 200, or 200:150:280 with its interval",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=whole_number,
-        metavar="B",
-        help="current batch size (default: that of RESULT)",
-    )
-    parser.add_argument(
-        "--to", type=whole_number, required=True, metavar="B", help="batch size to compare with"
-    )
-    parser.add_argument(
-        "--optimizer",
-        choices=("sgd", "adam", "adamw", "other"),
-        default="other",
-        help="decides how the learning rate scales with the batch size",
-    )
-    parser.add_argument("--lr", type=rate, metavar="X", help="current learning rate")
-    parser.add_argument(
-        "--beta1", type=decay, default=0.9, metavar="X", help="Adam's current beta1 (0.9)"
-    )
-    parser.add_argument(
-        "--beta2", type=decay, default=0.999, metavar="X", help="Adam's current beta2 (0.999)"
-    )
-    parser.add_argument(
-        "--samples", type=whole_number, metavar="N", help="number of samples in the data set"
-    )
-    parser.add_argument(
-        "--steps", type=whole_number, metavar="N", help="training steps planned at --batch-size"
-    )
-    parser.add_argument(
-        "--accumulation",
-        type=whole_number,
-        metavar="N",
-        help="micro-batches of an optimizer step now (default: those of RESULT, or 1)",
-    )
-    parser.add_argument(
-        "--gpus",
-        type=whole_number,
-        metavar="N",
-        help="GPUs that share a step (default: those of RESULT, of --data, or 1)",
-    )
-    parser.add_argument(
-        "--batch-norm",
-        choices=("yes", "no"),
-        help="does the model have BatchNorm layers? (default: unknown)",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="step times: CSV with micro_batch,accumulation,gpus,seconds, or a plan's result",
-    )
-    add_result(parser)
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours, RESULT first wherever it stands.
-
-    argparse gives an optional positional its value only where it follows the one before it.
-    """
-    options: list[str] = []
-    others: list[str] = []
-    at = 0
-    while at < len(words):
-        is_option = words[at].startswith("-") and len(words[at]) > 1
-        has_value = is_option and "=" not in words[at] and words[at] not in _SWITCHES
-        length = 2 if has_value else 1
-        (options if is_option else others).extend(words[at : at + length])
-        at += length
-    return [*others, *options], []
 
 
 def _files(options: argparse.Namespace) -> list[Path]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
-from trainfit.cli.common import memory_size, progress, seconds
+from trainfit.cli.common import progress
 from trainfit.cli.output import output_file
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.calibrate import calibrate
@@ -14,48 +13,6 @@ from trainfit.plan.real_machine.processes import Processes
 from trainfit.report.gpus.profile import profile_text
 from trainfit.results.runs.measurement import StandIn
 from trainfit.results.text import printable
-
-PARSER: dict[str, Any] = {
-    "help": "measure this machine's GPU and write a profile for plan and simulate",
-    "description": "Measure the GPU: the CUDA context and what libraries add to it, workspaces, "
-    "rates of matmuls and copies, the cost of a kernel launch. Needs less than three minutes, "
-    "during which nothing else should use the GPU.",
-}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        default="profile.json",
-        help="file to write the profile to (default profile.json)",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=180.0,
-        metavar="S",
-        help="time limit in seconds; what has not been measured by then is left out (default 180)",
-    )
-    parser.add_argument(
-        "--rehearse",
-        metavar="GPU",
-        help="run everything on a simulated GPU instead; plan refuses such a profile",
-    )
-    parser.add_argument(
-        "--other-processes",
-        type=memory_size,
-        default=0,
-        metavar="SIZE",
-        help="with --rehearse: memory of the simulated GPU that other processes use",
-    )
-    parser.add_argument("--json", action="store_true", help="print the profile's JSON instead")
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Without a command: all words are options."""
-    return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -7,12 +7,10 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.output import given_output
-from trainfit.doctor.diagnose import NAMES, chosen, diagnose
+from trainfit.doctor.diagnose import chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
@@ -22,58 +20,6 @@ from trainfit.report.machine.doctor import doctor_screen, doctor_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
-
-PARSER: dict[str, Any] = {
-    "help": "find out why PyTorch sees no GPU, and what makes jobs slow or short of memory",
-    "description": "Check this machine (and a script): why PyTorch sees no GPU, and what makes a "
-    "job slow or short of memory. Each finding has its evidence, the command that "
-    "fixes it, its undo and its cost. Changes nothing. Exit code 1 if something is "
-    "bad.",
-    "usage": "trainfit doctor [options]",
-}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "--script", type=Path, metavar="FILE", help="also read a training script for costly habits"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        help="file or folder of training data: its storage is checked, its read rate measured",
-    )
-    known = ", ".join(NAMES)
-    parser.add_argument(
-        "--only", type=_names, metavar="NAMES", help=f"run only these checks, of: {known}"
-    )
-    parser.add_argument(
-        "--skip", type=_names, default=(), metavar="NAMES", help="skip these checks"
-    )
-    parser.add_argument(
-        "--cpu",
-        action="store_true",
-        help="show the processor as a table: governor and clocks by group of cores, C-states",
-    )
-    parser.add_argument(
-        "-v",
-        "--explain",
-        action="store_true",
-        help="show the good checks with their figures, and what each GPU does now",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
-    parser.add_argument(
-        "--record", metavar="FILE", help="also record the machine to a file that --machine reads"
-    )
-    parser.add_argument(
-        "--machine", type=Path, metavar="FILE", help="check a recorded machine instead of this one"
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Without a command: all words are options."""
-    return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -113,8 +59,3 @@ def _system(options: argparse.Namespace) -> System:
     if options.machine is not None:
         return replayed(options.machine)
     return Recorder() if options.record is not None else System()
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """An argparse type: ``gpu,shm``."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())

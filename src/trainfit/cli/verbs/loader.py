@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
-    add_protection,
-    add_result,
-    duration,
     sandbox_request,
-    seconds,
-    split_command,
-    whole_number,
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
@@ -26,111 +19,6 @@ from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
 from trainfit.torch_private import tested
-
-PARSER: dict[str, Any] = {
-    "help": "the DataLoader settings that keep the GPU from waiting, with the fewest workers",
-    "description": "Run a training command on a simulated GPU up to its first step, measure the "
-    "DataLoader that fed it, predict its rate for every setting and confirm the "
-    "best settings in real runs.",
-    "epilog": "example: trainfit loader --step-time 40ms -- python train.py --epochs 3",
-    "usage": "trainfit loader [options] -- COMMAND\n"
-    "       trainfit loader [options] --loader MODULE:CALLABLE",
-}
-
-_WITH_VALUE = (
-    *("--step-time", "--gpu", "--probe-time", "--confirm", "--max-workers", "--ranks"),
-    *("--time-limit", "--output", "--loader", "--batch-size", "--keep-writes"),
-)
-#: Most real runs of the loader to confirm predictions with.
-_CONFIRM = 4
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_step(parser)
-    parser.add_argument(
-        "--probe-time",
-        type=seconds,
-        default=20.0,
-        metavar="S",
-        help="seconds spent on measuring the cost of a batch (default 20)",
-    )
-    parser.add_argument(
-        "--confirm",
-        type=_confirm,
-        default=_CONFIRM,
-        metavar="N",
-        help="number of real runs of the best settings, 0 to 4 (default 4)",
-    )
-    parser.add_argument(
-        "--max-workers", type=whole_number, metavar="N", help="recommend no more than N workers"
-    )
-    parser.add_argument(
-        "--any-order",
-        action="store_true",
-        help="allow batches to arrive out of the sampler's order (in_order=False)",
-    )
-    add_ranks(parser)
-    add_source(parser)
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=600.0,
-        metavar="S",
-        help="time limit of the whole command in seconds; when it is reached after the probe, the "
-        "results so far are shown (default 600)",
-    )
-    add_protection(parser)
-    add_result(parser)
-
-
-def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the time of a GPU step."""
-    parser.add_argument(
-        "--step-time",
-        type=step_time,
-        metavar="S",
-        help="time of a training step without the DataLoader, 0.04 or 40ms (default: the lower "
-        "bound of the prediction for --gpu; 0 without --gpu)",
-    )
-    parser.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help='GPU to simulate the script on ("RTX 4090"); without --step-time, the lower bound of '
-        "its predicted step time is used",
-    )
-
-
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the option for other training processes on the machine."""
-    parser.add_argument(
-        "--ranks",
-        type=whole_number,
-        default=1,
-        metavar="N",
-        help="training processes on this machine, each with its own DataLoader (default 1)",
-    )
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select a DataLoader."""
-    parser.add_argument(
-        "--loader",
-        metavar="MODULE:CALLABLE",
-        help="instead of a command: a callable without arguments that returns a DataLoader or a "
-        "data set; also path/to/file.py:CALLABLE",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=whole_number,
-        metavar="N",
-        help="batch size, if --loader returns a data set",
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(words, _WITH_VALUE)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -213,17 +101,3 @@ def loading_options(options: argparse.Namespace) -> LoadingOptions:
 def given_step(step_s: float | None) -> Consumer | None:
     """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
     return Consumer(step_s, source="given") if step_s is not None else None
-
-
-def step_time(text: str) -> float:
-    """An argparse type: as :func:`duration`, said of a step."""
-    return duration(text, "time of a step", "0.04 or 40ms")
-
-
-def _confirm(text: str) -> int:
-    """An argparse type: 0 to 4."""
-    if text not in map(str, range(_CONFIRM + 1)):
-        raise argparse.ArgumentTypeError(
-            f"expected a number of runs from 0 to {_CONFIRM}, got {text!r}"
-        )
-    return int(text)

@@ -6,26 +6,19 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
-    add_device_memory,
-    add_gpu,
-    add_protection,
-    add_simulation,
-    chosen_device,
     sandbox_request,
-    seconds,
-    share,
-    split_command,
 )
-from trainfit.cli.noise_input import noise_scale, read_noise
+from trainfit.cli.device import chosen_device
+from trainfit.cli.noise_input import read_noise
+from trainfit.cli.options.plan import UNSAID
 from trainfit.cli.output import given_output, name_report
-from trainfit.cli.processor import processor, rented_cpu
+from trainfit.cli.processor import rented_cpu
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import add_explain, print_plan
-from trainfit.cli.verbs.loader import given_step, step_time
+from trainfit.cli.screen import print_plan
+from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.rented import find_rented
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
@@ -33,112 +26,8 @@ from trainfit.plan.planner import Settings
 from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.results.plan.result import HostCpu, PlanResult
 
-PARSER: dict[str, Any] = {
-    "help": "predict the GPU memory of a training command, its best batch size and launch command",
-    "description": "Simulate a training command on a GPU and plan its batch size. "
-    "Write tunables into the command with their current values.",
-    "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
-    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
-    "{grad_accum:4} is gradient accumulation, which changes with the batch size to keep the "
-    "effective batch size",
-    "usage": "trainfit plan [options] -- COMMAND",
-}
-
-_WITH_VALUE = (
-    *("--gpu", "--profile", "--other-processes", "--headroom"),
-    *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
-    *("--noise-scale", "--keep-writes"),
-)
-
-_UNSAID = HostCpu(None, None)
 #: Seconds of probing the DataLoader.
 _PROBE_S = 20.0
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_gpu(parser)
-    add_device_memory(parser)
-    parser.add_argument(
-        "--headroom",
-        type=share,
-        metavar="SHARE",
-        help="share of the GPU's memory to leave free, as 0.1 or 10%% (default: up to the "
-        "upper bound of the prediction interval)",
-    )
-    parser.add_argument(
-        "--noise-scale",
-        type=noise_scale,
-        metavar="SAMPLES",
-        help="gradient noise scale, if you know it, or the file of trainfit.batch.NoiseScale.save: "
-        "a batch much larger than it needs more samples for the same loss, so a smaller one is "
-        "recommended",
-    )
-    add_simulation(parser)
-    add_protection(parser)
-    add_explain(parser)
-    parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
-    parser.add_argument(
-        "--cpu",
-        type=processor,
-        default=_UNSAID,
-        metavar="cores=N,ghz=X,kind=NAME",
-        help="CPU of the machine with the GPU, which launches kernels and runs the DataLoader; "
-        "vcpus=N instead of cores=N where two vCPUs are one core; kind is 'ice lake', "
-        "'milan', '12th gen', …; "
-        "'here': this machine's, measured (default: the rented machine's of --gpu, else an assumed "
-        "CPU of 3 GHz)",
-    )
-    parser.add_argument(
-        "--versus-cpu",
-        action="store_true",
-        help="also run the command for a few steps on this machine's CPU and say whether a GPU is "
-        "worth it",
-    )
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--remedies",
-        nargs="?",
-        const="all",
-        metavar="NAME,…",
-        help=f"try remedies that lower the memory even if the job fits: all, or those in "
-        f"--remedies=A,B ({', '.join(NAMES)})",
-    )
-    choice.add_argument(
-        "--no-remedies", action="store_true", help="try no remedies even if the job does not fit"
-    )
-    _add_loader(parser)
-
-
-def _add_loader(parser: argparse.ArgumentParser) -> None:
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--loader",
-        action="store_true",
-        help="tune the DataLoader even if the script does not train (default: tuned if a training "
-        "step reads batches from it; needs half a minute)",
-    )
-    choice.add_argument(
-        "--no-loader", action="store_true", help="do not measure and tune the DataLoader"
-    )
-    parser.add_argument(
-        "--step-time",
-        type=step_time,
-        metavar="S",
-        help="time of one training step on the GPU, such as 0.04 or 40ms (default: the lower "
-        "bound of the prediction)",
-    )
-    parser.add_argument(
-        "--probe-time",
-        type=seconds,
-        metavar="S",
-        help="seconds to measure the DataLoader, without the runs that confirm it (default 20)",
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(words, _WITH_VALUE)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -166,7 +55,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _settings(options: argparse.Namespace) -> Settings:
     rented = find_rented(options.gpu) if options.gpu is not None else None
     cpu: HostCpu | None = options.cpu
-    if cpu is _UNSAID:
+    if cpu is UNSAID:
         cpu = rented_cpu(rented) if rented is not None else None
     return Settings(
         options.headroom,
@@ -203,7 +92,7 @@ def _rented(options: argparse.Namespace) -> str:
     found = find_rented(options.gpu) if options.gpu is not None else None
     if found is None:
         return ""
-    return found.words + ("" if options.cpu is _UNSAID else "; --cpu gives the processor")
+    return found.words + ("" if options.cpu is UNSAID else "; --cpu gives the processor")
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from trainfit.cli.common import (
     UsageError,
-    add_gpu,
-    add_protection,
-    add_result,
-    duration,
     only_ascii,
     sandbox_request,
-    seconds,
-    split_command,
-    whole_number,
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
+from trainfit.cli.verbs.loader import given_step, source
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
@@ -29,78 +20,10 @@ from trainfit.report.loader.rehearsal import rehearsal_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.torch_private import tested
 
-PARSER: dict[str, Any] = {
-    "help": "run a command's real DataLoader with a simulated GPU step and show the GPU "
-    "utilization",
-    "description": "Run a training command on the simulated GPU until its first step, then its "
-    "real DataLoader, epoch after epoch, with a GPU step of the given time; show "
-    "the utilization that nvidia-smi would show, where it dips and why. A step "
-    "keeps the GPU busy from its start to its end, and the loop waits for it (like "
-    "one that reads its loss).",
-    "epilog": "example: trainfit rehearse --step-time 40ms -- python train.py",
-    "usage": "trainfit rehearse [options] -- COMMAND\n"
-    "       trainfit rehearse [options] --loader MODULE:CALLABLE",
-}
-
 _SETTINGS = (
     *("num_workers", "prefetch_factor", "pin_memory"),
     *("persistent_workers", "in_order", "start_method"),
 )
-_WITH_VALUE = (
-    *("--gpu", "--step-time", "--duration", "--time-limit", "--output"),
-    *("--num-workers", "--prefetch-factor", "--start-method", "--loader", "--batch-size"),
-    *("--compare", "--keep-writes"),
-)
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_gpu(parser)
-    parser.add_argument(
-        "--step-time",
-        type=step_time,
-        metavar="TIME",
-        help="time of a training step, such as 40ms (default: the lower bound of the simulated "
-        "step on the GPU)",
-    )
-    parser.add_argument(
-        "--duration",
-        type=duration,
-        default=30.0,
-        metavar="TIME",
-        help="length of the rehearsal, such as 60s (default 30s)",
-    )
-    _add_settings(parser)
-    add_source(parser)
-    parser.add_argument(
-        "--compare",
-        type=Path,
-        metavar="FILE",
-        help="a result of `trainfit loader --output`, whose prediction is shown for comparison",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=600.0,
-        metavar="S",
-        help="time limit until the script's first step in seconds (default 600)",
-    )
-    add_protection(parser)
-    add_result(parser)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("settings of the DataLoader", "default: the script's own")
-    group.add_argument("--num-workers", type=_from_zero, metavar="N")
-    group.add_argument("--prefetch-factor", type=whole_number, metavar="N")
-    for name in ("--pin-memory", "--persistent-workers", "--in-order"):
-        group.add_argument(name, action=argparse.BooleanOptionalAction)
-    group.add_argument("--start-method", choices=("fork", "spawn", "forkserver"))
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(words, _WITH_VALUE)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -150,8 +73,3 @@ def _gpu(options: argparse.Namespace) -> GpuSpec | None:
             'in --step-time 40ms, or name a GPU, as in --gpu "RTX 4090"'
         )
     return here
-
-
-def _from_zero(text: str) -> int:
-    """An argparse type: 0, 1, 2 …"""
-    return 0 if text == "0" else whole_number(text)

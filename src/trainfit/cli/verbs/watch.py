@@ -8,19 +8,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
-    split_command,
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
-from trainfit.cli.verbs.watched.verify_change import add_verify, verified
+from trainfit.cli.verbs.watched.verify_change import verified
 from trainfit.plan.command.tunables import fill, placeholders
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
@@ -31,56 +29,6 @@ from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.run_folder import new_folder, remove_empty
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.tail import tail_run
-
-PARSER: dict[str, Any] = {
-    "help": "run a training command and explain what limits it",
-    "description": "Run a training command unchanged, record what its steps spend their time on, "
-    "and say what limits it and what to change. The script is not edited; its output, its exit "
-    "code and its results stay the same. TRAINFIT_WATCH=0 switches the recorder off.",
-    "epilog": "example: trainfit watch -- python train.py --epochs 1",
-    "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
-}
-
-_WITH_VALUE = ("--folder", "--output", "--read", "--attach", "--verify-steps", "--verify-runs")
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="record into DIR, a new or empty folder"
-    )
-    parser.add_argument(
-        "--read",
-        type=Path,
-        action="append",
-        metavar="DIR",
-        help="analyze a recorded run instead of running one; repeat the option for each other "
-        "machine of the same run",
-    )
-    parser.add_argument(
-        "--attach", type=Path, metavar="DIR", help="show a run in progress in another terminal"
-    )
-    parser.add_argument(
-        "--noise-scale",
-        action="store_true",
-        help="also measure the gradient noise scale: which batch size learns fastest",
-    )
-    add_verify(parser)
-    parser.add_argument("--plain", action="store_true", help="print lines instead of the live view")
-    parser.add_argument("--quiet", action="store_true", help="print nothing until the end")
-    parser.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
-    parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
-    parser.add_argument(
-        "-v",
-        "--explain",
-        action="store_true",
-        help="show every finding with its cause and evidence",
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the command."""
-    return split_command(words, _WITH_VALUE)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

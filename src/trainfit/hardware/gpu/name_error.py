@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfit.results.files.errors import TrainfitError
+
 LONGEST_NAME = 120  # a longer one is no GPU's name, and matching it would take long
 
 
-class GpuNameError(ValueError):
+class GpuNameError(TrainfitError, ValueError):
     """A GPU's name that is unknown, ambiguous or malformed; `matches` are names that work."""
 
     def __init__(self, name: str, reason: str, matches: Sequence[str] = ()) -> None:

@@ -7,6 +7,7 @@ take a message become a ``RuntimeError``.
 
 from __future__ import annotations
 
+import builtins
 import functools
 import os
 import re
@@ -16,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from trainfit.results.runs.trace import OwnFault
+
 _CAUGHT: Final = re.compile(
     r"Caught (?P<type>\S+) (?P<where>in [^\n]*?)\.\n(?:Original )?(?P<text>.*)", re.DOTALL
 )
+_HEADING: Final = "Traceback (most recent call last):\n"
+_OF_THE_MACHINE: Final = (OSError, MemoryError, ModuleNotFoundError)
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 #: Python's own library, of whatever installation.
@@ -103,6 +108,25 @@ def parse(error_type: str, message: str, text: str) -> ParsedException:
         return ParsedException(error_type, message, "", frames(text))
     name, inner = found["type"], found["text"]
     return ParsedException(name, _message(name, inner), found["where"], frames(inner))
+
+
+def own_fault_in(text: str) -> OwnFault | None:
+    """That what a process of trainfit's printed ends with a traceback of trainfit's own code;
+    ``None`` where it does not. Missing files, packages and memory are no faults of the code."""
+    begin = text.rfind(_HEADING)
+    if begin < 0:
+        return None
+    found = _frames_of(text[begin:])
+    ours = [frame for frame in found if frame.is_ours]
+    rest = text[begin:].split("\n")[1:]
+    said = next((line for line in rest if line and not line.startswith(" ")), "")
+    kind = getattr(builtins, said.partition(":")[0], Exception)
+    if not ours or not said or any(frame.is_user for frame in found):
+        return None
+    if not isinstance(kind, type) or issubclass(kind, _OF_THE_MACHINE):
+        return None
+    place = os.path.relpath(ours[-1].path, Path(_own_folder()).parent)
+    return OwnFault(said, f"{place}:{ours[-1].line}", text.strip())
 
 
 def frames(text: str) -> tuple[Frame, ...]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from trainfit.entrypoint import named
+from trainfit.entrypoint import called, check_arguments, named
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.format import duration
 
@@ -59,20 +59,22 @@ def function_of(place: str, setup: str | None) -> Function:
     """Of ``module:callable``. With ``setup``, another such name, that is called once first, and
     what it returns is the callable's argument.
 
-    Raises :class:`CalleeError` for what is not callable; what the user's code raises while it is
-    imported or set up comes through.
+    Raises :class:`CalleeError` for what is not callable, and what :mod:`trainfit.entrypoint` does
+    for a name that leads nowhere and for what the user's code raises.
     """
     function = named(place, "", "policy.py:act")
     if not callable(function):
         raise CalleeError(f"{place!r} is a {type(function).__name__}, which cannot be called")
     if setup is None:
+        check_arguments(repr(place), function, 0)
         return Function(function)
     prepare = named(setup, "--setup", "policy.py:load")
     if not callable(prepare):
         raise CalleeError(
             f"--setup {setup!r} is a {type(prepare).__name__}, which cannot be called"
         )
-    prepared = prepare()
+    prepared = called(f"--setup {setup!r}", prepare)
+    check_arguments(repr(place), function, 0 if prepared is None else 1)
     if prepared is None:
         return Function(function)
     return Function(lambda: function(prepared))

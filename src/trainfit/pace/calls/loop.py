@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import traceback
 from collections.abc import Callable
 from typing import Final
 
 from trainfit.pace.calls.callee import Callee
 from trainfit.pace.machine.host import Host
 from trainfit.results.machine.pace import Arm, Block, CallFailure, Fix, Phase
+from trainfit.scripts.fault import script_traceback
 
 #: Of a block, the part at its beginning that does not count, in seconds, and its share at most:
 #: utilisation averages have a half-life of 32 ms (kernel, schedutil), clocks follow later.
@@ -208,5 +208,4 @@ def settling_s(seconds: float) -> float:
 
 
 def _failure(number: int, error: Exception) -> CallFailure:
-    text = "".join(traceback.format_exception(error)).rstrip()
-    return CallFailure(number, type(error).__name__, str(error), text)
+    return CallFailure(number, type(error).__name__, str(error), script_traceback(error).rstrip())

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.files.state import state_folder
 
 _FORMAT: Final = "trainfit-pace-undo"
 _BOOT: Final = "proc/sys/kernel/random/boot_id"
@@ -25,9 +26,8 @@ class SettingsError(TrainfitError):
 
 
 def state_file(environment: Mapping[str, str]) -> Path:
-    """Where former settings are kept (XDG Base Directory Specification)."""
-    home = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(home) / "trainfit" / "pace-undo.json"
+    """Where former settings are kept."""
+    return state_folder(environment) / "pace-undo.json"
 
 
 class Settings:

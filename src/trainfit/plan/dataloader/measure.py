@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
+from trainfit.loader.inspection.tracebacks import own_fault_in
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.dataloader.loading_process import Listener, Loaded, LoadingProcess, Stage
 from trainfit.plan.launch.line import launch, useless_variables
-from trainfit.plan.runs.failures import ScriptError, last_lines, one_line, remedy, what_happened
+from trainfit.plan.runs.failures import (
+    ScriptError,
+    exit_hint,
+    last_lines,
+    one_line,
+    remedy,
+    unsaid,
+    what_happened,
+)
 from trainfit.plan.runs.tracing import ending
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.format import count, duration
@@ -222,18 +231,22 @@ def _failure(loaded: Loaded, command: Command | None, options: LoadingOptions) -
         return ScriptError(f"{name}: {loaded.protection.stopped}", last_lines(loaded.output))
     if outcome is None:
         said = f"{_broken_off(loaded, options)}; {_remedy(loaded.code)}"
-        return ScriptError(f"{name}: {said}", last_lines(loaded.output))
+        return ScriptError(
+            f"{name}: {said}", last_lines(loaded.output), own_fault_in(loaded.output)
+        )
     output = outcome.traceback or last_lines(loaded.output)
     if outcome.status == "script":
         assert outcome.trace is not None
         output = outcome.trace.traceback or last_lines(loaded.output)
-        return ScriptError(f"{name}: {_script_failed(outcome.trace)}", output)
+        said = f"{name}: {_script_failed(outcome.trace, output)}"
+        return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault)
     if outcome.status == "loader" and not outcome.traceback:
         return ScriptError(f"{name}: {outcome.error}" if command is not None else outcome.error)
     if outcome.status == "loader":
         return ScriptError(outcome.error, outcome.traceback)
     where = f" ({outcome.loader})" if outcome.loader else ""
-    return ScriptError(f"{name}: its loader{where} could not be measured: {outcome.error}", output)
+    said = f"{name}: its loader{where} could not be measured: {outcome.error}"
+    return ScriptError(said, output, outcome.own_fault)
 
 
 def _remedy(code: int | None) -> str:
@@ -252,7 +265,7 @@ def _broken_off(loaded: Loaded, options: LoadingOptions) -> str:
     return f"{ending(loaded.code)} while {loaded.stage}"
 
 
-def _script_failed(trace: TraceOutcome) -> str:
+def _script_failed(trace: TraceOutcome, output: str) -> str:
     what = what_happened(trace)
     after = f"after {duration(trace.seconds)}, before its first optimizer step"
     if trace.status == "timeout":
@@ -264,5 +277,5 @@ def _script_failed(trace: TraceOutcome) -> str:
     if trace.status == "unsupported":
         return f"{one_line(trace.message)}; name what creates its DataLoader with --loader"
     if trace.status == "exited":
-        return f"{what} {after}; its own message is below"
-    return f"{what} {after}; {remedy(trace)}"
+        return f"{what} {after}; {exit_hint(trace, output)}"
+    return f"{what} {after}; {remedy(trace, output)}"

@@ -141,7 +141,8 @@ def verify(
     progress(f"running {command.name} on {device.gpu} for {count(steps, 'optimizer step')}")
     outcome, output = gpu.run(command, steps, time_limit_s)
     if outcome.status != "out_of_memory" and outcome.steps == 0:
-        raise ScriptError(f"{command.name}: {_without_step(outcome)}", outcome.traceback or output)
+        message = f"{command.name}: {_without_step(outcome)}"
+        raise ScriptError(message, outcome.traceback or output, outcome.own_fault)
     if outcome.status != "out_of_memory" and not outcome.allocated_bytes:
         raise ScriptError(f"{command.name}: no memory of the GPU was used in its steps", output)
     notes = _notes(prediction, device, outcome, how)

@@ -10,7 +10,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.format import count, duration
 from trainfit.results.runs.recording import PHASES
-from trainfit.results.runs.trace import Counted, TraceOutcome
+from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
 from trainfit.simgpu.tensors.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
@@ -23,11 +23,15 @@ class ScriptError(TrainfitError):
     """The script did not do what a plan needs.
 
     ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
+    With ``own_fault`` it is trainfit that failed.
     """
 
-    def __init__(self, message: str, script_output: str = "") -> None:
+    def __init__(
+        self, message: str, script_output: str = "", own_fault: OwnFault | None = None
+    ) -> None:
         super().__init__(message)
         self.script_output = script_output
+        self.own_fault = own_fault
 
 
 class NotSimulated(ScriptError):
@@ -51,9 +55,9 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.status == "unsupported":
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
-        raise ScriptError(
-            f"{command.name}: {_without_step(outcome, command)}", script_output(trace)
-        )
+        output = script_output(trace)
+        message = f"{command.name}: {_without_step(outcome, command, output)}"
+        raise ScriptError(message, unsaid(outcome, output), outcome.own_fault)
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
@@ -100,7 +104,7 @@ def last_lines(output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-_TAIL:])
 
 
-def _without_step(outcome: TraceOutcome, command: Command) -> str:
+def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     what, after = what_happened(outcome), f"after {duration(outcome.seconds)}"
     too_small = _without_batches(outcome, command)
     if too_small:
@@ -116,10 +120,11 @@ def _without_step(outcome: TraceOutcome, command: Command) -> str:
             f"no optimizer step {after}{place} (seen: {_seen(outcome)}); "
             "shorten what comes before training, or raise --time-limit"
         )
+    hint = _of_processes(outcome.message)
     if outcome.status == "exited":
-        hint = _of_processes(outcome.message) or _exit_hint(command)
+        hint = hint or exit_hint(outcome, output, command)
     else:
-        hint = _of_processes(outcome.message) or remedy(outcome)
+        hint = hint or remedy(outcome, output)
     return f"{what} {after}, before its first optimizer step; {hint}"
 
 
@@ -148,6 +153,8 @@ _WITHOUT_LAUNCHER = re.compile(
     r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
     r"|env:// rendezvous: environment variable"
 )
+#: What PyTorch says of a tensor that was left on the CPU.
+_MIXED_DEVICES = "Expected all tensors to be on the same device"
 #: What a script says that wants several GPUs.
 _SEVERAL_GPUS = re.compile(
     r"\b([2-9]|[1-9]\d|two|several|multiple|more than (one|1))\b[^.;]{0,20}\b(gpu|cuda|device)s?\b",
@@ -162,6 +169,8 @@ def _of_processes(message: str) -> str:
             "it expects a launcher's environment variables: begin the command with "
             "`torchrun --nproc-per-node=1` in place of `python`"
         )
+    if _MIXED_DEVICES in message:
+        return "move all tensors of that line to one device, as in .to(device)"
     if _SEVERAL_GPUS.search(message):
         return ONE_GPU
     if "Error building extension 'fused_adam'" in message:
@@ -174,6 +183,9 @@ def _of_processes(message: str) -> str:
 
 def what_happened(outcome: TraceOutcome) -> str:
     """The subject and its verb, to be continued with "after …"."""
+    if outcome.own_fault is not None:
+        own = outcome.own_fault
+        return f"trainfit itself failed at {own.place} ({one_line(own.error)})"
     place = f" at {outcome.location}" if outcome.location else ""
     if outcome.status == "exited":
         code, _, said = outcome.message.partition(": ")
@@ -196,8 +208,8 @@ def _raised(raised: ParsedException) -> str:
     return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
 
 
-def remedy(outcome: TraceOutcome) -> str:
-    """What to do about a script that failed, or where to look."""
+def remedy(outcome: TraceOutcome, output: str) -> str:
+    """What to do about a script that failed, or where to look: in ``output`` that is shown."""
     if missing := _MISSING.search(outcome.message):
         return f"put {missing[1]} there, or give its path in the command; its traceback is below"
     if outcome.status == "out_of_memory":
@@ -205,16 +217,27 @@ def remedy(outcome: TraceOutcome) -> str:
     if outcome.status == "died" and "SIGKILL" in outcome.message:
         return "the system kills processes this way when RAM runs out: see the system log"
     if outcome.status == "died":
-        return "its last lines are below"
+        return "its last lines are below" if output else "it printed nothing"
     return "its traceback is below"
 
 
-def _exit_hint(command: Command) -> str:
-    marked = [name for name in command.present if name not in command.supposed]
-    if not marked:
-        return "its own message is below"
+def exit_hint(outcome: TraceOutcome, output: str, command: Command | None = None) -> str:
+    """Where to look after a script that exited by itself: in ``output`` that is shown."""
+    present = command.present if command is not None else {}
+    marked = [name for name in present if command is None or name not in command.supposed]
     names = ", ".join(f"{{{name}}}" for name in marked)
-    return f"check the option with {names}; its own message is below"
+    check = f"check the option with {names}; " if marked else ""
+    if not output:
+        return f"{check}it printed nothing"
+    if not unsaid(outcome, output):
+        return f"{check}that is all it printed"
+    return f"{check}its own message is below"
+
+
+def unsaid(outcome: TraceOutcome, output: str) -> str:
+    """What the script printed; empty where the line on how it exited has it already."""
+    _, _, said = outcome.message.partition(": ")
+    return "" if outcome.status == "exited" and output.split() == said.split() else output
 
 
 def _seen(outcome: TraceOutcome) -> str:

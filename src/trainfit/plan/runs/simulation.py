@@ -87,7 +87,7 @@ def simulate_command(
     failure = None if full else shortfall(trace, command)
     if failure is None:
         return summary, None
-    return summary, ScriptError(failure, script_output(trace))
+    return summary, ScriptError(failure, script_output(trace), outcome.own_fault)
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:

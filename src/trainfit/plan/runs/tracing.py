@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from trainfit.hardware import GpuSpec
+from trainfit.loader.inspection.tracebacks import own_fault_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
@@ -334,6 +335,8 @@ def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
         outcome = dataclasses.replace(outcome, status="failed", message=stopped)
     elif child.seconds >= limit:
         outcome = dataclasses.replace(outcome, status="timeout", message="")
+    if outcome.status == "died":
+        outcome = dataclasses.replace(outcome, own_fault=own_fault_in(child.output))
     with contextlib.suppress(OSError, ValueError):
         outcome = TraceOutcome.load(folder / "outcome.json")
     return dataclasses.replace(outcome, protection=child.protection)

@@ -16,7 +16,7 @@ from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.exchange import Exchanged
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.sandbox import Protection
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.trace import OwnFault, Status, Target
 
 FORMAT: Final = "trainfit-verification"
 VERSION: Final = 1
@@ -64,6 +64,7 @@ class RealRunOutcome(Exchanged):
     outside_bytes: int | None = None
     process_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
+    own_fault: OwnFault | None = None
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
 

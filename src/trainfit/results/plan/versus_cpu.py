@@ -7,7 +7,7 @@ import statistics
 from typing import Final, Literal
 
 from trainfit.results.files.exchange import Exchanged
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.trace import OwnFault, Status, Target
 
 #: The first step allocates, and fills what PyTorch and libraries keep: it does not count.
 WARM_UP: Final = 1
@@ -51,6 +51,7 @@ class CpuRunOutcome(Exchanged):
     step_seconds: tuple[float, ...] = ()
     waited_s: tuple[float, ...] = ()
     threads: int | None = None
+    own_fault: OwnFault | None = None
 
 
 #: Which of the two is faster; "cannot tell" where either time is unknown or their ranges meet.

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from trainfit.results.files.exchange import Exchanged
 from trainfit.results.machine.gpu_spec import GpuSpec
-from trainfit.results.runs.trace import Target, TraceOutcome
+from trainfit.results.runs.trace import OwnFault, Target, TraceOutcome
 
 #: Source of a step time of 0.
 AS_FAST: Final = "as fast as the loader can: a step time of 0"
@@ -89,3 +89,4 @@ class LoadingOutcome(Exchanged):
     error: str = ""
     traceback: str = ""
     seconds: float = 0.0
+    own_fault: OwnFault | None = None

@@ -256,12 +256,23 @@ class AmpSeen:
 
 
 @dataclasses.dataclass(frozen=True)
+class OwnFault:
+    """A failure of trainfit's own code: the exception in a line, our file and line, and the whole
+    traceback."""
+
+    error: str
+    place: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
 class TraceOutcome(Exchanged):
     """What became of a simulated run.
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
     ``autocast_at`` the user's line ("file:line") that made the first.
-    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line.
+    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line;
+    ``own_fault`` says that the failure is trainfit's (``None``: it is not).
     ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
     environment, ``None`` where it made none or was told by the script.
     ``protection`` is what kept it from changing files (``None``: not told).
@@ -298,3 +309,4 @@ class TraceOutcome(Exchanged):
     sample_s: float | None = None
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
+    own_fault: OwnFault | None = None

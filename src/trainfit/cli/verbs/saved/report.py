@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainfit.cli.common import UsageError
+from trainfit.cli.options.saved.report import ends
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.saved.forms import FORMS, Form
@@ -23,38 +23,6 @@ from trainfit.results.kinds import of_text, read
 from trainfit.results.text import printable
 from trainfit.results.watch.run import load_run
 from trainfit.watch.judge import judge
-
-PARSER: dict[str, Any] = {
-    "help": "make one page of results: HTML, Markdown, JSON or SVG",
-    "description": "Make one page of the results of any commands: files of --output, recordings, "
-    "folders of `trainfit watch`. An HTML page needs no network and no other file. With -o out.md "
-    "the page as Markdown, out.json all results in one document, out.svg the first chart, "
-    "out.trace.json a step or a watched run over time, for Perfetto.",
-    "epilog": "example: trainfit report plan.json loader.json watch.json -o project.html",
-    "usage": "trainfit report [options] RESULT...",
-}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help=f"file to write, whose name ends in {_ends()}; '-' is standard output, as Markdown "
-        "unless --format says otherwise (default: the first result's name with .html, here)",
-    )
-    parser.add_argument(
-        "--format",
-        choices=[end.removeprefix(".") for end in FORMS],
-        help="format to write, regardless of the file name",
-    )
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Without a command: all words are options."""
-    return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -89,11 +57,6 @@ def _read(path: Path) -> list[Entry]:
     return [Entry(path.name, read(path))]
 
 
-def _ends() -> str:
-    *first, last = FORMS
-    return f"{', '.join(first)} or {last}"
-
-
 def _form(asked: str | None, target: Path | None) -> Form:
     if asked is not None:
         return FORMS[f".{asked}"]
@@ -103,7 +66,7 @@ def _form(asked: str | None, target: Path | None) -> Form:
         if target.name.endswith(end):
             return FORMS[end]
     raise UsageError(
-        f"output file {str(target)!r}: its name shows no known format; end it in {_ends()}, or "
+        f"output file {str(target)!r}: its name shows no known format; end it in {ends()}, or "
         "give --format"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.cli.common import only_ascii
-from trainfit.cli.screen import add_explain, print_plan
+from trainfit.cli.screen import print_plan
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.memory.explain.summary import summarize
 from trainfit.report.batch.explanation import explanation_text
@@ -39,25 +39,6 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.watch.comparison import Comparison
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.verification import Verification
-
-PARSER: dict[str, Any] = {
-    "help": "show a result file",
-    "description": "Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
-    "`trainfit calibrate`, or of `trainfit loader`, `rehearse`, `watch`, `compare`, `pace`, "
-    "`batch` or `doctor` with --output; of NoiseScale.save.",
-}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
-    add_explain(parser)
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Without a command: all words are options."""
-    return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -103,6 +84,8 @@ _TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
     GpusResult: gpus_text,
     PlanVerification: verification_text,
 }
+
+
 #: The shorter ones where the whole text is not asked for.
 _SCREENS: Final[Mapping[type, Callable[[Any], str]]] = {
     DoctorResult: doctor_screen,

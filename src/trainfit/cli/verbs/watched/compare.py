@@ -5,43 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from trainfit.cli.common import UsageError, add_result
+from trainfit.cli.common import UsageError
 from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import RunRecord, load_run
 from trainfit.watch.compare.comparing import compare
-
-PARSER: dict[str, Any] = {
-    "help": "say what changed from one watched run to another",
-    "description": "Compare two runs that `trainfit watch` recorded: what differs in command, "
-    "settings and machine, and what that did to step time, phases and memory, with 95% intervals. "
-    "Exit code 1: B is slower.",
-    "epilog": "example: trainfit compare runs/before runs/after",
-}
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    parser.add_argument(
-        "before", type=Path, metavar="A", help="run before the change: its folder or result file"
-    )
-    parser.add_argument(
-        "after", type=Path, metavar="B", help="run after the change: its folder or result file"
-    )
-    parser.add_argument(
-        "--other-hardware",
-        action="store_true",
-        help="compare although GPUs, cores or processor differ",
-    )
-    add_result(parser)
-
-
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """There is no command: all words are ours."""
-    return list(words), []
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

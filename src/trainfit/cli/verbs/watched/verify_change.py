@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from trainfit.cli.common import UsageError, whole_number
+from trainfit.cli.common import UsageError
+from trainfit.cli.options.watch import VERIFY_RUNS, VERIFY_STEPS
 from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.plan.command.tunables import (
@@ -21,54 +22,22 @@ from trainfit.plan.options.marking import marked
 from trainfit.results.watch.run import RunRecord
 from trainfit.watch.judge import judge
 from trainfit.watch.short_run import short_run
-from trainfit.watch.verify import LEAST_RECORDED, LEAST_RUNS, ORDER, verify
+from trainfit.watch.verify import LEAST_RECORDED, verify
 
-_STEPS = 100
 #: Placeholders that are on or off.
 _SWITCHED = ("amp", *LOADER_SWITCHES)
-
-
-def add_verify(parser: argparse.ArgumentParser) -> None:
-    """Add ``--verify`` and its options."""
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="measure what the recommended change gains: run the command 5 times for a few "
-        "steps each, first unchanged, then alternately with and without the change; mark "
-        "a value that is not found by its option's name, as in --loaders={num_workers:4}",
-    )
-    parser.add_argument(
-        "--verify-steps",
-        type=whole_number,
-        metavar="N",
-        help=f"training steps of each run of --verify (default {_STEPS})",
-    )
-    parser.add_argument(
-        "--verify-runs",
-        type=_runs,
-        metavar="N",
-        help=f"runs of --verify: {LEAST_RUNS} (the default), 9, 13, …; more find smaller gains",
-    )
-
-
-def _runs(text: str) -> int:
-    """An argparse type: runs in alternation, after a first one."""
-    number = whole_number(text)
-    if number < LEAST_RUNS or (number - 1) % len(ORDER):
-        raise argparse.ArgumentTypeError(f"expected 5, 9, 13, … runs, got {text!r}")
-    return number
 
 
 def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
     """Verify and print; returns the exit code: 1 where the change makes it worse, 2 where it cannot
     be told."""
     output = given_output(options.output)
-    steps = _STEPS if options.verify_steps is None else options.verify_steps
+    steps = VERIFY_STEPS if options.verify_steps is None else options.verify_steps
     if steps < LEAST_RECORDED:
         raise UsageError(
             f"--verify-steps {steps} is too few for a comparison; give {LEAST_RECORDED} or more"
         )
-    filled, count = _Filled(command), options.verify_runs or LEAST_RUNS
+    filled, count = _Filled(command), options.verify_runs or VERIFY_RUNS
     print(
         f"trainfit: the command is run {count} times as it is, until "
         f"{steps} steps or its end; it writes what it always writes",

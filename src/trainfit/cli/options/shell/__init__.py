@@ -1,0 +1,1 @@
+"""Options of what serves the shell."""

@@ -1,0 +1,1 @@
+"""Options of verbs about watched runs."""

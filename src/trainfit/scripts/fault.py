@@ -1,0 +1,113 @@
+"""Whose fault a failure is, the script's or trainfit's, told by the frames of its traceback.
+
+It is ours where the innermost frame is ours and an instruction of ours failed there: an attribute
+that an object lacks, an ``assert``, a call that does not suit its function. It is the script's
+where our frame only passed the script's own call on (``func(*args, **kwargs)``, which is how the
+simulated device asks PyTorch for shapes), or raised on purpose, as a GPU would.
+"""
+
+from __future__ import annotations
+
+import dis
+import runpy
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from trainfit.results.runs.trace import OwnFault
+from trainfit.simgpu.recording.user_location import is_library
+
+_PACKAGE: Final = Path(__file__).resolve().parents[1]
+#: What PyTorch itself raises for a wrong call, also where a frame of ours made the call for the
+#: script. What is wrong with a file, or with the memory that there is, is nobody's bug.
+_OF_A_CALL: Final = (RuntimeError, IndexError)
+_OF_FILES: Final = (OSError, MemoryError, RecursionError, SyntaxError)
+
+
+def own_fault(error: BaseException, started: Sequence[str] = ()) -> OwnFault | None:
+    """That ``error``, or what it was raised in answer to, is a fault of trainfit's.
+
+    ``None`` where it is not. ``started`` are the files whose outermost frames started the script.
+    """
+    for cause in causes(error):
+        last = _last_frame(cause, started)
+        if last is not None:
+            text = "".join(traceback.format_exception(error))
+            said = f"{type(cause).__name__}: {cause}".removesuffix(": ")
+            return OwnFault(said, place_of(last), text)
+    return None
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    """The error and what led to it: a script may wrap the simulation's refusal in its own."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def is_own(filename: str) -> bool:
+    """Is it a file of trainfit's?"""
+    return _PACKAGE in Path(filename).parents
+
+
+def place_of(trace: TracebackType) -> str:
+    """``trainfit/scripts/watch/amp.py:55``: our file as it is in the repository, and its line."""
+    path = Path(trace.tb_frame.f_code.co_filename).relative_to(_PACKAGE.parent)
+    return f"{path}:{trace.tb_lineno}"
+
+
+def script_traceback(error: BaseException) -> str:
+    """The traceback of ``error`` and of what led to it, by the script's own frames and those of the
+    libraries that it called; without trainfit's."""
+    own = traceback.TracebackException.from_exception(error)
+    left: list[traceback.TracebackException | None] = [own]
+    while left:
+        each = left.pop()
+        if each is None:
+            continue
+        left += [each.__cause__, each.__context__]
+        frames = _of_script(list(each.stack))
+        # A syntax error in the script itself has no frame, and Python writes no heading then.
+        each.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
+    return "".join(own.format())
+
+
+def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """From the script's first frame to what it called last. What PyTorch did behind that for a
+    frame of ours is left out: how the simulated device works is no matter."""
+    users = [at for at, each in enumerate(frames) if not is_library(each.filename)]
+    if users:
+        ours = [at for at, each in enumerate(frames) if at > users[-1] and is_own(each.filename)]
+        frames = frames[users[0] : ours[0] if ours else None]
+    return [each for each in frames if not (is_own(each.filename) or _starts(each.filename))]
+
+
+def _starts(filename: str) -> bool:
+    """Does it only start a program?"""
+    return filename == runpy.__file__ or filename.startswith(("<frozen ", "<string>"))
+
+
+def _last_frame(error: BaseException, started: Sequence[str]) -> TracebackType | None:
+    """The innermost frame, where it is ours and at fault."""
+    if type(error).__module__.startswith("trainfit.") or isinstance(error, _OF_FILES):
+        return None
+    if not isinstance(error, Exception):
+        return None
+    trace, has_begun = error.__traceback__, False
+    last = None
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        has_begun = has_begun or filename not in started
+        last, trace = trace, trace.tb_next
+    if last is None or not has_begun or not is_own(last.tb_frame.f_code.co_filename):
+        return None
+    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    if instruction == "CALL_FUNCTION_EX":
+        return None
+    if instruction == "RAISE_VARARGS":
+        return last if isinstance(error, AssertionError) else None
+    return None if "CALL" in instruction and isinstance(error, _OF_A_CALL) else last
