@@ -1,8 +1,8 @@
 """What a page of the documentation tells its reader to type, and what it says is printed.
 
-A code block of Markdown is a file to save (a fence with ``title="NAME"``), Python (a fence), commands
-(its first word is a program's name) or a sample screen, which is printed by the last command before
-it. Comments that only the source shows say the rest, each directly before its block::
+A code block of Markdown is a file to save (a fence with ``title="NAME"``), Python (a fence),
+commands (its first word is a program's name) or a sample screen, which is printed by the last
+command before it. Comments that only the source shows say the rest, each before its block::
 
     <!-- not run: REASON -->               its commands are not typed
     <!-- not run `PIECE`: REASON -->       those that contain PIECE are not
@@ -32,6 +32,7 @@ _SHELLS: Final = {"sh", "bash", "shell", "console"}
 _COMMENT: Final = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 _RULE: Final = re.compile(r"(not run|exit code \d+)(?: `([^`]+)`)?: (.+)", re.DOTALL)
 _TITLE: Final = re.compile(r'title="([^"]+)"')
+_REMARK: Final = re.compile(r"(?:^|\s+)#(?: |$)")
 PLACEHOLDER: Final = "…"
 
 
@@ -196,11 +197,11 @@ def _commands(block: _Block, said: _Said) -> list[Command]:
     found, text, start = [], "", block.first
     for number, line in enumerate(block.text.splitlines(), block.first + 1):
         start = start if text else number
-        text += line.strip() if text else line.partition("  #")[0].strip()
+        text += _REMARK.split(line)[0].strip()
         if text.endswith("\\"):
             text = text[:-1]
             continue
-        if text and not text.startswith("#"):
+        if text:
             why = said.reason(text)
             if PLACEHOLDER in text:
                 why = why or "the reader's own command"

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from _walk_screens import COLUMNS
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: What the documentation clones; a walk clones this repository under that name.
 ADDRESS: Final = "https://github.com/trainfit/trainfit"
@@ -29,7 +31,6 @@ INSTALLS: Final = re.compile(
 )
 #: Variables of the real environment that a new user's shell has as well.
 KEPT: Final = ("PATH", "LANG", "LC_ALL", "TMPDIR", "SSL_CERT_FILE", "HTTPS_PROXY", "https_proxy")
-COLUMNS: Final = 80
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Type what README, Getting started and the guides tell their readers to, in a fresh clone.
 
-Each command must end as the page says, and print the sample screens. With ``--write`` the samples and
-the pictures are made from what is printed today: on a machine that is otherwise idle, in the
-environment that `make test` makes. What is committed is walked; the pages are those of the folder.
+Each command must end as the page says, and print the sample screens. With ``--write`` the samples
+and the pictures are made from what is printed today: on a machine that is otherwise idle, in the
+environment that `make test` makes. What is committed is walked, the pages are those of the folder.
 
     python bench/docs_walk.py                         # all pages
     python bench/docs_walk.py docs/guide/plan.md      # one, with what README's reader has
@@ -54,14 +54,16 @@ def walked(options: argparse.Namespace, folder: Path) -> int:
     walk = Walk(place, wanted=lambda text: options.only in text, pictures=options.write)
     walk.prepare()
     counts: Counter[str] = Counter()
+    drawn = False
     for page in options.pages or pages():
         for outcome in walk.page(page):
             counts[outcome.verdict] += 1
+            drawn |= (outcome.kind, outcome.verdict) == ("picture", "ok")
             print(outcome.row, flush=True)
     if options.write:
         for name in walk.write():
             print(f"written: {name}")
-        for file in sorted((place.clone / PICTURES).iterdir()):
+        for file in sorted((place.clone / PICTURES).iterdir()) if drawn else ():
             shutil.copy2(file, ROOT / PICTURES / file.name)
     print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
     return 1 if counts["failed"] or (counts["differs"] and not options.write) else 0
