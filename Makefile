@@ -1,6 +1,6 @@
 # Builds the environment in .venv and runs the project's checks.
 #
-#   make plan       the example: does ACT training fit on an RTX 4090?
+#   make plan       the example: does ACT training fit on an RTX 4090? Then the next command to type
 #   make test       the tests that take less than a few seconds each
 #   make test-slow  the others, and the property tests with examples by chance
 #   make test-real  third-party training code in an environment of its own (an hour or more);
@@ -42,6 +42,9 @@ DATA := data/act-example
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
 		--dataset=$(DATA) '--batch_size={batch_size:8}' '--amp={amp:true}'
+	@echo
+	@echo 'Next: . .venv/bin/activate'
+	@echo '      trainfit plan --gpu "$(GPU)" -- python YOUR_SCRIPT.py'
 
 test: .venv/.dev-ready
 	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
@@ -116,11 +119,14 @@ $(DATA)/meta.json: examples/act/make_dataset.py | .venv/.plan-ready
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
-# The project is editable and comes last: its dependencies are pinned by then.
+# The project is editable and comes last: its dependencies are pinned by then. Not -q: pip names each
+# package with its size and draws the progress of its download.
 .venv/.plan-ready: requirements/plan.txt pyproject.toml | $(BIN)/python
-	$(PIP) install -q -r requirements/plan.txt
-	$(PIP) install -q --no-deps --no-build-isolation -e .
-	touch $@
+	@echo "Installing $$(grep -c == requirements/plan.txt) packages in .venv, some minutes: 1 GB with PyTorch's CPU build,"
+	@echo "5.6 GB with its CUDA build (README.md says how to get the CPU build)"
+	$(PIP) install -r requirements/plan.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
 
 .venv/.dev-ready: requirements/dev.txt requirements/dev-nodeps.txt .venv/.plan-ready
 	$(PIP) install -q -r requirements/dev.txt

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from helpers_cli import ROOT, trainfit
+from helpers_cli import ROOT
 from trainfit.cli.command_line.parser import read_words
 from trainfit.results.files.errors import TrainfitError
 
@@ -64,17 +66,58 @@ def test_its_options_are_known(command: str) -> None:
         pytest.fail(f"{command}: {said.getvalue().strip() or error}")
 
 
-@pytest.mark.slow
-def test_the_tutorial_runs(tmp_path: Path) -> None:
-    """Its commands one after the other, but for those of a machine with a GPU."""
-    for name in ("examples", "data"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    ran = 0
-    for command in commands(TUTORIAL):
-        _, *words = shlex.split(command.replace("train.py …", "x"))
-        if words[0] in ("doctor", "verify") or "…" in command:
-            continue
-        done = trainfit(*words, cwd=tmp_path)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        ran += 1
-    assert ran >= 6
+#: Where the project is read: links to it hold on GitHub and on a package index.
+REPOSITORY = "https://github.com/trainfit/trainfit"
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?<=src=\")[^\"]+")
+
+
+def target(link: str) -> Path | None:
+    """The file of this repository that a link is to; None for another place."""
+    raw = REPOSITORY.replace("github.com", "raw.githubusercontent.com") + "/main/"
+    for start in (f"{REPOSITORY}/blob/main/", f"{REPOSITORY}/tree/main/", raw):
+        if link.startswith(start):
+            return ROOT / link.removeprefix(start).partition("#")[0]
+    return None
+
+
+def links(page: Path) -> list[str]:
+    return [link for link in LINK.findall(page.read_text("utf-8")) if link]
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page, and what the site does."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), flags=re.MULTILINE)
+    words = [re.sub(r"[^\w -]", "", heading.lower()) for heading in headings]
+    return {form for text in words for form in (text.replace(" ", "-"), re.sub("[ -]+", "-", text))}
+
+
+def test_links_of_the_readme_hold_on_a_package_index() -> None:
+    found = links(ROOT / "README.md")
+    assert len(found) > 20
+    for link in found:
+        assert link.startswith("https://"), f"{link}: an index shows the README without its folder"
+        path = target(link)
+        assert path is None or path.exists(), link
+
+
+def test_addresses_of_the_project_are_files_of_it() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    assert set(urls) == {"Homepage", "Documentation", "Repository", "Issues", "Changelog"}
+    for url in urls.values():
+        path = target(url)
+        assert path.is_file() if path else url in (REPOSITORY, f"{REPOSITORY}/issues"), url
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_the_pages_are_to_something(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        if link.startswith(f"{REPOSITORY}#"):
+            assert anchor in anchors(ROOT / "README.md"), link
+        elif "://" in link:
+            there = target(link)
+            assert there is None or there.exists(), link
+        else:
+            there = (page.parent / path).resolve() if path else page
+            assert there.exists(), link
+            assert not anchor or there.suffix != ".md" or anchor in anchors(there), link
