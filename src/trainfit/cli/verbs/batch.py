@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from trainfit.batch.trade.explain import Question, explain
 from trainfit.cli.common import UsageError, add_result, only_ascii, whole_number
 from trainfit.cli.noise_input import decay, noise_scale, rate, read_noise
 from trainfit.cli.output import given_output
-from trainfit.report.batch.explanation import explanation_text
+from trainfit.cli.screen import add_explain, print_shown
+from trainfit.report.batch.explanation import explanation_screen, explanation_text
 from trainfit.results.batch import step_times
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.batch.step_times import StepTime
@@ -24,7 +26,7 @@ PARSER: dict[str, Any] = {
     "epilog": "example: trainfit batch explain noise.json --to 16 --optimizer adam --lr 1e-4",
 }
 
-_SWITCHES = ("--json", "--help", "-h")
+_SWITCHES = ("--json", "--help", "-h", "--explain", "-v")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +97,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="step times: CSV with micro_batch,accumulation,gpus,seconds, or a plan's result",
     )
     add_result(parser)
+    add_explain(parser, "every claim, with its sources in full")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -158,8 +161,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    shown = explanation_text(result, ascii_only=only_ascii())
-    print(result.to_json() if options.json else shown)
+    screen, whole = (
+        functools.partial(shown, ascii_only=only_ascii())
+        for shown in (explanation_screen, explanation_text)
+    )
+    print_shown(result, options, screen, whole)
     return 0
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from trainfit.cli.common import memory_size, progress, seconds
 from trainfit.cli.output import output_file
+from trainfit.cli.screen import add_explain, print_shown
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.calibrate import calibrate
 from trainfit.plan.real_machine.processes import Processes
-from trainfit.report.gpus.profile import profile_text
+from trainfit.report.gpus.profile import profile_screen, profile_text
 from trainfit.results.runs.measurement import StandIn
 from trainfit.results.text import printable
 
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --rehearse: memory of the simulated GPU that other processes use",
     )
     parser.add_argument("--json", action="store_true", help="print the profile's JSON instead")
+    add_explain(parser, "convolution workspaces, notes")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -68,9 +70,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)
     profile.save(output)
-    if options.json:
-        print(profile.to_json())
-    else:
-        print(f"{profile_text(profile)}\n\nProfile: {printable(str(output))}")
+    print_shown(profile, options, profile_screen, profile_text)
+    if not options.json:
+        print(f"Profile: {printable(str(output))}")
         print("(use it with `trainfit plan --profile FILE …`, show it with `trainfit show FILE`)")
     return 0

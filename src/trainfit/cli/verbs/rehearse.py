@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import add_explain, print_shown
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
-from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.report.loader.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.results.loader.result import LoaderResult
 
 PARSER: dict[str, Any] = {
@@ -86,6 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
+    add_explain(parser, "every cause of idle time, notes")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -120,8 +123,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
-    text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())
-    print(text, flush=True)
+    screen, whole = (
+        functools.partial(shown, ascii_only=only_ascii())
+        for shown in (rehearsal_screen, rehearsal_text)
+    )
+    print_shown(result, options, screen, whole)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

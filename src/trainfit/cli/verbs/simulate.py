@@ -22,9 +22,11 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import add_explain, print_shown
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.report.memory.screen import recording_screen
 
 PARSER: dict[str, Any] = {
     "help": "record a script on a simulated GPU and show its memory",
@@ -46,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_memory(parser)
     add_simulation(parser)
     add_protection(parser)
+    add_explain(parser, "all kinds and modules, memory over the step, notes")
     parser.add_argument(
         "--batch-size",
         type=whole_number,
@@ -86,7 +89,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
-    print((recording_json if options.json else recording_text)(summary))
+    json = recording_json(summary) if options.json else ""
+    print_shown(summary, options, recording_screen, recording_text, json)
     if failure is not None:
         raise failure
     return 1 if summary.out_of_memory else 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.report.plan.screen import COLUMNS, Line, Style
+from trainfit.report.plan.screen import COLUMNS
+from trainfit.report.screen import Line, Style
 from trainfit.report.watch.words import PHASES
 from trainfit.results.format import duration, percent, rate, size
 from trainfit.results.text import printable, wrapped

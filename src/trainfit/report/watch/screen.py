@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.report.plan.screen import Line, Style
+from trainfit.report.screen import Line, Style
 from trainfit.report.watch.words import PHASES, answer, evidence_text, setting_text, title
 from trainfit.results.format import count, duration, percent, size
 from trainfit.results.text import printable, wrapped

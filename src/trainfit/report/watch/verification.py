@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.report.plan.screen import COLUMNS, Line, Style
+from trainfit.report.plan.screen import COLUMNS
+from trainfit.report.screen import Line, Style
 from trainfit.report.watch.comparison import change_lines
 from trainfit.results.format import percent
 from trainfit.results.text import printable, wrapped

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainfit.cli.screen import STYLES
 from trainfit.report.batch.noise import METHODS
-from trainfit.report.plan.screen import Line
+from trainfit.report.screen import Line
 from trainfit.report.watch.comparison import comparison_screen
 from trainfit.report.watch.screen import COLUMNS, watch_screen
 from trainfit.report.watch.verification import verification_screen
