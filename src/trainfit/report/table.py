@@ -37,16 +37,12 @@ def table(
     """Lines of a table as wide as the screen.
 
     ``kinds`` has a letter for each column: ``l`` left and ``r`` right, both on one line, ``w``
-    wrapped to the room that the others leave, ``v`` likewise and at most 20 columns. Where the
+    wrapped to the room that the others leave, ``v`` likewise and at most 24 columns. Where the
     screen is too narrow, the columns ``spare`` are left out in that order; then left ones are
     wrapped; then the table becomes two, one below the other; then a list, a line for each cell.
     """
-    for title in spare:
-        if head and title in head and not _fits(rows, kinds, head, indent):
-            at = list(head).index(title)
-            rows, head = [_without(row, at) for row in rows], _without(head, at)
-            kinds = kinds[:at] + kinds[at + 1 :]
-    if not _fits(rows, kinds, head, indent) and len(kinds) > _SPLIT:
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
+    if not _fits(rows, kinds.replace("l", "w"), head, indent) and len(kinds) > _SPLIT:
         middle = (len(kinds) + 1) // 2
         halves = [range(middle), (0, *range(middle, len(kinds)))]
         return [
@@ -63,11 +59,17 @@ def table(
 
 
 def table_rows(
-    rows: Rows, kinds: str, head: Sequence[str] = (), *, indent: str = "  "
+    rows: Rows,
+    kinds: str,
+    head: Sequence[str] = (),
+    *,
+    indent: str = "  ",
+    spare: Sequence[str] = (),
 ) -> list[list[str]]:
-    """The same with the lines of each row, of the head first, by themselves."""
+    """The same with the lines of each row, of the head first, by themselves; never two tables."""
     if not rows:
         return []
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
     room = columns() - len(indent)
     for wrapping in (kinds, kinds.replace("l", "w")):
         least = _least(rows, wrapping, head)
@@ -85,7 +87,7 @@ def table_rows(
             justify="right" if kind == "r" else "left",
             no_wrap=kind in "lr",
             overflow="fold",
-            max_width=20 if kind == "v" else None,
+            max_width=24 if kind == "v" else None,
         )
     for row in rows:
         drawn.add_row(Text(_FIRST), *map(Text, row))
@@ -99,20 +101,33 @@ def table_rows(
     )
     with console.capture() as capture:
         console.print(drawn)
-    found: list[list[str]] = []
+    found: list[list[str]] = [[]] if head else []
+    in_head = bool(head)
     for line in capture.get().rstrip("\n").split("\n"):
-        if line.startswith(_FIRST):
+        if line.startswith(_FIRST) and not in_head:
             found.append([])
         found[-1].append(f"{indent}{line[1 + gap :]}".rstrip())
+        in_head = in_head and not line.startswith(_FIRST)  # rich aligns a head at its last line
     return found
 
 
 def _fits(rows: Rows, kinds: str, head: Sequence[str], indent: str) -> bool:
-    """With its left columns wrapped, if need be."""
     if not rows:
         return True
-    least = _least(rows, kinds.replace("l", "w"), head) + _GAPS[-1] * (len(kinds) - 1)
+    least = _least(rows, kinds, head) + _GAPS[-1] * (len(kinds) - 1)
     return least <= columns() - len(indent)
+
+
+def _spared(
+    rows: Rows, kinds: str, head: Sequence[str], indent: str, spare: Sequence[str]
+) -> tuple[Rows, str, Sequence[str]]:
+    """Without as many of these columns as have no room, in their order."""
+    for title in spare:
+        if title in head and not _fits(rows, kinds, head, indent):
+            at = list(head).index(title)
+            rows, head = [_without(row, at) for row in rows], _without(head, at)
+            kinds = kinds[:at] + kinds[at + 1 :]
+    return rows, kinds, head
 
 
 def _without(cells: Sequence[str], at: int) -> list[str]:

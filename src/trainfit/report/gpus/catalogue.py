@@ -25,7 +25,7 @@ def gpus_screen(result: GpusResult) -> list[Line]:
     blocks = [
         ScreenBlock(tuple(map(Line, _table(result.gpus)))),
         blank(20),
-        *(block(line, 30 if not at else at) for at, line in enumerate(_legend(result.gpus))),
+        *(block(line, at or 30) for at, line in enumerate(_legend(result.gpus))),
     ]
     return [line for each in within(blocks, LINES) for line in each.lines]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from trainfit.report.screen import Line, ScreenBlock, Style, blank, block, made, screen
+from trainfit.report.screen import Line, ScreenBlock, Style, blank, block, made, screen, shortened
 from trainfit.report.steps.step import step_lines
 from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate, size, times
@@ -35,7 +35,7 @@ def comparison_screen(result: GpuComparison) -> list[Line]:
     blocks = [
         *(block(text, style=style) for text in (best or [none])),
         blank(),
-        block(head[0], style="title"),
+        made(shortened(head[0], 2), 30),
         *(block(line, 20) for line in head[1:]),
         made(_table(result, shown, _LESS_NEEDED)),
     ]
@@ -92,9 +92,11 @@ def _table(
     result: GpuComparison, shown: Sequence[GpuEstimate], spare: Sequence[str] = ()
 ) -> list[str]:
     found = _columns(result)
+    if spare:  # nor are columns shown that nothing is known of
+        found = [each for each in found if any(each[1](estimate) != "-" for estimate in shown)]
     rows = [(printable(estimate.gpu), *(cell(estimate) for _, cell in found)) for estimate in shown]
     head = ("GPU", *(title for title, _ in found))
-    return table(rows, "w" + "r" * len(found), head, indent="", spare=spare)
+    return table(rows, "l" + "r" * len(found), head, indent="", spare=spare)
 
 
 def _columns(result: GpuComparison) -> list[_Column]:
@@ -144,26 +146,24 @@ def _step(estimate: GpuEstimate) -> str:
 
 
 def _best(result: GpuComparison) -> list[str]:
-    """The cheapest, the fastest and the best for the money, of those that the job fits.
-
-    Where prices are not known the cheapest is, too.
-    """
-    by_name = {estimate.gpu: estimate for estimate in result.gpus}
-    lines = []
+    """The cheapest, the fastest and the best for the money, of those that the job fits."""
     budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
     unit = printable(result.currency) or "unit"
     per_unit = [o for o in result.gpus if o.runs and o.samples_per_unit is not None]
-    chosen = [("cheapest", result.cheapest), ("fastest", result.fastest)]
-    if per_unit:
-        best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0)
-        chosen.append((f"best per {unit}", best.gpu))
-    for what, name in chosen:
+    best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0).gpu if per_unit else None
+    said: dict[str, list[str]] = {}
+    for what, name in (
+        (f"cheapest{bounded}", result.cheapest),
+        (f"best per {unit}", best),
+        (f"fastest{bounded}", result.fastest),
+    ):
         if name is not None:
-            within = "" if what.startswith("best") else bounded
-            said = f"{what}{within}: {_verdict(by_name[name], result)}"
-            lines.append(said[0].upper() + said[1:])
-    return lines
+            said.setdefault(name, []).append(what)
+    by_name = {estimate.gpu: estimate for estimate in result.gpus}
+    lines = [f"{' and '.join(words)}: {_verdict(by_name[name], result)}" for name, words in
+             said.items()]  # fmt: skip
+    return [line[0].upper() + line[1:] for line in lines]
 
 
 def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
@@ -190,10 +190,9 @@ _BOUNDS: Final = {
 
 def _legend(result: GpuComparison) -> list[str]:
     texts = [
-        "memory: device memory of the unchanged job; largest: the largest batch that fits "
+        "memory: device memory of the unchanged job; largest: largest batch "
         "(~: approximate, at least; name the GPU for the exact one), both on an idle GPU and "
-        "without "
-        "headroom. saturation: the saturation batch size, the smallest with "
+        "without a safety margin. saturation: the saturation batch size, the smallest with "
         f"{percent(KNEE)} of the best throughput among those that fit (another batch size changes "
         "the training). a step: step time if the DataLoader keeps up"
         f"{_spread(result)}. per W: samples per joule at the power as sold.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from trainfit.report.screen import Line, blank, block, made, screen
+from trainfit.report.screen import Line, ScreenBlock, blank, block, made, screen
 from trainfit.report.table import table, table_rows
 from trainfit.results.format import size
 from trainfit.results.memory.by_hand import Cause, HandReport, HandRow
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import columns, printable, wrapped
 
 #: Rows with less than this share of both sums are one row together.
 _SMALL = 0.02
@@ -15,6 +15,11 @@ _ALONE = ("weights", "gradients", "optimizer's states", "input", "kept, and not 
 _REST = "temporaries, workspaces"
 #: Causes that the rows say already: what the 10 to 30% are for.
 _SAID = ("temporaries", "workspaces")
+
+#: The table of parts; the screen has the difference from so many columns on.
+_KINDS = "vrrrw"
+_WIDE = 100
+_HEAD: tuple[str, ...] = ("", "by hand", "simulated", "difference", "main causes")
 
 #: Characters of a row's causes, and the share of the largest that another needs to be named.
 _ROOM = 25
@@ -85,11 +90,11 @@ def by_hand_screen(report: HandReport) -> list[Line]:
         block(answer, style="title"),
         block(how, 20),
         blank(),
-        made(_table(report)),
+        *_row_blocks(report),
         block(_twice(report), 30, first="  ", rest="    "),
         blank(),
         block(_between(report), 2, style="title"),
-        *(made(lines, 3 + at) for at, lines in enumerate(table_rows(_causes(report), "rw"))),
+        *(made(lines, 4 + 2 * at) for at, lines in enumerate(table_rows(_causes(report), "rw"))),
         block(head, 40, style="quiet"),
     ]
     return screen(blocks, "all causes")
@@ -99,7 +104,7 @@ def by_hand_text(report: HandReport) -> str:
     """The parts of both, then all causes of the difference, largest first."""
     lines = [
         *(wrapped(line, "", "  ") for line in _head(report)),
-        *_table(report),
+        *table(_rows(report), _KINDS, _HEAD),
         wrapped(_twice(report), "  ", "    "),
         wrapped(_between(report), "", "  "),
         *table(_causes(report), "rw"),
@@ -129,8 +134,24 @@ def _between(report: HandReport) -> str:
     )
 
 
-def _table(report: HandReport) -> list[str]:
-    """The rows, without what is too small for one, and their sums."""
+def _row_blocks(report: HandReport) -> list[ScreenBlock]:
+    """The head and the sums stay; the smallest rows give way first."""
+    kinds, titles = _KINDS, _HEAD
+    cells: list[tuple[str, ...]] = _rows(report)
+    if columns() < _WIDE:  # causes say more than a difference that anyone can take
+        kinds, titles = "vrrw", _HEAD[:3] + _HEAD[4:]
+        cells = [row[:3] + row[4:] for row in cells]
+    head, *rows = table_rows(cells, kinds, titles)
+    first, last = rows[:-2], rows[-2:]
+    return [
+        made(head),
+        *(made(row, 4 + at) for at, row in enumerate(first)),
+        *map(made, last),
+    ]
+
+
+def _rows(report: HandReport) -> list[tuple[str, ...]]:
+    """The parts, without what is too small for a row, and their sums."""
     least = _SMALL * max(report.by_hand_bytes, report.allocated_bytes)
     shown: list[HandRow] = []
     small: list[HandRow] = []
@@ -151,7 +172,7 @@ def _table(report: HandReport) -> list[str]:
         ("10 to 30% for the rest", for_rest, rest, "", _labels(report, _REST)),
         ("allocated", _range(low, high), size(report.allocated_bytes), "", ""),
     ]
-    return table(rows, "lrrrw", ("", "by hand", "simulated", "difference", "main causes"))
+    return rows
 
 
 def _sums_by_hand(report: HandReport) -> tuple[int, int]:

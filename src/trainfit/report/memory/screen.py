@@ -10,7 +10,7 @@ from trainfit.report.memory.explain import moment_text
 from trainfit.report.memory.recording import recording_notes
 from trainfit.report.memory.sections import KIND_TITLES, context_basis
 from trainfit.report.memory.table import kinds_text, memory_rows, modules_text
-from trainfit.report.notes_text import note_text
+from trainfit.report.notes_text import note_text, short_place
 from trainfit.report.screen import Line, ScreenBlock, blank, block, fact, made, note_block, screen
 from trainfit.report.steps.course import pattern_notes
 from trainfit.report.steps.coverage import coverage_text
@@ -89,7 +89,7 @@ def _peak(
 def _largest(report: MemoryReport) -> Iterator[ScreenBlock]:
     for number, each in enumerate(report.peak.largest[:_ALLOCATIONS]):
         of = f" of {printable(each.module)}" if each.module else ""
-        line = f", {printable(each.line)}" if each.line is not None else ""
+        line = f", {short_place(printable(each.line))}" if each.line is not None else ""
         text = (
             f"{size(each.nbytes)}: {each.kind.replace('_', ' ')}{of}, {printable(each.operator)} "
             f"in {each.phase}{line}"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.memory.table import (
-    column_titles,
     kinds_text,
     memory_rows,
     modules_text,
@@ -102,15 +101,14 @@ def _memory(result: PlanResult, width: int) -> list[ScreenBlock]:
     gpu, amp = printable(result.gpu), f"AMP {printable(now.amp)}"
     where = f"{gpu}, {amp}" if both else f"{gpu} at {present}, {amp}"
     title = wrapped(f"Memory on {where} (90% prediction interval)", "", "  ", width)
-    columns, head = [now.memory], []
+    columns, titles = [now.memory], list[str]()
     if both and result.recommended is not None and width >= COLUMNS:
         columns.append(result.recommended)
         second = f"batch size {best}{other_amp or ', recommended'}"
-        head = [Line(printable(column_titles([present, second])))]
+        titles = [present, printable(second)]
     rows = [
         *(Line(line, "title") for line in title.split("\n")),
-        *head,
-        *map(Line, memory_rows(columns)),
+        *map(Line, memory_rows(columns, titles)),
     ]
     total = now.memory.allocated_bytes
     kinds, modules = kinds_text(now.by_kind_bytes, total), modules_text(now.by_module_bytes, total)

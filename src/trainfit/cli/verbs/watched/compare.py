@@ -9,6 +9,7 @@ from typing import Any
 
 from trainfit.cli.common import UsageError, add_result
 from trainfit.cli.output import given_output
+from trainfit.cli.screen import add_explain
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import RunRecord, load_run
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="compare although GPUs, cores or processor differ",
     )
     add_result(parser)
+    add_explain(parser, "all measures and notes")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -54,7 +56,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    print_result(result, json=options.json)
+    print_result(result, json=options.json, whole=options.explain)
     return {"slower": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 
