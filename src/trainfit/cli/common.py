@@ -134,14 +134,13 @@ def add_result(group: OptionGroup) -> None:
     group.add_argument("--output", metavar="FILE", help="also write the result to FILE")
 
 
-def add_explain(group: OptionGroup) -> None:
+def add_explain(
+    group: OptionGroup,
+    what: str = "memory breakdown, remedies, notes and the sources of the figures",
+) -> None:
     """Add ``--explain`` and ``-v``."""
     group.add_argument(
-        "-v",
-        "--explain",
-        action="store_true",
-        help="show the whole report: memory breakdown, remedies, notes and the sources of the "
-        "figures",
+        "-v", "--explain", action="store_true", help=f"show the whole report: {what}"
     )
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from trainfit.cli.command_line.parser import read_words
 from trainfit.cli.command_line.verbs import Verb
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.text import laid_out_for, printable
+from trainfit.results.text import IN_ASCII, laid_out_for, printable
 from trainfit.torch_private import tested
 
 #: Columns of text that goes to a pipe or a file.
@@ -110,10 +110,10 @@ def _terminate_as_interrupt() -> Iterator[None]:
 
 
 def _accept_any_text() -> None:
-    """A character that the terminal's encoding lacks is written as its code."""
+    """A character that the terminal's encoding lacks is written as its nearest, or its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=IN_ASCII)
 
 
 if __name__ == "__main__":

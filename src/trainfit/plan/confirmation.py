@@ -21,6 +21,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.plan.steps.batch_scaling import work_law
 from trainfit.plan.steps.costing import has_rates, step_seconds
+from trainfit.plan.steps.curve import tile_of
 from trainfit.results.format import duration
 from trainfit.results.plan.configuration import BatchCheck
 from trainfit.simgpu.recording.settling import LEAST_STEPS
@@ -75,7 +76,7 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
             return dataclasses.replace(batches, recommended_peak=peak, check=check)
         wrong = _wrong(batches, check)
         job.notes.append(wrong)
-        lower = rounded(at // 2)
+        lower = rounded(at // 2, tile_of(job.gpu))
         if may_repeat and lower > 1:
             pair = [(lower, at)]
             batches = job.batch_sizes().find(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import contextvars
 import textwrap
@@ -10,8 +11,37 @@ from typing import Final
 
 #: Columns of a text whose reader is not known, such as the text of a result within a page.
 WIDTH: Final = 100
-#: Nothing is laid out for fewer columns, nor text for more: longer lines are hard to read.
+#: Nothing is laid out for fewer columns, nor for more: longer lines are hard to read.
 NARROWEST: Final = 60
+WIDEST: Final = 120
+
+#: How characters of reports are written in an encoding that lacks them; others as their code.
+_IN_ASCII: Final = {
+    "×": "x",
+    "÷": "/",
+    "µ": "u",
+    "·": ".",
+    "…": "...",
+    "→": "->",
+    "±": "+-",
+    "°": " ",
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "~",
+    "–": "-",
+    "—": "-",
+    "■": "#",
+    "Σ": "sum",
+    "│": "|",
+    "└": "+",
+    "─": "-",
+    "┬": "+",
+    "├": "+",
+    **dict(zip("▁▂▃▄▅▆▇█", ".:-=+*##", strict=True)),
+    **dict(zip("▏▎▍▌▋▊▉", "...:::#", strict=True)),
+}
+#: Name of the error handler of streams that does this.
+IN_ASCII: Final = "trainfit-ascii"
 
 _columns = contextvars.ContextVar("columns", default=WIDTH)
 
@@ -23,8 +53,8 @@ def columns() -> int:
 
 @contextlib.contextmanager
 def laid_out_for(width: int) -> Iterator[None]:
-    """Text that is made within is as wide as the screen, or :data:`WIDTH` where that is wider."""
-    token = _columns.set(max(NARROWEST, min(width, WIDTH)))
+    """Text that is made within is as wide as the screen, or :data:`WIDEST` where that is wider."""
+    token = _columns.set(max(NARROWEST, min(width, WIDEST)))
     try:
         yield
     finally:
@@ -72,3 +102,14 @@ def _escape(code: int) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of an encoder: what stands for the characters that it lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_IN_ASCII.get(c) or _escape(ord(c)) for c in lacking), error.end
+
+
+codecs.register_error(IN_ASCII, _nearest)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import add_result, whole_number
+from trainfit.cli.common import add_explain, add_result, whole_number
 from trainfit.cli.noise_input import decay, noise_scale, rate
 
 PARSER: dict[str, Any] = {
@@ -87,4 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("yes", "no"),
         help="does the model have BatchNorm layers? (default: unknown)",
     )
-    add_result(parser.add_argument_group("result"))
+    result = parser.add_argument_group("result")
+    add_result(result)
+    add_explain(result, "every claim, with its sources in full")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from trainfit.cli.common import memory_size, seconds
+from trainfit.cli.common import add_explain, memory_size, seconds
 
 PARSER: dict[str, Any] = {
     "usage": "trainfit calibrate [options]",
@@ -43,3 +43,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --rehearse: memory of the simulated GPU that other processes use",
     )
     parser.add_argument("--json", action="store_true", help="print the profile's JSON instead")
+    add_explain(parser, "convolution workspaces, notes")

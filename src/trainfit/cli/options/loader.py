@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfit.cli.common import (
     OptionGroup,
+    add_explain,
     add_protection,
     add_result,
     duration,
@@ -67,7 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_source(parser)
     add_protection(parser)
-    add_result(parser.add_argument_group("result"))
+    result = parser.add_argument_group("result")
+    add_result(result)
+    add_explain(result, "what a batch costs, the machine, all settings, threads, notes")
 
 
 def add_step(group: OptionGroup) -> None:

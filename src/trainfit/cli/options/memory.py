@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import whole_number
+from trainfit.cli.common import add_explain, whole_number
 
 PARSER: dict[str, Any] = {
     "description": "Explain a recording of `trainfit simulate`: when memory peaks and what is "
@@ -44,6 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "with the simulated peak, with the reason for each difference",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_explain(
+        parser, "all kinds, modules, single allocations, optimizers, allocator settings, notes"
+    )
 
 
 def batch_sizes(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from trainfit.cli.common import (
 PARSER: dict[str, Any] = {
     "description": "Time calls back to back and at fixed rates. Where paced calls are slower, "
     "keep the core, the GPU or neither busy between calls, in turns, to find the "
-    "cause.",
+    "cause. Exit code 1: a rate cannot be held.",
     "epilog": "example: trainfit pace policy.py:act --setup policy.py:load --hz 15,30,60",
     "usage": "trainfit pace [options] MODULE:CALLABLE\n"
     "       trainfit pace [options] -- COMMAND     (answers each line with one)\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
+    add_explain,
     add_gpu,
     add_protection,
     add_result,
@@ -65,7 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_settings(parser)
     add_source(parser)
     add_protection(parser)
-    add_result(parser.add_argument_group("result"))
+    result = parser.add_argument_group("result")
+    add_result(result)
+    add_explain(result, "every cause of idle time, notes")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainfit.cli.common import (
     add_device_memory,
+    add_explain,
     add_gpu,
     add_json,
     add_protection,
@@ -41,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_json(result)
+    add_explain(result, "all kinds and modules, memory over the step, notes")
     result.add_argument(
         "--output",
         metavar="FILE",

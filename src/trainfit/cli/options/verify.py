@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import (
+    add_explain,
     add_protection,
     add_result,
     seconds,
@@ -60,4 +61,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="run on a simulated GPU instead, to test that the script can be measured",
     )
     add_protection(parser)
-    add_result(parser.add_argument_group("result"))
+    result = parser.add_argument_group("result")
+    add_result(result)
+    add_explain(result, "all notes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from trainfit.batch.trade.explain import Question, explain
 from trainfit.cli.common import UsageError, only_ascii
 from trainfit.cli.noise_input import read_noise
 from trainfit.cli.output import given_output
-from trainfit.report.batch.explanation import explanation_text
+from trainfit.cli.screen import print_shown
+from trainfit.report.batch.explanation import explanation_screen, explanation_text
 from trainfit.results.batch import step_times
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.batch.step_times import StepTime
@@ -60,8 +62,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    shown = explanation_text(result, ascii_only=only_ascii())
-    print(result.to_json() if options.json else shown)
+    screen, whole = (
+        functools.partial(shown, ascii_only=only_ascii())
+        for shown in (explanation_screen, explanation_text)
+    )
+    print_shown(result, options, screen, whole)
     return 0
 
 

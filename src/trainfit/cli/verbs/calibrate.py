@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from trainfit.cli.common import progress
 from trainfit.cli.output import output_file
+from trainfit.cli.screen import print_shown
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.calibrate import calibrate
 from trainfit.plan.real_machine.processes import Processes
-from trainfit.report.gpus.profile import profile_text
+from trainfit.report.gpus.profile import profile_screen, profile_text
 from trainfit.results.runs.measurement import StandIn
 from trainfit.results.text import printable
 
@@ -25,9 +26,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)
     profile.save(output)
-    if options.json:
-        print(profile.to_json())
-    else:
-        print(f"{profile_text(profile)}\n\nProfile: {printable(str(output))}")
+    print_shown(profile, options, profile_screen, profile_text)
+    if not options.json:
+        print(f"Profile: {printable(str(output))}")
         print("(use it with `trainfit plan --profile FILE …`, show it with `trainfit show FILE`)")
     return 0

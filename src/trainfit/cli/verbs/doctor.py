@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.output import given_output
+from trainfit.cli.screen import print_shown
 from trainfit.doctor.diagnose import chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
 from trainfit.lint.api import read_script
-from trainfit.report.machine.cpu import CHECKS, cpu_text
-from trainfit.report.machine.doctor import doctor_screen, doctor_text
+from trainfit.report.machine.cpu import CHECKS, cpu_screen, cpu_text
+from trainfit.report.machine.doctor import doctor_lines, doctor_screen
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    shown = cpu_text if options.cpu else doctor_text if options.explain else doctor_screen
-    print(result.to_json() if options.json else shown(result))
+    screen, whole = (cpu_screen, cpu_text) if options.cpu else (doctor_screen, doctor_lines)
+    print_shown(result, options, screen, whole)
     return 1 if result.is_bad else 0
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.screen import print_shown
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpus.comparison import compare_gpus
 from trainfit.plan.gpus.job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus.market import MARKET, market_prices
 from trainfit.plan.gpus.prices import Prices, load_prices
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import comparison_text
+from trainfit.report.gpus.catalogue import gpus_screen, gpus_text
+from trainfit.report.gpus.comparison import comparison_screen, comparison_text
 from trainfit.report.gpus.explained import explained
 from trainfit.results.machine.gpus import GpusResult
 from trainfit.results.plan.result import PlanResult
@@ -28,6 +29,8 @@ from trainfit.results.runs.recording import Recording
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Look up and print; returns the exit code."""
     output = given_output(options.output, options.job or ())
+    if options.list and (options.job or options.explain):
+        raise UsageError("--list shows figures; leave out --for and --explain")
     if options.job:
         return _compare(options, output)
     for name in ("samples", "price", "budget", "measured"):
@@ -42,7 +45,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = GpusResult(found)
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else gpus_text(result))
+    print_shown(result, options, gpus_text if options.list else gpus_screen, gpus_text)
     return 0
 
 
@@ -52,8 +55,6 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     if options.budget is not None and prices is None:
         raise UsageError("--budget needs the prices: add --price FILE")
     gpus = _named(options.names) if options.names else catalogue()
-    if options.explain and not options.names:
-        raise UsageError("--explain with --for needs the GPUs to explain: name some")
     job = _job(options.job)
     if options.samples is not None:
         job = dataclasses.replace(job, samples=options.samples)
@@ -73,11 +74,11 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
         options.budget,
         measured,
         exact=bool(options.names),
-        explain=options.explain,
+        explain=options.explain and bool(options.names),
     )
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else comparison_text(result))
+    print_shown(result, options, comparison_screen, comparison_text)
     name_report(output, json=options.json)
     return 0 if result.fits else 1
 

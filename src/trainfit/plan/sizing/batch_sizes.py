@@ -33,7 +33,7 @@ from trainfit.plan.sizing.recommendation import Bounds, Recommendation, recommen
 from trainfit.plan.sizing.search import Found, search
 from trainfit.plan.sizing.shapes import VaryingShapes
 from trainfit.plan.steps.costing import has_rates
-from trainfit.plan.steps.curve import Curve, curve_of
+from trainfit.plan.steps.curve import Curve, curve_of, tile_of
 from trainfit.plan.steps.trial_curve import curve_through, refine, timed
 from trainfit.results.plan.configuration import BatchCheck, BatchLimits
 from trainfit.results.plan.speed import StepSpeed
@@ -72,6 +72,7 @@ class BatchSizes:
         self._runs = runs
         self._memory_model = memory_model
         self._machine = machine
+        self._tile = tile_of(machine.gpu)
         self._attempts = Attempts(runs, memory_model, notes)
 
     def find(
@@ -192,7 +193,8 @@ class BatchSizes:
         headroom. So is the work of a step; where it is not, steps are simulated one by one."""
         memory_model = self._memory_model
         largest = memory_model.largest(law)
-        memory = rounded(memory_model.largest(law, memory_model.usable_bytes) if largest else 0)
+        allowed = memory_model.largest(law, memory_model.usable_bytes) if largest else 0
+        memory = rounded(allowed, self._tile)
         bounds = Bounds(
             memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
@@ -224,10 +226,10 @@ class BatchSizes:
             free_with_headroom_bytes=self._memory_model.usable_bytes - context,
             most=data_set or LARGEST,
         )
-        memory = None if found.recommended is None else rounded(found.recommended)
+        memory = None if found.recommended is None else rounded(found.recommended, self._tile)
         at_least = found.too_large is None and found.largest == found.recommended
         bounds = Bounds(memory, data_set, at_least, drops_last(present))
-        curve = Curve()
+        curve = Curve(tile=self._tile)
         if self._attempts.note_other_paths(batch, paths):
             if len(found.tried) < _LEAST_TRIALS:
                 return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
@@ -283,7 +285,7 @@ class BatchSizes:
             return self._timed(trace, size)
 
         if not has_rates(self._machine.gpu):
-            return Curve((), notes)
+            return Curve((), notes, self._tile)
         steps: dict[int, StepSpeed] = {}
         for size, trace in known.items() if timing == variant else ():
             bounds.extend(filter(None, [most_timed(trace)]))
@@ -294,13 +296,13 @@ class BatchSizes:
             step = measure(min(batch, most))
             steps = {min(batch, most): step} if step is not None else {}
         if not steps:
-            return Curve((), notes)
+            return Curve((), notes, self._tile)
         noise_scale = self._noise_scale
         if batch in known and self._effective(known[batch], batch).is_kept:
             noise_scale = None
         found = refine(steps, most, measure, noise_scale, lambda: min(bounds, default=None))
         curve = curve_through(found, most)
-        return dataclasses.replace(curve, notes=(*notes, *curve.notes))
+        return dataclasses.replace(curve, notes=(*notes, *curve.notes), tile=self._tile)
 
     def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
         return timed(recording_of(trace), size, self._machine, full_steps(trace))
@@ -338,7 +340,7 @@ class BatchSizes:
         else:
             found = recommend(
                 bounds,
-                Curve(),
+                Curve(tile=self._tile),
                 batch,
                 without_curve=reason,
                 unfit=self._growth.unfit,

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
 
 from trainfit.plan.sizing.effective_batch import EffectiveBatch
 from trainfit.plan.steps.curve import Curve, saturation_batch
 from trainfit.results.plan.configuration import FEW_STEPS, BatchLimits
-
-#: A batch from here on is rounded down to a multiple of this: tensor cores work on tiles of 8,
-#: and a batch of round size loses at most 7 samples.
-_ROUND: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +83,7 @@ def recommend(
     if most is not None and wanted is not None:
         best = min(most, wanted)
     else:
-        best, reason = _present(present, most, without_curve)
+        best, reason = _present(present, most, without_curve, curve.tile)
         limits = dataclasses.replace(limits, reason=reason)
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
@@ -102,15 +97,16 @@ def recommend(
     return Recommendation(best, dataclasses.replace(limits, epoch_steps=few))
 
 
-def rounded(batch: int) -> int:
-    """Down to a multiple of 8, where one is left."""
-    return batch - batch % _ROUND if batch > _ROUND else batch
+def rounded(batch: int, tile: int) -> int:
+    """Down to a multiple of ``tile`` (:func:`tile_of`), where one is left: a batch of round size
+    has at most 7 samples less."""
+    return batch - batch % tile if batch > tile else batch
 
 
-def _present(present: int | None, most: int | None, why: str) -> tuple[int | None, str]:
+def _present(present: int | None, most: int | None, why: str, tile: int) -> tuple[int | None, str]:
     """The present batch size or, where that is too large, the largest that is possible."""
     if present is None or (most is not None and present > most):
-        found = rounded(most) if most is not None else None
+        found = rounded(most, tile) if most is not None else None
         what = "the largest that memory and the data set allow"
         return found, f"{why}: {what}" if found is not None else why
     return present, f"{why}: keeping {present}"

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
+from trainfit.hardware import GpuSpec
 from trainfit.plan.steps.batch_scaling import Pair, work_law
 from trainfit.plan.steps.costing import has_rates, samples_per_batch, speed_of
 from trainfit.results.plan.speed import KNEE, StepSpeed
@@ -19,23 +20,34 @@ _TILE: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Steps at other batch sizes, the smallest first, and what is to be said of them."""
+    """Steps at other batch sizes, the smallest first, and what is to be said of them.
+
+    Of ``tile`` samples a multiple is recommended (:func:`tile_of`).
+    """
 
     steps: tuple[StepSpeed, ...] = ()
     notes: tuple[str, ...] = ()
+    tile: int = _TILE
+
+
+def tile_of(gpu: GpuSpec) -> int:
+    """Samples that a batch size is best a multiple of: Tensor cores work on tiles of 8; without
+    them 1."""
+    return _TILE if gpu.has_tensor_cores else 1
 
 
 def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | None:
-    """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of 8
-    where one is left (tiles of Tensor cores); ``None`` where that is not known.
+    """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of the
+    curve's tile where one is left; ``None`` where that is not known.
 
     The multiple has to be nearly as fast itself: where a script takes a batch in parts of 3, that
     of 6 is, and that of 8 is not."""
     fast = [each.batch_size or 0 for each in _nearly_as_fast(curve.steps, noise_scale)]
     for size in fast:
-        if size <= _TILE // 2 or not size % _TILE:
+        if size <= curve.tile // 2 or not size % curve.tile:
             return size
-    return min(-(-fast[0] // _TILE) * _TILE, curve.steps[-1].batch_size or 0) if fast else None
+    most = curve.steps[-1].batch_size or 0 if fast else 0
+    return min(-(-fast[0] // curve.tile) * curve.tile, most) if fast else None
 
 
 def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
@@ -58,7 +70,8 @@ def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
     per_batch = shares.pop()
     sizes = batch_sizes(largest)
     return Curve(
-        tuple(speed_of(step_time(law.at(size), machine), size, per_batch) for size in sizes)
+        tuple(speed_of(step_time(law.at(size), machine), size, per_batch) for size in sizes),
+        tile=tile_of(machine.gpu),
     )
 
 

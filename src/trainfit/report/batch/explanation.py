@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-import textwrap
-from typing import Final
-
 from trainfit.report.batch.picture import goodput_picture, steps_picture
+from trainfit.report.screen import Line, made, screen
+from trainfit.report.table import table, table_rows
 from trainfit.results.batch.explanation import BatchExplanation, Claim
 from trainfit.results.batch.noise import Interval, samples_text
-from trainfit.results.format import count
-from trainfit.results.text import columns, printable
+from trainfit.results.text import printable, wrapped
 
-_TOPIC: Final = 17
-#: Lines on a terminal, the picture included.
-MOST_LINES: Final = 25
+
+def explanation_screen(result: BatchExplanation, *, ascii_only: bool = False) -> list[Line]:
+    """25 lines at most: the first claims matter most."""
+    answer, *head = _head(result, ascii_only)
+    claims = table_rows([(each.topic, _words(each)) for each in result.claims], "lw")
+    blocks = [
+        made(answer),
+        *(made(part, 1) for part in head),
+        *(made(claim, 5 + at, notes=1) for at, claim in enumerate(claims)),
+    ]
+    return screen(blocks, "sources in full", "claim")
 
 
 def explanation_text(result: BatchExplanation, *, ascii_only: bool = False) -> str:
-    """25 lines at most: claims that do not fit are counted, and are in the JSON."""
-    lines = _wrapped(result.answer)
+    """Every claim, with its sources in full."""
+    rows = [(each.topic, f"{printable(each.text)} [{printable(each.source)}]") for each in
+            result.claims]  # fmt: skip
+    lines = [line for part in _head(result, ascii_only) for line in part]
+    return "\n".join([*lines, *table(rows, "lw")])
+
+
+def _head(result: BatchExplanation, ascii_only: bool) -> list[list[str]]:
+    """The answer, the picture, the noise scale, the critical batch."""
+    parts = [wrapped(result.answer, "", "").split("\n")]
     if result.goodput is not None:
-        lines += goodput_picture(result.goodput, result.before, result.after, ascii_only)
+        parts.append(goodput_picture(result.goodput, result.before, result.after, ascii_only))
     elif result.noise is not None:
-        lines += steps_picture(result.noise, result.before, result.after, ascii_only)
+        parts.append(steps_picture(result.noise, result.before, result.after, ascii_only))
     if result.noise is not None:
-        lines += _wrapped(
-            f"  noise scale {result.noise.text} samples ({printable(result.noise_source)})"
-        )
+        source = printable(result.noise_source)
+        parts.append([wrapped(f"noise scale {result.noise.text} samples ({source})", "  ", "    ")])
     if result.critical_batch is not None:
-        lines += _wrapped(f"  {_critical(result.critical_batch)}")
-    left = MOST_LINES - len(lines) - 1
-    blocks = [_claim(claim) for claim in result.claims]
-    while sum(map(len, blocks)) > left:
-        blocks.pop()
-    lines += [line for block in blocks for line in block]
-    more = len(result.claims) - len(blocks)
-    hidden = f"{count(more, 'more claim')}, and " if more else ""
-    lines.append(f"  {hidden}sources in full: --json")
-    return "\n".join(lines)
+        parts.append([wrapped(_critical(result.critical_batch), "  ", "    ")])
+    return parts
 
 
 def _critical(found: Interval) -> str:
@@ -46,17 +51,8 @@ def _critical(found: Interval) -> str:
     return f"critical batch of a training: {where} (all ranges here cover it)"
 
 
-def _claim(claim: Claim) -> list[str]:
-    """The topic in a column of its own, the source in brackets at the end: authors and year, as the
-    rest takes the lines of other claims."""
+def _words(claim: Claim) -> str:
+    """The source in brackets at the end: authors and year, as the rest takes the lines of other
+    claims."""
     source = "; ".join(each.partition(", ")[0] for each in claim.source.split("; "))
-    words = f"{claim.text} [{source}]"
-    lines = _wrapped(printable(words), columns() - _TOPIC - 2)
-    return [
-        f"  {claim.topic if number == 0 else '':<{_TOPIC}}{line}"
-        for number, line in enumerate(lines)
-    ]
-
-
-def _wrapped(text: str, width: int | None = None) -> list[str]:
-    return textwrap.wrap(text, width or columns(), break_long_words=False, break_on_hyphens=False)
+    return printable(f"{claim.text} [{source}]")

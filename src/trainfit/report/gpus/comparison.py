@@ -5,28 +5,70 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from trainfit.report.columns import columns_text
+from trainfit.report.screen import Line, ScreenBlock, Style, blank, block, made, screen, shortened
 from trainfit.report.steps.step import step_lines
+from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate, size, times
 from trainfit.results.plan.gpu_comparison import Effect, GpuComparison, GpuEstimate
 from trainfit.results.plan.speed import KNEE
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import printable, wrapped
 
-_NAME: Final = 16
+#: Rows of the screen.
+_ROWS: Final = 10
 #: From here on numbers are written with a letter, below that with an exponent.
 _LONG: Final = 100_000
 _SHORT: Final = 0.001
-#: Columns that are left out, in this order, where the screen is too narrow; --json has them.
+#: Columns that the screen leaves out, in this order, where it is too narrow.
 _LESS_NEEDED: Final = ("per W", "saturation", "largest")
 #: A change of the step's time that is smaller is none.
 _NOTHING: Final = 0.001
 
-_Column = tuple[str, int, Callable[[GpuEstimate], str]]
+_Column = tuple[str, Callable[[GpuEstimate], str]]
+
+
+def comparison_screen(result: GpuComparison) -> list[Line]:
+    """What is cheapest, fastest and best for the money, and the ten best GPUs."""
+    best, head = _best(result), _head(result)
+    style: Style = "good" if result.fits else "bad"
+    none = "" if result.fits else "The job fits none of these GPUs"
+    shown = result.gpus[:_ROWS]
+    blocks = [
+        *(block(text, style=style) for text in (best or [none])),
+        blank(),
+        made(shortened(head[0], 2), 30),
+        *(block(line, 20) for line in head[1:]),
+        made(_table(result, shown, _LESS_NEEDED)),
+    ]
+    if left := len(result.gpus) - len(shown):
+        fit = sum(estimate.runs for estimate in result.gpus[_ROWS:])
+        text = f"{count(left, 'more GPU')}, of which it fits {fit}: --explain"
+        blocks.append(block(text, 30, style="quiet"))
+    blocks += [
+        blank(),
+        *(_note(text, 10 + at) for at, text in enumerate(map(printable, result.notes))),
+        *(_note(text, 40 + at) for at, text in enumerate(_marks(shown))),
+        block(_short_legend(result, shown), 35, style="quiet"),
+    ]
+    return screen(blocks, "what the columns are, constants, every GPU")
+
+
+def _note(text: str, rank: int) -> ScreenBlock:
+    return made(wrapped(text, "  - ", "    "), rank, notes=1)
+
+
+def _short_legend(result: GpuComparison, shown: Sequence[GpuEstimate]) -> str:
+    about = any(_largest(estimate).startswith("~") for estimate in shown)
+    return f"predicted, if the DataLoader keeps up{_spread(result)}" + (
+        "; ~: at least" if about else ""
+    )
 
 
 def comparison_text(result: GpuComparison) -> str:
-    """The table, what is cheapest and fastest, and what is to be said of it."""
-    lines = [*_head(result), "", *_table(result), "", *_best(result), *_legend(result)]
+    """What is best, the whole table, and what is to be said of it."""
+    best = [wrapped(line, "", "  ") for line in _best(result)]
+    head = [wrapped(line, "", "  ") for line in _head(result)]
+    whole = _table(result, result.gpus)
+    lines = [*best, *([""] if best else []), *head, "", *whole, "", *_legend(result)]
     for estimate in result.gpus:
         if estimate.effects:
             lines += ["", *_effects(estimate)]
@@ -36,55 +78,48 @@ def comparison_text(result: GpuComparison) -> str:
 def _head(result: GpuComparison) -> list[str]:
     at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
     run = f"; {result.samples} samples in the whole run" if result.samples else ""
-    lines = [wrapped(f"{printable(result.job)}, {at}{run}", "", "  ")]
-    lines += [wrapped(line, "", "  ") for line in step_lines(result.step)]
+    lines = [f"{printable(result.job)}, {at}{run}", *step_lines(result.step)]
     if result.anchor is not None:
         anchor = result.anchor
-        text = (
+        lines.append(
             f"scaled by the {duration(anchor.seconds)} measured on {anchor.gpu}: "
             f"{times(anchor.factor)} the prediction for it"
         )
-        lines.append(wrapped(text, "", "  "))
     return lines
 
 
-def _table(result: GpuComparison) -> list[str]:
-    shown = _fitting(_columns(result))
-    head = f"{'GPU':<{_NAME}}" + "".join(f"{name:>{width}}" for name, width, _ in shown)
-    return [head, *(_row(estimate, shown) for estimate in result.gpus)]
+def _table(
+    result: GpuComparison, shown: Sequence[GpuEstimate], spare: Sequence[str] = ()
+) -> list[str]:
+    found = _columns(result)
+    if spare:  # nor are columns shown that nothing is known of
+        found = [each for each in found if any(each[1](estimate) != "-" for estimate in shown)]
+    rows = [(printable(estimate.gpu), *(cell(estimate) for _, cell in found)) for estimate in shown]
+    head = ("GPU", *(title for title, _ in found))
+    return table(rows, "l" + "r" * len(found), head, indent="", spare=spare)
 
 
 def _columns(result: GpuComparison) -> list[_Column]:
     found: list[_Column] = [
-        ("memory", 10, lambda estimate: size(estimate.device_bytes)),
-        ("largest", 8, _largest),
-        ("saturation", 11, _saturation),
-        ("a step", 10, _step),
-        ("samples/s", 10, lambda estimate: _rate(estimate.samples_per_s)),
-        ("per W", 6, lambda estimate: _rate(estimate.samples_per_joule)),
+        ("memory", lambda estimate: size(estimate.device_bytes)),
+        ("largest", _largest),
+        ("saturation", _saturation),
+        ("a step", _step),
+        ("samples/s", lambda estimate: _rate(estimate.samples_per_s)),
+        ("per W", lambda estimate: _rate(estimate.samples_per_joule)),
     ]
     if result.samples is not None:
-        found.append(("the run", 9, lambda o: duration(o.run_s) if o.run_s else "-"))
-    if any(estimate.price_per_hour is not None for estimate in result.gpus):
+        found.append(("the run", lambda o: duration(o.run_s) if o.run_s else "-"))
+    if _is_priced(result):
         unit = printable(result.currency) or "unit"
-        found.append((f"per {unit}", 5 + len(unit), lambda o: _rate(o.samples_per_unit)))
+        found.append((f"per {unit}", lambda o: _rate(o.samples_per_unit)))
         if result.samples is not None:
-            found.append((unit, max(8, len(unit) + 1), lambda o: _rate(o.cost)))
+            found.append((unit, lambda o: _rate(o.cost)))
     return found
 
 
-def _fitting(found: list[_Column]) -> list[_Column]:
-    """As many columns as the screen has room for; the legend explains those that are there."""
-    for name in _LESS_NEEDED:
-        if _NAME + sum(width for _, width, _ in found) > columns():
-            found = [each for each in found if each[0] != name]
-    return found
-
-
-def _row(estimate: GpuEstimate, shown: Sequence[_Column]) -> str:
-    name = printable(estimate.gpu)
-    start = f"{name:<{_NAME}}" if len(name) < _NAME else f"{name}\n{'':<{_NAME}}"
-    return start + "".join(f"{cell(estimate):>{width}}" for _, width, cell in shown)
+def _is_priced(result: GpuComparison) -> bool:
+    return any(estimate.price_per_hour is not None for estimate in result.gpus)
 
 
 def _largest(estimate: GpuEstimate) -> str:
@@ -111,15 +146,24 @@ def _step(estimate: GpuEstimate) -> str:
 
 
 def _best(result: GpuComparison) -> list[str]:
-    by_name = {estimate.gpu: estimate for estimate in result.gpus}
-    lines = []
+    """The cheapest, the fastest and the best for the money, of those that the job fits."""
     budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
-    for what, name in (("cheapest", result.cheapest), ("fastest", result.fastest)):
+    unit = printable(result.currency) or "unit"
+    per_unit = [o for o in result.gpus if o.runs and o.samples_per_unit is not None]
+    best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0).gpu if per_unit else None
+    said: dict[str, list[str]] = {}
+    for what, name in (
+        (f"cheapest{bounded}", result.cheapest),
+        (f"best per {unit}", best),
+        (f"fastest{bounded}", result.fastest),
+    ):
         if name is not None:
-            what += bounded
-            lines.append(wrapped(f"{what}: {_verdict(by_name[name], result)}", "", "  "))
-    return lines
+            said.setdefault(name, []).append(what)
+    by_name = {estimate.gpu: estimate for estimate in result.gpus}
+    lines = [f"{' and '.join(words)}: {_verdict(by_name[name], result)}" for name, words in
+             said.items()]  # fmt: skip
+    return [line[0].upper() + line[1:] for line in lines]
 
 
 def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
@@ -146,10 +190,9 @@ _BOUNDS: Final = {
 
 def _legend(result: GpuComparison) -> list[str]:
     texts = [
-        "memory: device memory of the unchanged job; largest: the largest batch that fits "
+        "memory: device memory of the unchanged job; largest: largest batch "
         "(~: approximate, at least; name the GPU for the exact one), both on an idle GPU and "
-        "without "
-        "headroom. saturation: the saturation batch size, the smallest with "
+        "without a safety margin. saturation: the saturation batch size, the smallest with "
         f"{percent(KNEE)} of the best throughput among those that fit (another batch size changes "
         "the training). a step: step time if the DataLoader keeps up"
         f"{_spread(result)}. per W: samples per joule at the power as sold.",
@@ -190,8 +233,11 @@ def _effects(estimate: GpuEstimate) -> Iterable[str]:
         "",
         "  ",
     )
-    for effect in estimate.effects:
-        yield columns_text(effect.figure, printable(effect.value), _effect(effect, estimate))
+    rows = [
+        (effect.figure, printable(effect.value), _effect(effect, estimate))
+        for effect in estimate.effects
+    ]
+    yield from table(rows, "lvw")
 
 
 def _effect(effect: Effect, estimate: GpuEstimate) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from trainfit.report.columns import columns_text
+from trainfit.report.table import table
 from trainfit.results.files.facts import Fact
 from trainfit.results.format import GIB, percent
 from trainfit.results.machine.gpus import MeaningLine
@@ -130,10 +130,14 @@ def _block(gpu: Gpu, explained: set[str]) -> list[str]:
     name = printable(gpu.name.value) if gpu.name.value is not None else "name not known"
     lines = [wrapped(f"GPU {gpu.index}, {name}: {situation(gpu)}", "", "  ")]
     known = [line for line in meaning(gpu) if line.value is not None]
-    for line in known:
-        if line.figure not in explained:
-            text = f"{line.says}; not {line.does_not_say}"
-            lines.append(columns_text(line.figure, line.value or "", text))
+    lines += table(
+        [
+            (line.figure, line.value or "", f"{line.says}; not {line.does_not_say}")
+            for line in known
+            if line.figure not in explained
+        ],
+        "lvw",
+    )
     explained_above = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
     if explained_above:
         lines.append(wrapped("; ".join(explained_above), "  ", "  "))

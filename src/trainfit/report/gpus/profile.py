@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trainfit.report.notes_text import notes_section, plain
+from trainfit.report.notes_text import note_text, notes_section, plain
+from trainfit.report.screen import Line, blank, block, made, note_block, screen
+from trainfit.report.table import table
 from trainfit.results.format import duration, size, with_prefix
 from trainfit.results.machine.profile import ConvolutionWorkspace, Figure, Profile
 from trainfit.results.text import printable
@@ -14,6 +16,25 @@ _LIBRARY_TITLES = {
     "sdpa": "+ fused attention",
     "kernels": "+ kernels of many operators",
 }
+
+
+def profile_screen(profile: Profile) -> list[Line]:
+    """The figures that `plan` uses most, in at most 25 lines."""
+    title, *where = _title(profile).split("\n")
+    memory, rates = _memory(profile).split("\n"), _rates(profile).split("\n")
+    notes = plain(profile.notes)
+    return screen(
+        [
+            block(title, style="title"),
+            *(block(line, 20, first="", rest="  ") for line in where),
+            blank(),
+            made(memory[1:], 5, title=memory[0]),
+            blank(),
+            made(rates[1:], 4, title=rates[0]),
+            *(note_block(printable(note_text(note)), 30 + at) for at, note in enumerate(notes)),
+        ],
+        "convolution workspaces, notes",
+    )
 
 
 def profile_text(profile: Profile) -> str:
@@ -53,9 +74,9 @@ def _memory(profile: Profile) -> str:
         if name in memory.libraries
     ]
     rows += [("cuBLAS workspace (allocated)", memory.cublas_workspace)]
-    lines = [_row(title, figure) for title, figure in rows if figure is not None]
-    lines += [f"  {_LIBRARY_TITLES[n]:<28}{'in the context':>16}" for n in memory.included]
-    return "\n".join(["Device memory", *lines])
+    cells = [_row(title, figure) for title, figure in rows if figure is not None]
+    cells += [(_LIBRARY_TITLES[name], "in the context", "", "") for name in memory.included]
+    return "\n".join(["Device memory", *table(cells, "lrlw")])
 
 
 def _rates(profile: Profile) -> str:
@@ -69,16 +90,16 @@ def _rates(profile: Profile) -> str:
     )
     rows += [(title, figure) for title, figure in named if figure is not None]
     simulated = " (from the simulated clock, no prediction)" if profile.is_rehearsal else ""
-    lines = [_row(title, figure) for title, figure in rows]
+    lines = table([_row(title, figure) for title, figure in rows], "lrlw")
     return "\n".join([f"Rates{simulated}", *lines]) if rows else ""
 
 
-def _row(title: str, figure: Figure) -> str:
+def _row(title: str, figure: Figure) -> tuple[str, ...]:
     value, low, high = (_amount(x, figure.unit) for x in (figure.value, figure.low, figure.high))
     number, _, unit = low.partition(" ")
     low = number if high.endswith(f" {unit}") else low
-    between = f" {low} to {high}" if figure.low != figure.high else ""
-    return f"  {printable(title):<31}{value:>13}  {figure.basis:<9}{between}".rstrip()
+    between = f"{low} to {high}" if figure.low != figure.high else ""
+    return printable(title), value, figure.basis, between
 
 
 def _amount(value: float, unit: str) -> str:
@@ -89,7 +110,7 @@ def _amount(value: float, unit: str) -> str:
 
 def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
     """Measured and modelled bytes, where either is not 0."""
-    lines = []
+    rows = []
     for each in convolutions:
         if not each.measured_bytes and not each.modelled_bytes:
             continue
@@ -97,10 +118,9 @@ def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> str:
         layout = "channels_last" if each.channels_last else "contiguous"
         where = f"{samples}x{inputs}x{height}x{width} to {outputs}, {kernel}x{kernel}"
         model = "?" if each.modelled_bytes is None else size(each.modelled_bytes)
-        lines.append(
-            f"  {where:<27} {printable(each.dtype):<9}{layout:<14}{each.direction:<9}"
-            f"{size(each.measured_bytes):>9}{model:>9}"
-        )
-    if not lines:
+        measured = size(each.measured_bytes)
+        rows.append((where, printable(each.dtype), layout, each.direction, measured, model))
+    if not rows:
         return ""
-    return "\n".join(["Convolution workspaces (the last two columns: measured, modelled)", *lines])
+    head = ("shape", "type", "layout", "pass", "measured", "modelled")
+    return "\n".join(["Convolution workspaces", *table(rows, "wlllrr", head)])

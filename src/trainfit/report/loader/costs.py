@@ -1,13 +1,12 @@
-"""What a batch costs and what the machine allows, as text."""
+"""what a batch costs and what the machine allows, as text."""
 
 from __future__ import annotations
 
+from trainfit.report.table import table
 from trainfit.results.format import cores, count, duration, percent, size
 from trainfit.results.loader.candidates import LoaderMachine
 from trainfit.results.loader.probe import Probe, StorageCost
-from trainfit.results.text import printable, wrapped
-
-_NAME = 16
+from trainfit.results.text import printable
 
 
 def batch_section(probe: Probe) -> str:
@@ -25,7 +24,8 @@ def batch_section(probe: Probe) -> str:
         ("two workers", _scaling(probe)),
     ]
     made = f"{probe.batches} made in {duration(probe.seconds)}"
-    return "\n".join([f"A batch ({made})", *(_row(name, text) for name, text in rows if text)])
+    cells = [(name, printable(text)) for name, text in rows if text]
+    return "\n".join([f"A batch ({made})", *table(cells, "lw")])
 
 
 def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
@@ -47,12 +47,7 @@ def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
         ("/dev/shm", _bytes(machine.shm_free_bytes, "free")),
         ("open files", "cannot tell" if machine.open_files is None else str(machine.open_files)),
     ]
-    return "\n".join([title, *(_row(name, text) for name, text in rows)])
-
-
-def _row(name: str, text: str) -> str:
-    start = f"  {name:<{_NAME}} "
-    return wrapped(printable(text), start, " " * len(start))
+    return "\n".join([title, *table(rows, "lw")])
 
 
 def _bytes(nbytes: int | None, word: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.protection_text import protection_notes
+from trainfit.report.screen import Line, Style, blank, block, made, note_block, screen
+from trainfit.report.table import table, table_rows
 from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.rehearsal import Cause, Dip, Rehearsal, Timeline
@@ -26,6 +28,8 @@ _MOST_TICKS: Final = 8
 _WORTH: Final = 0.02
 #: Share of the time from which on a cause is listed.
 _SHOWN: Final = 0.0005
+#: Before the command to type next.
+_NEXT: Final = "; next: "
 #: Lines of a fault's evidence that are shown.
 _EVIDENCE_LINES: Final = 12
 
@@ -52,30 +56,71 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
 
     ``ascii_only`` is for terminals whose encoding has no block characters.
     """
-    notes = [*result.notes, *protection_notes(result.protection)]
     parts = [
-        _heading(result),
+        "\n".join(
+            wrapped(line, "" if not n else "  ", "  ") for n, line in enumerate(_heading(result))
+        ),
         _curve(result, ascii_only),
-        _idle(result),
-        _rates(result),
+        "\n".join(_idle(result)),
+        "\n".join(wrapped(line, "", "    ") for line in _rates(result)),
         _fault(result.fault) if result.fault is not None else "",
-        "\n".join(wrapped(printable(note), "Note: ", "      ") for note in notes),
+        "\n".join(wrapped(printable(note), "Note: ", "      ") for note in _notes(result)),
         verdict_line(result),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _heading(result: Rehearsal) -> str:
+def rehearsal_screen(result: Rehearsal, *, ascii_only: bool = False) -> list[Line]:
+    """The verdict, rates, the curve, where the GPU was idle and why: at most 25 lines."""
+    style: Style = "bad"
+    if result.fault is None:
+        waits = result.steady.waiting_share if result.steady is not None else None
+        style = "title" if waits is None else "good" if waits < _WORTH else "bad"
+    rates = _rates(result)[1:]
+    # A command is never broken into lines.
+    verdict, mark, command = verdict_line(result).partition(_NEXT)
+    following = f"  next: {command}" if mark else ""
+    shown = _shown_causes(result)
+    by_time = sorted(shown, key=lambda cause: -result.idle_s[cause])
+    rows = zip(shown, table_rows(_idle_rows(result), "llrrw"), strict=True)
+    fault = result.fault
+    return screen(
+        [
+            block(verdict, style=style),
+            made(following),
+            *([made(_fault(fault), 1)] if fault is not None else []),
+            *(block(line.strip(), 6, first="  ", rest="    ") for line in rates),
+            blank(),
+            *(
+                block(line, 30 + at, style="quiet", first="  " if at else "")
+                for at, line in enumerate(_heading(result))
+            ),
+            made(_curve(result, ascii_only), 10),
+            blank(),
+            *(block(_idle_title(result), 4, style="title") for _ in shown[:1]),
+            *(made(row, 5 + 6 * by_time.index(cause)) for cause, row in rows),
+            *(note_block(printable(note), 40 + at) for at, note in enumerate(_notes(result))),
+        ],
+        "every cause, notes",
+    )
+
+
+def _notes(result: Rehearsal) -> list[str]:
+    return [*result.notes, *protection_notes(result.protection)]
+
+
+def _heading(result: Rehearsal) -> list[str]:
+    """Lines that are not wrapped: the command, its loader and step, its settings."""
     settings, source = _settings(result.settings), printable(result.settings_source)
     least = " at least" if result.step_is_bound else ""
     step = f"against a GPU step of {duration(result.step_s)}{least}"
     step += f" ({printable(result.step_source)})" if result.step_source else ""
     lines = [
         printable(result.command),
-        wrapped(f"{printable(result.loader)}, {step}", "  ", "  "),
-        wrapped(settings + (f" ({source})" if source else ""), "  ", "  "),
+        f"{printable(result.loader)}, {step}",
+        settings + (f" ({source})" if source else ""),
     ]
-    return "\n".join(line for line in lines if line)
+    return [line for line in lines if line]
 
 
 def _settings(settings: LoaderSettings) -> str:
@@ -179,20 +224,32 @@ def _marks(dips: Sequence[Dip], columns: int, column_s: float) -> str:
 
 
 # --- Words --------------------------------------------------------------------------------------
-def _idle(result: Rehearsal) -> str:
-    overall = result.overall
+def _idle(result: Rehearsal) -> list[str]:
+    rows = table(_idle_rows(result), "llrrw")
+    return [_idle_title(result), *rows] if rows else []
+
+
+def _idle_title(result: Rehearsal) -> str:
+    assert result.overall is not None
     idle = sum(result.idle_s.values())
-    if overall is None or not result.idle_s:
-        return ""
-    lines = [f"The GPU was idle for {duration(idle)} of {duration(overall.seconds)}"]
-    for cause, (letter, name) in CAUSES.items():
-        seconds = result.idle_s.get(cause, 0.0)
-        if seconds >= _SHOWN * overall.seconds:
-            share = percent(seconds / overall.seconds)
-            first = f"  {letter} {name:<16}{duration(seconds):>9}{share:>7}   "
-            words = cause_words(result, cause)
-            lines.append(wrapped(words, first, " " * len(first)) if words else first.rstrip())
-    return "\n".join(lines)
+    return f"The GPU was idle for {duration(idle)} of {duration(result.overall.seconds)}"
+
+
+def _shown_causes(result: Rehearsal) -> list[Cause]:
+    if result.overall is None:
+        return []
+    least = _SHOWN * result.overall.seconds
+    return [cause for cause in CAUSES if result.idle_s.get(cause, 0.0) >= max(least, 1e-12)]
+
+
+def _idle_rows(result: Rehearsal) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for cause in _shown_causes(result):
+        assert result.overall is not None
+        (letter, name), seconds = CAUSES[cause], result.idle_s[cause]
+        share = percent(seconds / result.overall.seconds)
+        rows.append((letter, name, duration(seconds), share, cause_words(result, cause)))
+    return rows
 
 
 def cause_words(result: Rehearsal, cause: Cause) -> str:
@@ -228,27 +285,24 @@ def _meaning(settings: LoaderSettings, cause: Cause) -> str:
     }.get(cause, "")
 
 
-def _rates(result: Rehearsal) -> str:
+def _rates(result: Rehearsal) -> list[str]:
+    """A title and lines that are not wrapped."""
     rates = result.steady or result.overall
     if rates is None:
-        return ""
+        return []
     after = "after the start" if result.steady is not None else "start-up included"
     samples = f", {rate(rates.samples_per_s)} samples/s" if rates.samples_per_s else ""
     lines = [
         f"Rates ({after})",
-        wrapped(
-            f"{rate(rates.batches_per_s)} of at most {rate(1 / result.step_s)} batches/s"
-            f"{samples}; {percent(rates.waiting_share)} of the time waiting for batches",
-            "  ",
-            "    ",
-        ),
+        f"  {rate(rates.batches_per_s)} of at most {rate(1 / result.step_s)} batches/s"
+        f"{samples}; {percent(rates.waiting_share)} of the time waiting for batches",
     ]
     if result.predicted is not None:
         lines.append(
             f"  predicted: {rate(result.predicted.batches_per_s)} batches/s, "
             f"{percent(result.predicted.waiting_share)} waiting"
         )
-    return "\n".join([*lines, *_epoch(result)])
+    return [*lines, *_epoch(result)]
 
 
 def _epoch(result: Rehearsal) -> list[str]:
@@ -292,7 +346,7 @@ def verdict_line(result: Rehearsal) -> str:
             "the real step is longer: measure it and give it with --step-time"
         )
     lost = f"The DataLoader costs {share} of the GPU's time"
-    return f"{lost}; next: trainfit loader {_next(result)}"
+    return f"{lost}{_NEXT}trainfit loader {_next(result)}"
 
 
 def _next(result: Rehearsal) -> str:

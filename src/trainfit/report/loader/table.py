@@ -7,6 +7,7 @@ what matters within one (:func:`trainfit.results.loader.settings.steady`).
 from __future__ import annotations
 
 from trainfit.report.loader.words import library_words, switch
+from trainfit.report.table import table
 from trainfit.results.format import count, percent, rate, size
 from trainfit.results.loader.candidates import SAVE_BYTES, Candidate, Confirmed
 from trainfit.results.loader.result import LoaderResult
@@ -48,24 +49,33 @@ def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, st
 
 
 _HEAD = (
-    f"  {'':<11} {'workers':>7} {'prefetch':>8} {'pin':>4} {'persist':>7} {'order':>5}"
-    f" {'predicted':>9} {'measured':>9}  GPU waits"
+    *("", "workers", "prefetch", "pin", "persist", "order"),
+    *("predicted", "measured", "GPU waits"),
 )
 
 
-def settings_section(result: LoaderResult) -> str:
-    """Present and recommended settings, and the others that were run; batches per second."""
-    rows = [_settings_row(result, "current", result.present)]
+def settings_section(result: LoaderResult, *, tried: bool = True) -> str:
+    """Present and recommended settings, and (``tried``) the others that were run; batches/s."""
+    shown = [("current", result.present)]
     if result.recommended != result.present and result.verdict != "cannot_tell":
-        rows.append(_settings_row(result, "recommended", result.recommended))
+        shown.append(("recommended", result.recommended))
     known = {steady(result.present), steady(result.recommended)}
-    runs = [run.settings for run in result.confirmed]
+    runs = [run.settings for run in result.confirmed] if tried else []
     others = dict.fromkeys(settings for settings in runs if steady(settings) not in known)
-    rows += [_settings_row(result, "also run", settings) for settings in others]
-    return "\n".join(["Settings (batches/s)", _HEAD, *rows])
+    shown += [("also run", settings) for settings in others]
+    rows = table([_settings_row(result, *each) for each in shown], "lrrrrrrrw", _HEAD)
+    remarks: dict[str, list[str]] = {}
+    for name, settings in shown:
+        which = f"{name}, {count(settings.num_workers, 'worker')}" if name == "also run" else name
+        for remark in _remarks(result, settings):
+            remarks.setdefault(remark, []).append(which)
+    lines = [
+        wrapped(f"{'; '.join(names)}: {remark}", "  ", "    ") for remark, names in remarks.items()
+    ]
+    return "\n".join(["Settings (batches/s)", *rows, *lines])
 
 
-def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> str:
+def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> tuple[str, ...]:
     run = _measured(result, settings)
     failed = _run_of(result, settings)
     candidate = result.candidate(settings)
@@ -73,27 +83,34 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
     if predicted is None and failed is not None:
         predicted = failed.predicted_batches_per_s
     measured = rate(run.measured_batches_per_s) if run is not None else ""
-    disturbed = run is None and failed is not None and failed.is_disturbed
     if run is None and failed is not None:
         measured = "failed" if failed.fault is not None else "too slow"
-        measured = rate(failed.measured_batches_per_s) if disturbed else measured
+        measured = rate(failed.measured_batches_per_s) if failed.is_disturbed else measured
     workers = settings.num_workers
-    prefetch = str(settings.prefetch_factor) if workers else "-"
-    persist = switch(settings.persistent_workers) if workers else "-"
-    order = switch(settings.in_order) if workers else "-"
-    row = (
-        f"  {name:<11} {workers:>7} {prefetch:>8} {switch(settings.pin_memory):>4} {persist:>7}"
-        f" {order:>5} {rate(predicted):>9} {measured:>9}  {_waiting(result, candidate, run)}"
-    ).rstrip()
-    extra = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
-    if disturbed:
-        extra.append("measured while other processes were busy: not used")
+    return (
+        name,
+        str(workers),
+        str(settings.prefetch_factor) if workers else "-",
+        switch(settings.pin_memory),
+        switch(settings.persistent_workers) if workers else "-",
+        switch(settings.in_order) if workers else "-",
+        rate(predicted),
+        measured,
+        _waiting(result, candidate, run),
+    )
+
+
+def _remarks(result: LoaderResult, settings: LoaderSettings) -> list[str]:
+    """What the columns do not say of settings."""
+    run, failed = _measured(result, settings), _run_of(result, settings)
+    said = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
+    if run is None and failed is not None and failed.is_disturbed:
+        said.append("measured while other processes were busy: not used")
     if settings.worker_threads != 1:
-        extra.append(f"{settings.worker_threads} threads a worker")
+        said.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:
-        extra.append(library_words(settings.library_threads))
-    indent = " " * 15
-    return "\n".join([row, wrapped(f"({', '.join(extra)})", indent, indent)]) if extra else row
+        said.append(library_words(settings.library_threads))
+    return said
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
@@ -120,12 +137,12 @@ def table_section(result: LoaderResult) -> str:
     if len(rows) < 2:
         return ""
     title = "By number of workers (batches/s; * measured)"
-    head = f"  {'workers':>7} {'prefetch':>8} {'rate':>9}  {'GPU waits':>9} {'cores':>6} {'RAM':>9}"
-    lines = [title, head]
-    lines += [_table_row(result, candidate) for candidate in rows[:_ROWS]]
+    head = ("workers", "prefetch", "rate", "GPU waits", "cores", "RAM", "")
+    cells = [_table_row(result, candidate) for candidate in rows[:_ROWS]]
+    lines = [title, *table(cells, "rrrrrrw", head)]
     if len(rows) > _ROWS:
         lines.append(
-            f"  … {len(rows) - _ROWS} more, up to {count(rows[-1].settings.num_workers, 'worker')}"
+            f"  {len(rows) - _ROWS} more, up to {count(rows[-1].settings.num_workers, 'worker')}"
         )
     return "\n".join(lines)
 
@@ -152,19 +169,12 @@ def by_workers(result: LoaderResult) -> list[Candidate]:
     return [chosen[workers] for workers in sorted(chosen)]
 
 
-def _table_row(result: LoaderResult, candidate: Candidate) -> str:
+def _table_row(result: LoaderResult, candidate: Candidate) -> tuple[str, ...]:
     settings = candidate.settings
     run = _measured(result, settings)
-    value = f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} "
     waits = percent(candidate.waiting_share) if result.step_s else "-"
     if run is not None and run.waiting_share is not None and result.step_s:
         waits = percent(run.waiting_share)
-    ram = size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-"
-    prefetch = settings.prefetch_factor if settings.num_workers else "-"
-    start = (
-        f"  {settings.num_workers:>7} {prefetch:>8} {value:>10} {waits:>9} "
-        f"{candidate.busy_cores:>6.1f} {ram:>9}"
-    )
     marks = []
     if steady(settings) == steady(result.recommended) and result.verdict != "cannot_tell":
         marks.append("recommended")
@@ -174,7 +184,15 @@ def _table_row(result: LoaderResult, candidate: Candidate) -> str:
         marks.append(f"infeasible: {printable(candidate.infeasible)}")
     elif candidate.oversubscribed:
         marks.append(f"oversubscribed: {printable(candidate.oversubscribed)}")
-    return wrapped(", ".join(marks), f"{start}  ", " " * 60) if marks else start
+    return (
+        str(settings.num_workers),
+        str(settings.prefetch_factor) if settings.num_workers else "-",
+        f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} ",
+        waits,
+        f"{candidate.busy_cores:.1f}",
+        size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-",
+        ", ".join(marks),
+    )
 
 
 def too_many_section(result: LoaderResult) -> str:
@@ -183,10 +201,14 @@ def too_many_section(result: LoaderResult) -> str:
     candidate = result.candidate(result.recommended)
     if not result.too_many or base is None:
         return ""
-    lines = ["Too many workers"]
-    for each in result.too_many:
-        lines.append(_too_many_line(result, each, candidate))
-    return "\n".join(lines)
+    rows = [
+        (
+            count(each.settings.num_workers, "worker"),
+            _too_many_words(result, each, candidate),
+        )
+        for each in result.too_many
+    ]
+    return "\n".join(["Too many workers", *table(rows, "lw")])
 
 
 def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
@@ -202,7 +224,7 @@ def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str
     return said if measured is None else f"{said} (measured {measured / alone:.1f})"
 
 
-def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
+def _too_many_words(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
     run, usual = _measured(result, more.settings), _measured(result, result.recommended)
     said = [f"{rate(more.batches_per_s)} batches/s predicted"]
     if base is not None and base.batches_per_s:
@@ -222,5 +244,4 @@ def _too_many_line(result: LoaderResult, more: Candidate, base: Candidate | None
         said.append(f"infeasible: {printable(more.infeasible)}")
     elif more.oversubscribed:
         said.append(f"oversubscribed: {printable(more.oversubscribed)}")
-    first = f"  {count(more.settings.num_workers, 'worker')}".ljust(15)
-    return wrapped(", ".join(said), first, " " * 15)
+    return ", ".join(said)

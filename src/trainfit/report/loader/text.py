@@ -25,7 +25,7 @@ from trainfit.results.text import one_line, printable, wrapped
 #: 90th percentile that the model aims at.
 _OFF = 0.24
 
-_LIMITS: dict[Limit, str] = {
+LIMITS: dict[Limit, str] = {
     "gpu": "the GPU",
     "workers": "the number of workers",
     "cores": "the cores",
@@ -39,10 +39,11 @@ _LIMITS: dict[Limit, str] = {
 
 
 def loader_text(result: LoaderResult) -> str:
-    """The whole result: verdict, costs, machine, settings, what else helps, what to write."""
+    """The whole result: verdict, what to write, costs, machine, settings, what else helps."""
     parts = [
-        _title(result),
+        wrapped(title(result), "", "  "),
         _verdict(result),
+        write_section(result),
         batch_section(result.probe),
         machine_section(result.machine, result.ranks),
         settings_section(result),
@@ -52,16 +53,14 @@ def loader_text(result: LoaderResult) -> str:
         _advice_section(result.advice),
         _faults_section(all_faults(result)),
         _notes_section(result),
-        _write_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _title(result: LoaderResult) -> str:
+def title(result: LoaderResult) -> str:
+    """Which DataLoader it is, how long that took, on which PyTorch."""
     torch = f", torch {result.torch}" if result.torch else ""
-    return wrapped(
-        printable(f"{result.loader} ({duration(round(result.seconds))}{torch})"), "", "  "
-    )
+    return printable(f"{result.loader} ({duration(round(result.seconds))}{torch})")
 
 
 # -- verdict -----------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def verdict_line(result: LoaderResult) -> str:
         "change": f"CHANGE the settings: {_gain(result)}",
         "keep": f"KEEP the settings: no other is more than 2% faster ({_now(result)})",
         "nothing_to_gain": f"NOTHING TO GAIN: the GPU is the limit ({_now(result)})",
-        "no_setting_helps": f"NO SETTING HELPS: the limit is {_LIMITS[result.limit]} "
+        "no_setting_helps": f"NO SETTING HELPS: the limit is {LIMITS[result.limit]} "
         f"({_now(result)})",
         "cannot_tell": "CANNOT TELL which settings are best",
     }
@@ -85,11 +84,11 @@ def _verdict(result: LoaderResult) -> str:
     if result.reason:
         lines.append(wrapped(printable(result.reason), "  ", "  "))
     if result.verdict in ("change", "keep"):
-        lines.append(f"  limit with them: {_LIMITS[result.limit]}")
+        lines.append(f"  limit with them: {LIMITS[result.limit]}")
     if result.without_others is not None:
         lines.append(wrapped(without_others_words(result), "  ", "  "))
-    lines.append(wrapped(_step(result), "  ", "  "))
-    lines.append(wrapped(_certainty(result), "  ", "  "))
+    lines.append(wrapped(step_words(result), "  ", "  "))
+    lines.append(wrapped(certainty(result), "  ", "  "))
     return "\n".join(lines)
 
 
@@ -110,7 +109,8 @@ def _now(result: LoaderResult) -> str:
     return f"{rate(found[0])} batches/s, {found[1]}" if found is not None else "rate not known"
 
 
-def _step(result: LoaderResult) -> str:
+def step_words(result: LoaderResult) -> str:
+    """The step of the GPU, and where its time is from."""
     source = printable(result.step_source)
     if result.step_s:
         least = "at least " if result.step_is_bound else ""
@@ -125,7 +125,7 @@ def _step(result: LoaderResult) -> str:
     )
 
 
-def _certainty(result: LoaderResult) -> str:
+def certainty(result: LoaderResult) -> str:
     """By how much the measured rate of the recommended settings differs from the predicted one."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     runs = [run for run in ran if not run.is_disturbed]
@@ -243,7 +243,7 @@ def _notes_section(result: LoaderResult) -> str:
 # -- what to write -----------------------------------------------------------------------------
 
 
-def _write_section(result: LoaderResult) -> str:
+def write_section(result: LoaderResult) -> str:
     """What to write where; commands are never broken into lines."""
     lines = []
     change = result.verdict != "cannot_tell" and result.recommended != result.present

@@ -8,11 +8,13 @@ from typing import Final
 from trainfit.doctor.cpu.core_groups import CoreGroup, Span, core_groups
 from trainfit.hardware.host.parsing import cpu_list_text
 from trainfit.report.machine.doctor import MARKS
+from trainfit.report.screen import Line, ScreenBlock, blank, block, lines_of, made, screen
+from trainfit.report.table import table_rows
 from trainfit.results.files.facts import Fact
 from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, DoctorResult
 from trainfit.results.machine.machine import Cpu, IdleState
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import printable, wrapped
 
 #: The checks whose verdicts stand below the tables.
 CHECKS: Final = ("cores", "threads", "frequency", "idle")
@@ -21,11 +23,36 @@ _UNKNOWN: Final = "cannot tell"
 _STATES: Final = 8
 
 
-def cpu_text(result: DoctorResult) -> str:
+def cpu_screen(result: DoctorResult) -> list[Line]:
     """25 lines at most: what the processor is, its clocks, its C-states, the verdicts."""
     cpu = result.machine.cpu
+    checks = [check for check in result.checks if check.name in CHECKS]
+    clocks, idle = _clocks(cpu), _idle(cpu, _STATES)
+    return screen(
+        [
+            *(block(printable(line), 20 if at else 0) for at, line in enumerate(_heading(cpu))),
+            blank(80),
+            *(made(row, 10 + at) for at, row in enumerate(clocks)),
+            blank(81),
+            *(made(row, 40 + at) for at, row in enumerate(idle)),
+            blank(82),
+            *(
+                ScreenBlock(tuple(lines_of(_verdict(c), "bad" if c.verdict == "bad" else "plain")))
+                for c in checks
+            ),
+            block(_more(), 30, style="quiet"),
+        ],
+        "all C-states",
+    )
+
+
+def cpu_text(result: DoctorResult) -> str:
+    """The same with every C-state."""
+    cpu = result.machine.cpu
     verdicts = [_verdict(check) for check in result.checks if check.name in CHECKS]
-    parts = [*map(_cut, (_heading(cpu), _clocks(cpu), _idle(cpu))), [*verdicts, _more()]]
+    heading = [wrapped(printable(line), "", "  ") for line in _heading(cpu)]
+    tables = [[line for row in rows for line in row] for rows in (_clocks(cpu), _idle(cpu))]
+    parts = [heading, *tables, [*verdicts, _more()]]
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
@@ -59,20 +86,22 @@ def _known(fact: Fact[str]) -> str:
 
 
 # --- Clocks -------------------------------------------------------------------------------------
-def _clocks(cpu: Cpu) -> list[str]:
+def _clocks(cpu: Cpu) -> list[list[str]]:
+    """The lines of each row of a table, and what is not known."""
     groups = core_groups(cpu)
     if not groups:
-        return [f"Clocks: {_UNKNOWN} ({cpu.logical_cpus.reason})"]
-    rows = [
-        ("CPUs", "kind", "governor", "EPP", "MHz now", "MHz allowed", "MHz max"),
-        *map(_row, groups),
-    ]
-    lines = _table(rows)
+        return [_lines(f"Clocks: {_UNKNOWN} ({cpu.logical_cpus.reason})")]
+    head = ("CPUs", "kind", "governor", "EPP", "MHz now", "MHz allowed", "MHz max")
+    rows = table_rows([_row(group) for group in groups], "wlllrrr", head, indent="")
     if cpu.policies.value is None:
-        lines.append(f"{_UNKNOWN}: {cpu.policies.reason}")
+        rows.append(_lines(f"{_UNKNOWN}: {cpu.policies.reason}"))
     elif all(group.now_hz is None for group in groups):
-        lines.append(f"MHz now: {_UNKNOWN}: {cpu.current_hz.reason}")
-    return lines
+        rows.append(_lines(f"MHz now: {_UNKNOWN}: {cpu.current_hz.reason}"))
+    return rows
+
+
+def _lines(text: str) -> list[str]:
+    return wrapped(printable(text), "", "  ").split("\n")
 
 
 def _row(group: CoreGroup) -> tuple[str, ...]:
@@ -81,9 +110,9 @@ def _row(group: CoreGroup) -> tuple[str, ...]:
         preference = _UNKNOWN if group.governor is None else "none"
     return (
         _list(group.cpus),
-        group.kind or _UNKNOWN,
-        group.governor or _UNKNOWN,
-        preference,
+        printable(group.kind or _UNKNOWN),
+        printable(group.governor or _UNKNOWN),
+        printable(preference),
         *map(_mhz, (group.now_hz, group.limit_hz, group.hardware_hz)),
     )
 
@@ -100,34 +129,31 @@ def _mhz(span: Span | None) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Columns as wide as their widest cell."""
-    shown = [tuple(printable(cell)[:20] for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
-
-
 # --- C-states -----------------------------------------------------------------------------------
-def _idle(cpu: Cpu) -> list[str]:
+def _idle(cpu: Cpu, most: int | None = None) -> list[list[str]]:
+    """Likewise; ``most`` states where there are more."""
     states = cpu.idle_states
     if not states.value:
-        return [f"C-states: {_UNKNOWN} ({states.reason or 'none is listed'})"]
-    shown = states.value if len(states.value) <= _STATES else states.value[: _STATES - 1]
-    rows = [("C-state of CPU 0", "exit latency", "target residency", ""), *map(_state, shown)]
-    lines = _table(rows)
-    left = states.value[len(shown) :]
-    if left:
+        return [_lines(f"C-states: {_UNKNOWN} ({states.reason or 'none is listed'})")]
+    shown = states.value
+    if most is not None and len(shown) > most:
+        shown = shown[: most - 1]
+    head = ("C-state of CPU 0", "exit latency", "target residency", "")
+    rows = table_rows([_state(each) for each in shown], "lrrl", head, indent="")
+    if left := states.value[len(shown) :]:
         longest = max(state.latency_s for state in left)
-        lines.append(f"{len(left)} more, exit latency up to {_us(longest)}")
-    return lines
+        rows.append(_lines(f"{len(left)} more, exit latency up to {_us(longest)}"))
+    return rows
 
 
 def _state(state: IdleState) -> tuple[str, ...]:
     stay = _UNKNOWN if state.residency_s is None else _us(state.residency_s)
-    return state.name, _us(state.latency_s), stay, "switched off" if state.disabled else ""
+    return (
+        printable(state.name),
+        _us(state.latency_s),
+        stay,
+        "switched off" if state.disabled else "",
+    )
 
 
 def _us(seconds: float) -> str:
@@ -142,9 +168,3 @@ def _verdict(check: Check) -> str:
 
 def _more() -> str:
     return f"trainfit doctor --only {','.join(CHECKS)} has evidence and fixes"
-
-
-def _cut(lines: Sequence[str]) -> list[str]:
-    """Each on one line of the screen."""
-    shown = [printable(line) for line in lines]
-    return [line if len(line) <= columns() else line[: columns() - 1] + "…" for line in shown]

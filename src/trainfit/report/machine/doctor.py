@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trainfit.report.gpus.live_figures import gpus_now_text
-from trainfit.report.machine.script import script_text
+from trainfit.report.machine.script import script_blocks, script_text
+from trainfit.report.screen import Line, ScreenBlock, blank, block, lines_of, made, screen
 from trainfit.results.format import duration
 from trainfit.results.machine.doctor import Check, DoctorResult, Fix, Verdict
 from trainfit.results.text import printable, wrapped
@@ -24,40 +25,67 @@ _GPU = re.compile(r"GPU (\d+) \([^)]*\): ")
 _INDENT = " " * 6
 
 
-def doctor_screen(result: DoctorResult) -> str:
-    """As :func:`doctor_text`, with good checks by name only, unknown ones in short where there is
-    more to read, and not what each GPU does now."""
-    return doctor_text(result, whole=False)
+def doctor_screen(result: DoctorResult) -> list[Line]:
+    """At most 25 lines: what is bad and how to fix it, what a script has, what is unknown."""
+    by_verdict = {verdict: [c for c in result.checks if c.verdict == verdict] for verdict in MARKS}
+    bad, unknown, good = (by_verdict[verdict] for verdict in ("bad", "cannot_tell", "good"))
+    found = result.script is not None and result.script.findings
+    blocks = [block(_headline(result), style="bad" if bad else "title" if found else "good")]
+    for number, check in enumerate(bad):
+        blocks += _bad_blocks(check, number)
+    if result.script is not None:
+        blocks += [blank(91), *script_blocks(result.script)]
+    blocks.append(blank(92))
+    for number, check in enumerate(unknown):
+        blocks += _unknown_blocks(check, number, len(unknown) <= _FEW_UNKNOWN and not bad)
+    blocks.append(blank(93))
+    if len(good) > _FEW:
+        blocks.append(made(_good_names(good), 21))
+    else:
+        blocks += [made(check_text(check), 21) for check in good]
+    return screen(blocks, "evidence, costs, figures of good checks", "finding")
 
 
-def doctor_text(result: DoctorResult, *, whole: bool = True) -> str:
+def _bad_blocks(check: Check, number: int) -> list[ScreenBlock]:
+    """What is bad and what fixes it go before why."""
+    head = tuple(lines_of(_first_lines(check), "bad"))
+    found = [
+        ScreenBlock(head, min(number, 9), notes=1),
+        made(_field("cause", check.cause), 60 + number),
+        made(_field("why", check.why) if check.why else "", 41 + number),
+    ]
+    # A fix is never shown without its undo and what it costs.
+    for at, fix in enumerate(check.fixes):
+        found.append(made(_fixes([fix], "fix"), 10 + number + 40 * at))
+    return found
+
+
+def _unknown_blocks(check: Check, number: int, few: bool) -> list[ScreenBlock]:
+    needed = _field("needed", check.why) if few and check.why else ""
+    return [made(_first_lines(check), 22 + number), made(needed, 80 + number)]
+
+
+def doctor_lines(result: DoctorResult) -> list[Line]:
+    """The whole diagnosis, with what is bad in the style of it."""
+    return [
+        Line(line, "bad" if line.startswith(MARKS["bad"]) else "plain")
+        for line in doctor_text(result).split("\n")
+    ]
+
+
+def doctor_text(result: DoctorResult) -> str:
     """The whole diagnosis; bad news first, each group in the order of the checks."""
     parts = [_headline(result)]
     for verdict in ("bad", "cannot_tell", "good"):
         checks = [check for check in result.checks if check.verdict == verdict]
-        if verdict == "good" and not whole and len(checks) > _FEW:
-            parts.append(_good_names(checks))
-        elif verdict == "cannot_tell" and not whole and _is_long(result):
-            parts.append(_unknown_summaries(checks))
-        elif checks:
+        if checks:
             texts = _good_texts(checks) if verdict == "good" else map(check_text, checks)
             parts.append(("\n\n" if verdict == "bad" else "\n").join(texts))
-    if whole and (gpus := result.machine.gpus.value):
+    if gpus := result.machine.gpus.value:
         parts.append(gpus_now_text(gpus))
     if result.script is not None:
         parts.append(script_text(result.script))
     return "\n\n".join(parts)
-
-
-def _is_long(result: DoctorResult) -> bool:
-    verdicts = [check.verdict for check in result.checks]
-    unknown = verdicts.count("cannot_tell")
-    return unknown > _FEW_UNKNOWN or (unknown > 0 and "bad" in verdicts)
-
-
-def _unknown_summaries(checks: Sequence[Check]) -> str:
-    lines = [_first_lines(check) for check in checks]
-    return "\n".join([*lines, _field("needed", "--explain says it")])
 
 
 def check_text(check: Check) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.machine.pace_charts import histogram, strips, times
+from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.machine.pace import (
     Advice,
@@ -19,7 +20,7 @@ from trainfit.results.machine.pace import (
     RateSummary,
     Unmeasured,
 )
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import printable, wrapped
 
 _INDENT: Final = " " * 4
 #: A median above that back to back by less than this share is as fast; where more than this much
@@ -46,6 +47,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
     "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
 }
+AS_FAST: Final = "Calls at these rates are as fast as back to back"
 _PRIVILEGE: Final = {
     1: "needs no privilege",
     2: "lasts as long as the process",
@@ -58,7 +60,7 @@ def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
     parts = [
         wrapped(verdict_line(result), "", "  "),
         _heading(result),
-        "\n".join([*table(result), *_details(result)]),
+        "\n".join([*times_table(result), *_details(result)]),
         strips(result, ascii_only),
         histogram(result, ascii_only),
         _attribution(result.attribution) if result.attribution is not None else "",
@@ -86,8 +88,8 @@ def _heading(result: PaceResult) -> str:
 
 
 # --- Times --------------------------------------------------------------------------------------
-def table(result: PaceResult) -> list[str]:
-    """Percentiles by rate, and the rates without: not measured, not reached."""
+def times_table(result: PaceResult, *, short: bool = False) -> list[str]:
+    """Percentiles by rate, and the rates without: not measured, not held."""
     rows = [*([result.back_to_back] if result.back_to_back is not None else []), *result.rates]
     missing = [
         wrapped(printable(each.text), f"  {each.hz:g} Hz was not measured: ", "    ")
@@ -95,17 +97,21 @@ def table(result: PaceResult) -> list[str]:
     ]
     if not rows:
         return missing
-    head = f"{'':<15}{'calls':>5}{'p50':>8}{'p95':>8}{'p99':>8}{'max':>8}"
-    head += f"{'÷ back to back':>20}{'missed':>7}{'late p99':>10}"
-    lines = [head if columns() >= len(head) else head.removesuffix(f"{'late p99':>10}")]
-    lines += [_row(row) for row in rows]
-    lines += missing
-    lines += [
-        f"  {row.hz:g} Hz cannot be reached: a call needs {duration(row.calls.p50)} of "
-        f"{duration(1 / row.hz)}, which allows {rate(1 / row.calls.p50)} Hz"
-        for row in result.rates
-        if row.hz is not None and not row.is_reached
-    ]
+    head = ("", "calls", "p50", "p95", "p99", "max", "÷ back to back", "missed", "late p99")
+    spare = ("late p99",) if short else ()
+    lines = table([_row(row) for row in rows], "l" + "r" * 8, head, indent="", spare=spare)
+    return [*lines, *missing, *_unheld(result)]
+
+
+def _unheld(result: PaceResult) -> list[str]:
+    """The rates that cannot be held, each with what a call needs."""
+    every = f"every {result.period}th call" if result.period > 1 else "a call"
+    lines = []
+    for hz, seconds in result.unheld:
+        text = f"{hz:g} Hz cannot be held: {every} needs {duration(seconds)} of {duration(1 / hz)}"
+        if result.period == 1:
+            text += f", which allows {rate(1 / seconds)} Hz"
+        lines.append(wrapped(text, "  ", "    "))
     return lines
 
 
@@ -118,7 +124,7 @@ def _details(result: PaceResult) -> list[str]:
         if row.pops is not None
     ]
     for row in result.rates:
-        if row.is_reached and row.overrun is not None:
+        if row.is_held and row.overrun is not None:
             repeats = ""
             if row.consecutive_share is not None:
                 again = percent(row.consecutive_share)
@@ -131,7 +137,7 @@ def _details(result: PaceResult) -> list[str]:
     return lines
 
 
-def _row(row: RateSummary) -> str:
+def _row(row: RateSummary) -> tuple[str, ...]:
     calls = row.calls
     name = "back to back" if row.hz is None else f"{row.hz:g} Hz"
     against = ""
@@ -140,17 +146,24 @@ def _row(row: RateSummary) -> str:
         against = f"{row.ratio.value:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
         if not row.is_slower and row.ratio.high > _UNKNOWN * row.ratio.low:
             against = "cannot tell"
-    missed = "" if row.hz is None else percent(row.missed_share)
-    late = "" if row.late is None else duration(row.late.p99)
-    times = "".join(f" {duration(t):>7}" for t in (calls.p50, calls.p95, calls.p99, calls.most))
-    line = f"{name:<15}{calls.count:>5}{times} {against:>19}{missed:>7}"
-    whole = f"{line}{late:>10}"
-    return (whole if len(whole) <= columns() else line).rstrip()
+    return (
+        name,
+        str(calls.count),
+        *(duration(t) for t in (calls.p50, calls.p95, calls.p99, calls.most)),
+        against,
+        "" if row.hz is None else percent(row.missed_share),
+        "" if row.late is None else duration(row.late.p99),
+    )
 
 
 # --- Why ----------------------------------------------------------------------------------------
 def _attribution(found: Attribution) -> str:
-    lines = [*arms_head(found), *(effect_line(effect) for effect in found.arms)]
+    lines = arms_table(found)
+    lines += [
+        wrapped(printable(effect.why_not), f"  {ARMS[effect.arm]} not tried: ", _INDENT)
+        for effect in found.arms
+        if effect.why_not
+    ]
     for finding in found.findings:
         lines.append(f"  {CAUSES[finding.cause]} ({_share(finding.share)} of it)")
         lines += [wrapped(printable(words), _INDENT + "- ", _INDENT + "  ") for words in
@@ -164,27 +177,25 @@ def _attribution(found: Attribution) -> str:
     return "\n".join(lines)
 
 
-def arms_head(found: Attribution) -> list[str]:
-    """What the arms are to explain, and the head of their table."""
+def arms_table(found: Attribution) -> list[str]:
+    """What the arms are to explain, and what each that was tried came to."""
     excess = found.excess_s
     low, high = duration(max(0.0, excess.low)), duration(excess.high)
-    return [
-        f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})",
-        f"  {'':<23}{'call':>8}{'CPU':>8}{'GPU':>8}{'core speed':>11}{'recovers':>20}",
-    ]
+    title = f"Why a call at {found.hz:g} Hz needs {duration(excess.value)} more ({low} to {high})"
+    head = ("", "call", "CPU", "GPU", "core speed", "recovers")
+    tried = [_effect(effect) for effect in found.arms if not effect.why_not]
+    return [title, *table(tried, "lrrrrr", head)]
 
 
-def effect_line(effect: ArmEffect) -> str:
+def _effect(effect: ArmEffect) -> tuple[str, ...]:
     """One arm of the attribution."""
-    name = ARMS[effect.arm]
-    if effect.why_not:
-        return wrapped(printable(effect.why_not), f"  {name:<23}not tried: ", _INDENT)
-    device = "" if effect.device_s is None else duration(effect.device_s)
-    speed = "" if effect.speed is None else percent(effect.speed)
-    away = "" if effect.recovered is None else _interval(effect.recovered)
-    wall = "" if effect.wall_s is None else duration(effect.wall_s)
-    cpu = "" if effect.cpu_s is None else duration(effect.cpu_s)
-    return f"  {name:<23}{wall:>8}{cpu:>8}{device:>8}{speed:>11} {away:>19}".rstrip()
+    seconds = (effect.wall_s, effect.cpu_s, effect.device_s)
+    return (
+        ARMS[effect.arm],
+        *("" if each is None else duration(each) for each in seconds),
+        "" if effect.speed is None else percent(effect.speed),
+        "" if effect.recovered is None else _interval(effect.recovered),
+    )
 
 
 def _interval(found: Estimate) -> str:
@@ -220,7 +231,7 @@ def _advice(found: Sequence[Advice]) -> str:
 def _fix_trial(fix_trial: FixTrial) -> str:
     before, after = fix_trial.before, fix_trial.after
     lines = [
-        f"--fix {fix_trial.fix}: {printable(fix_trial.what)}",
+        wrapped(f"--fix {fix_trial.fix}: {printable(fix_trial.what)}", "", "  "),
         f"  before  p50 {duration(before.calls.p50)}, p99 {duration(before.calls.p99)}"
         f"{_late(before)}",
         f"  after   p50 {duration(after.calls.p50)}, p99 {duration(after.calls.p99)}{_late(after)}",
@@ -235,8 +246,9 @@ def _changed(fix_trial: FixTrial) -> list[str]:
     change, gone = fix_trial.change, fix_trial.recovered
     if change is None:
         return []
-    line = f"  after ÷ before {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
-    return [line + (f", {_interval(gone)} of the excess recovered" if gone is not None else "")]
+    text = f"after ÷ before {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
+    text += f", {_interval(gone)} of the excess recovered" if gone is not None else ""
+    return [wrapped(text, "  ", "    ")]
 
 
 def _late(row: RateSummary) -> str:
@@ -260,32 +272,52 @@ def _said(words: Sequence[str], first: str) -> str:
 
 
 def verdict_line(result: PaceResult) -> str:
-    if result.ended == "interrupted":
-        return "Interrupted: results so far"
+    """The answer: is a rate held, and are its calls slower than back to back?"""
     if result.ended == "failed":
         return "The call FAILED; below are the results so far"
+    said = [_cannot_hold(result), _compared(result)]
+    return ". ".join(text for text in said if text)
+
+
+def _compared(result: PaceResult) -> str:
+    if result.ended == "interrupted":
+        return "Interrupted: results so far"
     if not result.rates:
+        if result.unheld:
+            return ""
         wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
         return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
-    unreached = [row for row in result.rates if not row.is_reached]
     slower = [row for row in result.rates if row.is_slower]
     if result.back_to_back is None:
         return ""
-    if not slower:
+    if not slower and not any(row.is_held for row in result.rates):
+        text = ""  # whether such calls are as fast as back to back helps nobody
+    elif not slower:
         text = _not_slower(result)
     else:
         worst = max(slower, key=lambda row: row.calls.p50)
         more = worst.calls.p50 - result.back_to_back.calls.p50
         text = f"At {worst.hz:g} Hz a call needs {duration(more)} more than back to back"
         text += _why(result.attribution)
-    if unreached:
-        text += f"; {_rates(unreached)} cannot be reached"
     if result.unmeasured:
-        text += f"; {_rates(result.unmeasured)} was not measured"
+        text += "; " * bool(text) + f"{_rates(result.unmeasured)} was not measured"
     if result.fix_trial is not None and slower:
         helps = "fixes it" if result.fix_trial.is_fixed else "does not fix it"
         text += f"; --fix {result.fix_trial.fix} {helps}"
     return text
+
+
+def _cannot_hold(result: PaceResult) -> str:
+    """The first thing to know of a call that is too long for its rate; "" for none."""
+    if not result.unheld:
+        return ""
+    rates = ", ".join(f"{hz:g}" for hz, _ in result.unheld)
+    hz, seconds = max(result.unheld)
+    every = f"every {result.period}th call" if result.period > 1 else "a call"
+    return (
+        f"{rates} Hz cannot be held: {every} needs {duration(seconds)}, and the next is due after "
+        f"{duration(1 / hz)}"
+    )
 
 
 def _rates(rows: Sequence[RateSummary | Unmeasured]) -> str:
@@ -301,7 +333,7 @@ def _not_slower(result: PaceResult) -> str:
         return uncompared
     most = max(ratio.high - 1 for ratio in compared)
     if most <= _NOTHING:
-        text = "Calls at these rates are as fast as back to back"
+        text = AS_FAST
     elif most > _ANYTHING:
         text = f"Cannot tell whether calls are slower: {_varied(result)}"
     else:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.machine.pace import (
+    AS_FAST,
     CAUSES,
-    arms_head,
-    effect_line,
+    arms_table,
     failure_text,
-    table,
+    times_table,
     verdict_line,
 )
+from trainfit.report.screen import Line, ScreenBlock, Style, blank, block, made, screen
 from trainfit.results.format import percent
 from trainfit.results.machine.pace import Attribution, PaceResult
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import printable, wrapped
 
-_LINES: Final = 25
 _MORE: Final = "--explain"
 #: Warnings of a rate that are merged: how one is known, and what is said of several.
 _KINDS: Final[Sequence[tuple[str, str]]] = (
@@ -30,29 +30,38 @@ _KINDS: Final[Sequence[tuple[str, str]]] = (
 _DURATION: Final = re.compile(r"--duration (\d+) gives")
 
 
-def pace_screen(result: PaceResult) -> str:
-    """At most 25 lines, but for a call that raised: its traceback is shown whole."""
-    parts = [
-        [*wrapped(verdict_line(result), "", "  ").splitlines(), *_heading(result)],
-        table(result),
-        _cause(result.attribution) if result.attribution is not None else [],
-        _fix(result),
-        failure_text(result).splitlines(),
+def pace_screen(result: PaceResult) -> list[Line]:
+    """At most 25 lines: the verdict, times, the cause, the fix, doubts."""
+    slower = any(row.is_slower for row in result.rates)
+    bad = result.ended == "failed" or result.unheld
+    style: Style = "bad" if bad or slower else "title" if _doubtful(result) else "good"
+    blocks = [
+        block(verdict_line(result), style=style),
+        *(block(line, 30 + at, style="quiet") for at, line in enumerate(_heading(result))),
+        blank(),
+        made(times_table(result, short=True)),
+        blank(),
     ]
-    text = "\n\n".join("\n".join(part) for part in parts if part)
-    doubts = merged(result.warnings)
-    room = _LINES - len(text.splitlines()) - 2
-    shown: list[str] = []
-    left = len(doubts)
-    for doubt in doubts:
-        lines = wrapped(printable(doubt), "Warning: ", " " * 9).splitlines()
-        if shown and len(shown) + len(lines) > room:
-            break
-        shown += lines
-        left -= 1
-    more = f"{left} more warnings, " if left > 1 else "1 more warning, " if left else ""
-    shown.append(f"{more}calls over time, notes: {_MORE}".capitalize())
-    return text + "\n\n" + "\n".join(shown)
+    if result.failure is not None:
+        # The last lines of a traceback say the most.
+        head, *traceback = failure_text(result).split("\n")
+        blocks += [made(head), *(made(line, 60 - at) for at, line in enumerate(traceback))]
+    if result.attribution is not None:
+        blocks += [*_cause(result.attribution), blank()]
+    blocks.append(made(_fix(result), 4))
+    for number, doubt in enumerate(merged(result.warnings)):
+        text = wrapped(printable(doubt), "Warning: ", " " * 9)
+        blocks.append(made(text, 5 + 30 * number, notes=1))
+    return screen(blocks, "calls over time, notes", "warning")
+
+
+def _doubtful(result: PaceResult) -> bool:
+    """Was a rate not measured, or is more possible than was seen?"""
+    return (
+        bool(result.unmeasured)
+        or result.ended != "finished"
+        or not verdict_line(result).startswith(AS_FAST)
+    )
 
 
 def merged(warnings: Sequence[str]) -> list[str]:
@@ -75,24 +84,21 @@ def _heading(result: PaceResult) -> list[str]:
     text = f"{printable(result.target)} at {rates} Hz"
     if result.period > 1:
         text += f"; every {result.period}th call does the work, times are of those"
-    lines = wrapped(text, "", "  ").splitlines()
-    machine = ""
-    for subject, words in result.machine.items():
-        longer = machine + ("; " if machine else "") + printable(f"{subject}: {words}")
-        machine = longer if len(longer) <= columns() else machine
-    return [*lines, *([machine] if machine else [])]
+    facts = [printable(f"{subject}: {words}") for subject, words in result.machine.items()]
+    return [text, *(["; ".join(facts)] if facts else [])]
 
 
-def _cause(found: Attribution) -> list[str]:
+def _cause(found: Attribution) -> list[ScreenBlock]:
     """The arms that were tried, and the causes with what decided each."""
-    tried = [effect for effect in found.arms if not effect.why_not]
-    lines = [*arms_head(found), *map(effect_line, tried)]
+    title, *rows = arms_table(found)
+    blocks = [block(title, 1, style="title"), made(rows, 10)]
     for finding in found.findings:
         share = percent(max(0.0, min(1.0, finding.share.value)))
-        lines.append(f"  {CAUSES[finding.cause]} ({share} of it)")
+        blocks.append(block(f"{CAUSES[finding.cause]} ({share} of it)", 2, first="  "))
     if found.cannot_tell:
-        lines += wrapped(printable(found.cannot_tell), "  CANNOT TELL: ", "    ").splitlines()[:2]
-    return lines
+        text = wrapped(printable(found.cannot_tell), "  CANNOT TELL: ", "    ")
+        blocks.append(made(text, 3))
+    return blocks
 
 
 def _fix(result: PaceResult) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainfit.report.memory.sections import KIND_TITLES
+from trainfit.report.table import table
 from trainfit.results.format import share, size
 from trainfit.results.memory.explanation import BatchLaw, MemoryReport
 from trainfit.results.text import printable, wrapped
@@ -19,7 +20,9 @@ def batches_section(report: MemoryReport) -> str:
     law = report.batches
     title = "With the batch size"
     if law is None:
-        return "\n".join([title, *_missing(report)])
+        words, *commands = missing(report)
+        said = [wrapped(words, "  ", "  "), *(f"    {command}" for command in commands)]
+        return "\n".join([title, *said])
     low, high = law.batches
     if law.law == "none":
         text = f"no linear model from batch sizes {low} and {high}: {printable(law.reason)}"
@@ -41,21 +44,18 @@ def batches_section(report: MemoryReport) -> str:
     return "\n".join(lines)
 
 
-def _missing(report: MemoryReport) -> list[str]:
+def missing(report: MemoryReport) -> list[str]:
+    """What figures for other batch sizes need, and the commands that give it, where known."""
     if report.second_run:
         return [
-            "  needs a second recording: record another batch size and give both:",
-            f"    {printable(report.second_run)}",
-            f"    trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
+            "needs a second recording: record another batch size and give both:",
+            printable(report.second_run),
+            f"trainfit memory {printable(report.file)} {_file_of(report.second_run)}",
         ]
     return [
-        wrapped(
-            "needs a second recording: record the script at a second batch size with "
-            "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
-            "if they do not contain theirs)",
-            "  ",
-            "  ",
-        )
+        "needs a second recording: record the script at a second batch size with "
+        "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
+        "if they do not contain theirs)"
     ]
 
 
@@ -65,33 +65,36 @@ def _file_of(command: str) -> str:
 
 
 def _grown(parts: Mapping[str, float], total: float, titles: Mapping[str, str]) -> list[str]:
-    lines: list[str] = []
+    rows: list[tuple[str, str, str]] = []
     rest = 0.0
     for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
-        if len(lines) >= _MODULES or nbytes < _LEAST_SHARE * total:
+        if len(rows) >= _MODULES or nbytes < _LEAST_SHARE * total:
             rest += nbytes
             continue
         title = titles.get(name, printable(name) or "outside of modules")
-        percent = share(nbytes, total)
-        lines.append(f"    {title:<38}{size(round(nbytes)):>10}  {percent:>4}")
+        rows.append((title, size(round(nbytes)), share(nbytes, total)))
     if round(rest):
-        lines.append(f"    {'others':<38}{size(round(rest)):>10}")
-    return lines
+        rows.append(("others", size(round(rest)), ""))
+    return table(rows, "wrr", indent="    ")
 
 
 def _points(law: BatchLaw) -> list[str]:
-    lines = [
-        f"  {'batch':>7}{'allocated':>12}{'reserved':>12}{'device':>12}{'- line':>11}   peak in"
-    ]
+    rows = []
     for point in law.points:
         off = (point.device_bytes - point.line_bytes) / max(point.line_bytes, 1)
         verdict = "" if point.fits else " (does not fit)"
-        lines.append(
-            f"  {point.batch_size:>7}{size(point.allocated_bytes):>12}"
-            f"{size(point.reserved_bytes):>12}{size(point.device_bytes):>12}"
-            f"{100 * off:>+10.1f}%   {printable(point.where)}{verdict}"
+        rows.append(
+            (
+                str(point.batch_size),
+                size(point.allocated_bytes),
+                size(point.reserved_bytes),
+                size(point.device_bytes),
+                f"{100 * off:+.1f}%",
+                printable(point.where) + verdict,
+            )
         )
-    return lines
+    head = ("batch", "allocated", "reserved", "device", "- line", "peak in")
+    return table(rows, "rrrrrw", head)
 
 
 def _limits(law: BatchLaw) -> list[str]:
@@ -109,7 +112,7 @@ def _limits(law: BatchLaw) -> list[str]:
             f"{law.largest_jump_at}"
         )
     if law.largest_batch is not None and law.largest_batch > 0:
-        lines.append(f"{law.largest_batch} is the largest batch size that fits this GPU")
+        lines.append(f"the largest batch on this GPU is {law.largest_batch}")
     elif law.largest_batch == 0:
         lines.append("not even one sample fits this GPU")
     return [wrapped(f"- {printable(line)}", "    ", "      ") for line in lines]

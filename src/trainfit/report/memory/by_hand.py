@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from trainfit.report.screen import Line, ScreenBlock, blank, block, made, screen
+from trainfit.report.table import table, table_rows
 from trainfit.results.format import size
 from trainfit.results.memory.by_hand import Cause, HandReport, HandRow
 from trainfit.results.text import columns, printable, wrapped
 
-#: Lines of the whole screen.
-_LINES = 25
 #: Rows with less than this share of both sums are one row together.
 _SMALL = 0.02
 #: Rows that have a line of their own, whatever they hold.
@@ -17,6 +15,11 @@ _ALONE = ("weights", "gradients", "optimizer's states", "input", "kept, and not 
 _REST = "temporaries, workspaces"
 #: Causes that the rows say already: what the 10 to 30% are for.
 _SAID = ("temporaries", "workspaces")
+
+#: The table of parts; the screen has the difference from so many columns on.
+_KINDS = "vrrrw"
+_WIDE = 100
+_HEAD: tuple[str, ...] = ("", "by hand", "simulated", "difference", "main causes")
 
 #: Characters of a row's causes, and the share of the largest that another needs to be named.
 _ROOM = 25
@@ -75,37 +78,80 @@ _USED = {
 }
 
 
-def by_hand_text(report: HandReport) -> str:
-    """At most 25 lines: the parts of both, then the causes of the difference, largest first."""
-    lines = [*_head(report), *_table(report), *_sums(report)]
-    causes = [cause for cause in report.causes if cause.name not in _SAID]
-    lines.append(
-        f"From the hand formula ({size(report.by_hand_bytes)}) to the simulated value "
-        f"({size(_kept(report))}):"
+def by_hand_screen(report: HandReport) -> list[Line]:
+    """At most 25 lines: the sums, their parts, then the largest causes of the difference."""
+    low, high = _sums_by_hand(report)
+    answer = (
+        f"By hand {_range(low, high)}, simulated {size(report.allocated_bytes)} at the peak in the "
+        f"{report.moment.phase} of step {report.moment.step}"
     )
-    return "\n".join([*lines, *_causes(report, causes, _LINES - len(lines))])
+    head, how = _head(report)
+    blocks = [
+        block(answer, style="title"),
+        block(how, 20),
+        blank(),
+        *_row_blocks(report),
+        block(_twice(report), 30, first="  ", rest="    "),
+        blank(),
+        block(_between(report), 2, style="title"),
+        *(made(lines, 4 + 2 * at) for at, lines in enumerate(table_rows(_causes(report), "rw"))),
+        block(head, 40, style="quiet"),
+    ]
+    return screen(blocks, "all causes")
 
 
-def _head(report: HandReport) -> list[str]:
+def by_hand_text(report: HandReport) -> str:
+    """The parts of both, then all causes of the difference, largest first."""
+    lines = [
+        *(wrapped(line, "", "  ") for line in _head(report)),
+        *table(_rows(report), _KINDS, _HEAD),
+        wrapped(_twice(report), "  ", "    "),
+        wrapped(_between(report), "", "  "),
+        *table(_causes(report), "rw"),
+    ]
+    return "\n".join(lines)
+
+
+def _head(report: HandReport) -> tuple[str, str]:
+    """Which recording, and what the formula is for it."""
     batch = "unknown" if report.batch_size is None else str(report.batch_size)
     optimizer = printable(report.optimizer) or "no optimizer known"
     each = 8 + (report.state_bytes or 0)
     moment = report.moment
-    text = (
-        f"{report.parameters / 1e6:.3g} million parameters x {each} bytes ({optimizer}), results "
-        f"of layers x {report.activation_bytes} bytes (computed in {report.compute}); peak in the "
-        f"{moment.phase} of step {moment.step}"
-    )
-    return [
+    return (
         f"{printable(report.file)}: hand formula and simulation ({printable(report.gpu)}, batch "
         f"size {batch})",
-        *wrapped(text, "", "  ").splitlines(),
-        _row("", "by hand", "simulated", "difference", "main causes"),
+        f"{report.parameters / 1e6:.3g} million parameters x {each} bytes ({optimizer}), results "
+        f"of layers x {report.activation_bytes} bytes (computed in {report.compute}); peak in the "
+        f"{moment.phase} of step {moment.step}",
+    )
+
+
+def _between(report: HandReport) -> str:
+    return (
+        f"From the hand formula ({size(report.by_hand_bytes)}) to the simulated value "
+        f"({size(_kept(report))}):"
+    )
+
+
+def _row_blocks(report: HandReport) -> list[ScreenBlock]:
+    """The head and the sums stay; the smallest rows give way first."""
+    kinds, titles = _KINDS, _HEAD
+    cells: list[tuple[str, ...]] = _rows(report)
+    if columns() < _WIDE:  # causes say more than a difference that anyone can take
+        kinds, titles = "vrrw", _HEAD[:3] + _HEAD[4:]
+        cells = [row[:3] + row[4:] for row in cells]
+    head, *rows = table_rows(cells, kinds, titles)
+    first, last = rows[:-2], rows[-2:]
+    return [
+        made(head),
+        *(made(row, 4 + at) for at, row in enumerate(first)),
+        *map(made, last),
     ]
 
 
-def _table(report: HandReport) -> list[str]:
-    """The rows, without what is too small for one."""
+def _rows(report: HandReport) -> list[tuple[str, ...]]:
+    """The parts, without what is too small for a row, and their sums."""
     least = _SMALL * max(report.by_hand_bytes, report.allocated_bytes)
     shown: list[HandRow] = []
     small: list[HandRow] = []
@@ -114,20 +160,30 @@ def _table(report: HandReport) -> list[str]:
             continue
         large = max(row.by_hand_bytes or 0, row.simulated_bytes) >= least
         (shown if large or row.name in _ALONE else small).append(row)
-    lines = [_numbers(row, _labels(report, row.name)) for row in shown]
+    rows = [_numbers(row, _labels(report, row.name)) for row in shown]
     if small:
         hand = sum(row.by_hand_bytes or 0 for row in small)
         together = HandRow("others", hand, sum(row.simulated_bytes for row in small))
-        lines.append(_numbers(together, ", ".join(row.name for row in small)))
-    return lines
+        rows.append(_numbers(together, ", ".join(row.name for row in small)))
+    low, high = _sums_by_hand(report)
+    rest = size(report.allocated_bytes - _kept(report))
+    for_rest = _range(*report.buffer_bytes)
+    rows += [
+        ("10 to 30% for the rest", for_rest, rest, "", _labels(report, _REST)),
+        ("allocated", _range(low, high), size(report.allocated_bytes), "", ""),
+    ]
+    return rows
 
 
-def _numbers(row: HandRow, why: str) -> str:
+def _sums_by_hand(report: HandReport) -> tuple[int, int]:
+    low, high = report.buffer_bytes
+    return report.by_hand_bytes + low, report.by_hand_bytes + high
+
+
+def _numbers(row: HandRow, why: str) -> tuple[str, ...]:
     hand = "-" if row.by_hand_bytes is None else size(row.by_hand_bytes)
-    line = _row(
-        row.name, hand, size(row.simulated_bytes), size(row.difference_bytes, signed=True), why
-    )
-    return line if len(line) <= columns() else line[: columns() - 1] + "…"
+    difference = size(row.difference_bytes, signed=True)
+    return row.name, hand, size(row.simulated_bytes), difference, why
 
 
 def _labels(report: HandReport, row: str) -> str:
@@ -145,25 +201,12 @@ def _labels(report: HandReport, row: str) -> str:
     return text
 
 
-def _sums(report: HandReport) -> list[str]:
-    low, high = (report.by_hand_bytes + part for part in report.buffer_bytes)
-    rest = report.allocated_bytes - _kept(report)
-    twice = (
+def _twice(report: HandReport) -> str:
+    return (
         f"with each result twice, for its gradient: {size(report.doubled_bytes)} by hand; but the "
         "backward pass frees gradients of results as it goes: all of its temporaries have "
         f"{size(report.most_temporaries_bytes)} at most"
     )
-    return [
-        _row(
-            "10 to 30% for the rest",
-            _range(*report.buffer_bytes),
-            size(rest),
-            "",
-            _labels(report, _REST),
-        ),
-        _row("allocated", _range(low, high), size(report.allocated_bytes), "", ""),
-        *wrapped(twice, "  ", "    ").splitlines(),
-    ]
 
 
 def _range(low: int, high: int) -> str:
@@ -180,24 +223,19 @@ def _kept(report: HandReport) -> int:
     return report.allocated_bytes - rest
 
 
-def _causes(report: HandReport, causes: Sequence[Cause], room: int) -> list[str]:
-    unexplained = []
+def _causes(report: HandReport) -> list[tuple[str, str]]:
+    rows = [
+        (size(cause.nbytes, signed=True), _text(report, cause))
+        for cause in report.causes
+        if cause.name not in _SAID
+    ]
     if report.unexplained_rows:
-        rows = ", ".join(
+        named = ", ".join(
             f"{name} {size(n, signed=True)}" for name, n in report.unexplained_rows.items()
         )
-        unexplained = [_cause_line(report.unexplained_bytes, f"not explained: {rows}")]
-    room -= len(unexplained)
-    shown = causes if len(causes) <= room else causes[: room - 1]
-    lines = [_cause_line(cause.nbytes, _text(report, cause)) for cause in shown]
-    if others := causes[len(shown) :]:
-        total = sum(cause.nbytes for cause in others)
-        lines.append(_cause_line(total, f"{len(others)} smaller ones together (--json has them)"))
-    return [*lines, *unexplained]
-
-
-def _cause_line(nbytes: int, text: str) -> str:
-    return f"  {size(nbytes, signed=True):>11}  {text}"
+        unexplained = size(report.unexplained_bytes, signed=True)
+        rows.insert(0, (unexplained, f"not explained: {named}"))
+    return rows
 
 
 def _text(report: HandReport, cause: Cause) -> str:
@@ -215,7 +253,3 @@ def _text(report: HandReport, cause: Cause) -> str:
         wide = "float32" if cause.nbytes > 0 else "a narrower type"
         return f"kept in {wide} where the formula has {report.activation_bytes} bytes"
     return _TEXTS[cause.name]
-
-
-def _row(name: str, hand: str, simulated: str, difference: str, why: str) -> str:
-    return f"  {name:<26}{hand:>17}{simulated:>11}{difference:>11}  {why}".rstrip()

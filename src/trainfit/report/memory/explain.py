@@ -13,6 +13,7 @@ from trainfit.report.notes_text import notes_section
 from trainfit.report.steps.course import steps_section
 from trainfit.report.steps.step import step_lines
 from trainfit.report.steps.timeline import timeline_section
+from trainfit.report.table import table
 from trainfit.results.files.notes import complete
 from trainfit.results.format import MIB, count, percent, share, size, times
 from trainfit.results.memory.explanation import (
@@ -36,7 +37,7 @@ def explain_text(report: MemoryReport) -> str:
         memory_section(
             "Memory at the peak" + ("" if report.fits else ": DOES NOT FIT"), report.memory
         ),
-        _when(peak.moment),
+        wrapped(moment_text(peak.moment), "The peak is in ", "  "),
         breakdown_section(peak.by_kind_bytes, peak.by_module_bytes, peak.allocated_bytes),
         _largest(report),
         timeline_section(report.timeline_bytes, report.timeline_phases),
@@ -60,7 +61,8 @@ def _title(report: MemoryReport) -> str:
     return wrapped(text, "", "  ")
 
 
-def _when(moment: Moment) -> str:
+def moment_text(moment: Moment) -> str:
+    """When and where the peak is."""
     module = printable(moment.module)
     if moment.phase == "optimizer":
         where = "in the optimizer's step"
@@ -75,7 +77,7 @@ def _when(moment: Moment) -> str:
     )
     if moment.line is not None:
         text += f" ({printable(moment.line)})"
-    return "The peak is\n" + wrapped(text, "  ", "  ")
+    return text
 
 
 def _largest(report: MemoryReport) -> str:
@@ -84,7 +86,7 @@ def _largest(report: MemoryReport) -> str:
     for each in report.peak.largest:
         alike = Allocation(**{**vars(each), "module": ""})
         groups.setdefault(alike, []).append(each.module)
-    lines = ["Largest single allocations at the peak"]
+    rows = []
     for each, modules in list(groups.items())[:_GROUPS]:
         times = f"{len(modules)} x " if len(modules) > 1 else ""
         others = len(set(modules)) - 1
@@ -95,8 +97,8 @@ def _largest(report: MemoryReport) -> str:
             f"{each.kind.replace('_', ' ')}{of}: {printable(each.operator)} "
             f"in {each.phase}, step {each.step}{line}"
         )
-        lines.append(wrapped(text, f"  {times + size(each.nbytes):>12}  ", " " * 16))
-    return "\n".join(lines)
+        rows.append((times + size(each.nbytes), text))
+    return "\n".join(["Largest single allocations at the peak", *table(rows, "rw")])
 
 
 def _between(report: MemoryReport) -> str:
@@ -105,7 +107,7 @@ def _between(report: MemoryReport) -> str:
         return ""
     after, kept = stays.after_step_bytes, stays.kept_bytes
     step, total = report.pattern.steps, size(sum(after.values()))
-    lines = [f"Between steps, {total} allocated (after optimizer step {step})"]
+    rows = []
     for kind, nbytes in sorted(after.items(), key=lambda item: -item[1]):
         if not nbytes:
             continue
@@ -114,44 +116,54 @@ def _between(report: MemoryReport) -> str:
             note = "allocated in each step"
         elif kept is not None and kept[kind] < nbytes:
             note = f"{size(nbytes - kept[kind])} of it allocated in each step"
-        lines.append(f"  {KIND_TITLES.get(kind, kind):<34}{size(nbytes):>10}  {note}".rstrip())
-    context = f"  {'CUDA context':<34}{size(stays.context_bytes):>10}"
-    lines.append(f"{context}  {context_basis(report.memory)}, outside the allocator")
-    return "\n".join(lines)
+        rows.append((KIND_TITLES.get(kind, kind), size(nbytes), note))
+    basis = f"{context_basis(report.memory)}, outside the allocator"
+    rows.append(("CUDA context", size(stays.context_bytes), basis))
+    title = f"Between steps, {total} allocated (after optimizer step {step})"
+    return "\n".join([title, *table(rows, "lrw")])
 
 
 def _optimizers(report: MemoryReport) -> str:
-    table = report.optimizers
-    if table is None or not table.trained_bytes:
+    found = report.optimizers
+    if found is None or not found.trained_bytes:
         return ""
-    trained = table.trained_bytes
-    lines = [
-        wrapped(
-            f"Parameters by optimizer: each simulated on the {size(trained)} of parameters that "
-            "this script trains",
-            "",
-            "  ",
-        ),
-        f"  {'':<25}{'with gradients and state':>25}{'at the peak of its step':>28}",
-    ]
-    lines += [_optimizer_row(row, trained) for row in table.rows]
-    present = table.present or "its optimizer"
-    lines.append(
-        f"  {'this script, ' + printable(present):<25}"
-        f"{times(table.present_bytes / trained):>12}{size(table.present_bytes):>13}"
+    trained = found.trained_bytes
+    title = wrapped(
+        f"Parameters by optimizer: each simulated on the {size(trained)} of parameters that "
+        "this script trains (between steps: with gradients and state; peak: of its step)",
+        "",
+        "  ",
     )
-    if table.frozen_bytes:
-        lines.append(f"  {size(table.frozen_bytes)} of frozen parameters come on top of each")
+    head = ("", "between steps", "", "peak", "")
+    present = (
+        f"this script, {printable(found.present) or 'its optimizer'}",
+        times(found.present_bytes / trained),
+        size(found.present_bytes),
+        "",
+        "",
+    )
+    known = [row for row in found.rows if row.between_steps_bytes is not None]
+    rows = [*(_optimizer_row(row, trained) for row in known), present]
+    lines = [title, *table(rows, "wrrrr", head)]
+    unknown = [
+        (row.name, f"cannot tell: {printable(row.reason)}")
+        for row in found.rows
+        if row.between_steps_bytes is None
+    ]
+    lines += table(unknown, "lw")
+    if found.frozen_bytes:
+        lines.append(f"  {size(found.frozen_bytes)} of frozen parameters come on top of each")
     return "\n".join(lines)
 
 
-def _optimizer_row(row: OptimizerUse, trained: int) -> str:
-    if row.between_steps_bytes is None or row.peak_bytes is None:
-        return wrapped(f"cannot tell: {printable(row.reason)}", f"  {row.name:<25}", " " * 27)
+def _optimizer_row(row: OptimizerUse, trained: int) -> tuple[str, ...]:
+    between, peak = row.between_steps_bytes or 0, row.peak_bytes
     return (
-        f"  {row.name:<25}{times(row.between_steps_bytes / trained):>12}"
-        f"{size(row.between_steps_bytes):>13}"
-        f"{times(row.peak_bytes / trained):>15}{size(row.peak_bytes):>13}"
+        row.name,
+        times(between / trained),
+        size(between),
+        times(peak / trained) if peak is not None else "-",
+        size(peak),
     )
 
 
@@ -172,9 +184,12 @@ def _fragmentation(report: MemoryReport) -> str:
             f"{count(state.segments, 'segment')}; largest free block "
             f"{size(state.largest_free_block_bytes)}",
         ),
-        f"  {'allocator setting, simulated':<36}{'reserved':>11}{'change':>12}   at this GPU",
+        *table(
+            [_setting_row(each, settings[0]) for each in settings],
+            "wrrw",
+            ("allocator setting, simulated", "reserved", "change", "at this GPU"),
+        ),
     ]
-    lines += [_setting_row(each, settings[0]) for each in settings]
     best = report.best_setting
     if best is None:
         lines.append("  no setting saves a noticeable amount")
@@ -187,16 +202,16 @@ def _figure(label: str, text: str) -> str:
     return wrapped(text, f"  {label}  ", " " * (len(label) + 4))
 
 
-def _setting_row(each: SettingOutcome, present: SettingOutcome) -> str:
+def _setting_row(each: SettingOutcome, present: SettingOutcome) -> tuple[str, ...]:
     name = each.setting or (f"as it is ({each.environment})" if each.environment else "as it is")
     delta = each.reserved_bytes - present.reserved_bytes
-    change = _change(delta) if each.setting else ""
     verdict = "fits" if each.fits else "does not fit"
     if each.retries:
         verdict += f", releases its cache {count(each.retries, 'time')}"
     if each.device_allocations_per_step:
         verdict += f", {each.device_allocations_per_step} cudaMalloc a step"
-    return f"  {printable(name):<36}{size(each.reserved_bytes):>11}{change:>12}   {verdict}"
+    change = _change(delta) if each.setting else ""
+    return printable(name), size(each.reserved_bytes), change, verdict
 
 
 def _change(delta: int) -> str:

@@ -27,10 +27,6 @@ def recording_json(summary: RecordingSummary) -> str:
 def recording_text(summary: RecordingSummary) -> str:
     """Figures, what they consist of, and memory over the last step."""
     total = summary.memory.allocated_bytes
-    full = summary.out_of_memory
-    # The rest of PyTorch's message is advice.
-    notes = [f"does not fit: {full.partition(' If reserved')[0]}"] if full else []
-    notes += profile_note(summary.profile)
     others = summary.other_processes_bytes
     held = f", of which other processes hold {size(others)}" if others else ""
     title = (
@@ -44,20 +40,27 @@ def recording_text(summary: RecordingSummary) -> str:
         breakdown_section(summary.by_kind_bytes, summary.by_module_bytes, total),
         timeline_section(summary.timeline_bytes),
         _steps(summary),
-        notes_section(
-            complete(
-                [
-                    *(Note("note", text, severity="changes the figures") for text in notes),
-                    *summary.structured_notes,
-                ],
-                [*summary.notes, *protection_notes(summary.protection)],
-                summary.assumptions,
-            )
-        ),
+        notes_section(recording_notes(summary)),
         f"Recording: {printable(summary.file)}\n"
         "  (show it with `trainfit show`, open it with `trainfit report`)",
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def recording_notes(summary: RecordingSummary) -> list[Note]:
+    """All notes, those that change the figures first."""
+    full = summary.out_of_memory
+    # The rest of PyTorch's message is advice.
+    notes = [f"does not fit: {full.partition(' If reserved')[0]}"] if full else []
+    notes += profile_note(summary.profile)
+    return complete(
+        [
+            *(Note("note", text, severity="changes the figures") for text in notes),
+            *summary.structured_notes,
+        ],
+        [*summary.notes, *protection_notes(summary.protection)],
+        summary.assumptions,
+    )
 
 
 def _steps(summary: RecordingSummary) -> str:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainfit.report.table import table
 from trainfit.results.format import count, percent, share, size
 from trainfit.results.memory.figures import RANGE_COVERAGE, RANGE_EXCEEDED, MemoryFigures
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import printable, wrapped
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES = 12
 _MODULE_SHARE = 0.005
-
-#: Columns of what a part of the peak is called.
-_TITLE = 44
-
-#: Column of the text next to a memory figure.
-_INDENT = 26
 
 #: Kinds of allocation as they are shown.
 KIND_TITLES = {
@@ -36,16 +31,16 @@ def memory_section(title: str, memory: MemoryFigures) -> str:
     low, high = map(size, memory.context_range_bytes)
     between = f"; {low} to {high}" if low != high else ""
     context = f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)}"
-    basis = f"({context_basis(memory)}{between})"
-    # Where the line is too long the brackets get one of their own.
-    gap = " " if _INDENT + len(context) + 1 + len(basis) <= columns() else "\n" + " " * _INDENT
     rows = [
-        ("allocated", memory.allocated_bytes, "torch.cuda.max_memory_allocated()"),
-        ("reserved", memory.reserved_bytes, "torch.cuda.max_memory_reserved()"),
-        ("device", memory.device_bytes, context + gap + basis),
+        ("allocated", size(memory.allocated_bytes), "torch.cuda.max_memory_allocated()"),
+        ("reserved", size(memory.reserved_bytes), "torch.cuda.max_memory_reserved()"),
+        (
+            "device",
+            size(memory.device_bytes),
+            f"{context} ({context_basis(memory)}{between})",
+        ),
     ]
-    lines = [f"  {n:<10}{size(b):>11}   {what}" for n, b, what in rows]
-    return "\n".join([title, *lines, *_ranges(memory)])
+    return "\n".join([title, *table(rows, "lrw"), *_ranges(memory)])
 
 
 def _ranges(memory: MemoryFigures) -> list[str]:
@@ -94,21 +89,26 @@ def breakdown_section(
 ) -> str:
     """The peak of allocated memory by kind (activations first: the batch size drives them)
     and by module."""
-    lines = ["At the peak, by kind"]
-    for kind, nbytes in sorted(by_kind_bytes.items(), key=_activations_first):
-        if nbytes:
-            lines.append(_row(KIND_TITLES.get(kind, kind), nbytes, total_bytes))
-    lines.append("At the peak, by module")
+    kinds = [
+        _row(KIND_TITLES.get(kind, kind), nbytes, total_bytes)
+        for kind, nbytes in sorted(by_kind_bytes.items(), key=_activations_first)
+        if nbytes
+    ]
     named = {path: nbytes for path, nbytes in by_module_bytes.items() if path and nbytes}
     largest = sorted(named, key=lambda path: -named[path])[:_MODULES]
     shown = [path for path in largest if named[path] >= _MODULE_SHARE * total_bytes]
-    lines += [_row(path, named[path], total_bytes) for path in shown]
+    modules = [_row(path, named[path], total_bytes) for path in shown]
     rest = sum(named.values()) - sum(named[path] for path in shown)
     if others := len(named) - len(shown):
-        lines.append(_row(count(others, "other module"), rest, total_bytes))
+        modules.append(_row(count(others, "other module"), rest, total_bytes))
     if by_module_bytes.get(""):
-        lines.append(_row("outside of modules", by_module_bytes[""], total_bytes))
-    return "\n".join(lines)
+        modules.append(_row("outside of modules", by_module_bytes[""], total_bytes))
+    return "\n".join(
+        [
+            *("At the peak, by kind", *table(kinds, "wrr")),
+            *("At the peak, by module", *table(modules, "wrr")),
+        ]
+    )
 
 
 def _activations_first(item: tuple[str, int]) -> tuple[bool, int]:
@@ -116,8 +116,5 @@ def _activations_first(item: tuple[str, int]) -> tuple[bool, int]:
     return kind != "activation", -nbytes
 
 
-def _row(title: str, nbytes: int, total: int) -> str:
-    text = printable(title)
-    if len(text) > _TITLE:  # the end of a module's path says more than its beginning
-        text = f"…{text[1 - _TITLE :]}"
-    return f"  {text:<{_TITLE}} {size(nbytes):>10}  {share(nbytes, total):>4}"
+def _row(title: str, nbytes: int, total: int) -> tuple[str, str, str]:
+    return printable(title), size(nbytes), share(nbytes, total)

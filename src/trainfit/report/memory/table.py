@@ -5,30 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainfit.report.memory.sections import KIND_TITLES
+from trainfit.report.table import table
 from trainfit.results.format import GIB, MIB, share, size
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.text import printable
 
-#: Columns of the rows' names, and of each configuration.
-_NAME, _COLUMN = 21, 28
 #: Kinds, and modules, that are named; and the share of the peak from which they are.
 _PARTS, _LEAST = 3, 0.01
 
 _ROWS = (("allocated", "allocated"), ("reserved", "reserved"), ("device", "device (nvidia-smi)"))
 
 
-def memory_rows(columns: Sequence[MemoryFigures]) -> list[str]:
-    """A line for each of the three quantities, each with its interval."""
-    return [
-        (f"  {title:<{_NAME}}" + "".join(f"{_cell(each, key):<{_COLUMN}}" for each in columns))
-        .rstrip()
-        for key, title in _ROWS
-    ]  # fmt: skip
-
-
-def column_titles(titles: Sequence[str]) -> str:
-    """What the columns of :func:`memory_rows` are of."""
-    return (" " * (_NAME + 2) + "".join(f"{title:<{_COLUMN}}" for title in titles)).rstrip()
+def memory_rows(configurations: Sequence[MemoryFigures], titles: Sequence[str] = ()) -> list[str]:
+    """A line for each of the three quantities, each with its interval, below the titles."""
+    rows = [(title, *(_cell(each, key) for each in configurations)) for key, title in _ROWS]
+    return table(rows, "l" * (1 + len(configurations)), ("", *titles) if titles else ())
 
 
 def _cell(memory: MemoryFigures, key: str) -> str:

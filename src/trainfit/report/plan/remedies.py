@@ -73,7 +73,7 @@ def _remedy(
     price = [_CHANGES[remedy.changes] + detail, _step(remedy.step_change), _extra(remedy.extra)]
     if remedy.largest_batch is not None:
         was = "" if largest_before is None else f"{largest_before} -> "
-        price.insert(0, f"largest batch size {was}{remedy.largest_batch}")
+        price.insert(0, f"largest batch {was}{remedy.largest_batch}")
     lines = [
         wrapped(title, f"  {number:>2}. ", _INDENT),
         wrapped(_before_after(before, remedy.memory), _INDENT, _INDENT),

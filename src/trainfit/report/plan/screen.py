@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 from trainfit.report.memory.table import (
-    column_titles,
     kinds_text,
     memory_rows,
     modules_text,
@@ -19,13 +17,13 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.fixes import fix_lines, fix_title
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines
+from trainfit.report.screen import LINES, Line, ScreenBlock, Style, within
 from trainfit.results.files.notes import Note
 from trainfit.results.format import count, duration
 from trainfit.results.plan.result import PlanResult
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import WIDEST, printable, wrapped
 
-#: Lines of the screen, its columns, and the fewest that it is laid out for.
-LINES: Final = 25
+#: Columns from which it has at most so many lines, and the fewest that it is laid out for.
 COLUMNS: Final = 80
 NARROWEST: Final = 52
 
@@ -41,32 +39,13 @@ _PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|s|h|min)\b)")
 _FIXED: Final = "\u00a0"
 
-Style = Literal["good", "bad", "title", "plain", "quiet"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A line of the screen, and how it may look on a terminal."""
-
-    text: str
-    style: Style = "plain"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Block:
-    """Lines that belong together; the greatest ``rank`` goes first where room is scarce."""
-
-    lines: tuple[Line, ...]
-    rank: int = 0
-    notes: int = 0
-
 
 def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
     """At most :data:`LINES` lines of ``columns``, but for words that are longer.
 
     A terminal of fewer columns than :data:`COLUMNS` gets more lines.
     """
-    width = max(NARROWEST, min(columns, COLUMNS))
+    width = max(NARROWEST, min(columns, WIDEST))
     notes = plan_notes(result)
     blocks = [
         *_answer(result, width),
@@ -76,8 +55,8 @@ def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
         *_fixes(result, width),
         *_notes([note for note in notes if note.kind != "action"], width),
     ]
-    if width == COLUMNS:
-        blocks = _within(blocks, LINES - 1)
+    if width >= COLUMNS:
+        blocks = within(blocks, LINES - 1)
     hidden = len(notes) - sum(block.notes for block in blocks)
     lines = [line for block in blocks for line in block.lines]
     return [*lines, Line(_clipped(_more(result, hidden), width), "quiet")]
@@ -88,31 +67,31 @@ def screen_text(result: PlanResult) -> str:
     return "\n".join(line.text for line in plan_screen(result))
 
 
-def _answer(result: PlanResult, width: int) -> list[_Block]:
+def _answer(result: PlanResult, width: int) -> list[ScreenBlock]:
     style: Style = "good" if result.now.fits else "bad"
     text = wrapped(printable(answer(result)), "", "  ", width)
-    return [_Block(tuple(Line(line, style) for line in text.split("\n"))), _blank(92)]
+    return [ScreenBlock(tuple(Line(line, style) for line in text.split("\n"))), _blank(92)]
 
 
-def _launch(result: PlanResult, notes: Sequence[Note], width: int) -> list[_Block]:
+def _launch(result: PlanResult, notes: Sequence[Note], width: int) -> list[ScreenBlock]:
     """The launch command, and what the user has to change because it cannot."""
     blocks = []
     if result.can_start:
         text = launch_lines(result.launch, 2, width)
         if text.count("\n") >= _LAUNCH_LINES:
             text = f"  {printable(result.launch)}"
-        blocks.append(_Block(tuple(map(Line, text.split("\n")))))
+        blocks.append(ScreenBlock(tuple(map(Line, text.split("\n")))))
     changes = change_lines(result.launch_parts)
     for number, change in enumerate(changes):
         rank = 0 if not number else 30 + number
-        blocks.append(_Block(_wrapped(_shortened(change), "  - ", width), rank))
+        blocks.append(ScreenBlock(_wrapped(_shortened(change), "  - ", width), rank))
     for number, note in enumerate(note for note in notes if note.kind == "action"):
         rank = 0 if not number + len(changes) else 40 + number
-        blocks.append(_Block(_wrapped(_short(note), "  - ", width), rank, notes=1))
+        blocks.append(ScreenBlock(_wrapped(_short(note), "  - ", width), rank, notes=1))
     return [*blocks, _blank(91)] if blocks else []
 
 
-def _memory(result: PlanResult, width: int) -> list[_Block]:
+def _memory(result: PlanResult, width: int) -> list[ScreenBlock]:
     now, chosen = result.now, result.chosen
     best = chosen.recommended_batch
     other_amp = f", {chosen.amp}" if chosen is not now else ""
@@ -122,47 +101,46 @@ def _memory(result: PlanResult, width: int) -> list[_Block]:
     gpu, amp = printable(result.gpu), f"AMP {printable(now.amp)}"
     where = f"{gpu}, {amp}" if both else f"{gpu} at {present}, {amp}"
     title = wrapped(f"Memory on {where} (90% prediction interval)", "", "  ", width)
-    columns, head = [now.memory], []
-    if both and result.recommended is not None and width == COLUMNS:
+    columns, titles = [now.memory], list[str]()
+    if both and result.recommended is not None and width >= COLUMNS:
         columns.append(result.recommended)
         second = f"batch size {best}{other_amp or ', recommended'}"
-        head = [Line(printable(column_titles([present, second])))]
+        titles = [present, printable(second)]
     rows = [
         *(Line(line, "title") for line in title.split("\n")),
-        *head,
-        *map(Line, memory_rows(columns)),
+        *map(Line, memory_rows(columns, titles)),
     ]
     total = now.memory.allocated_bytes
     kinds, modules = kinds_text(now.by_kind_bytes, total), modules_text(now.by_module_bytes, total)
-    blocks = [_Block(tuple(rows))]
+    blocks = [ScreenBlock(tuple(rows))]
     if kinds:
-        blocks.append(_Block(_wrapped(kinds, f"  {'at the peak':<21}", width), 12))
+        blocks.append(ScreenBlock(_wrapped(kinds, f"  {'at the peak':<21}", width), 12))
     if modules:
-        blocks.append(_Block(_wrapped(modules, f"  {'in modules':<21}", width), 45))
+        blocks.append(ScreenBlock(_wrapped(modules, f"  {'in modules':<21}", width), 45))
     return blocks
 
 
-def _facts(result: PlanResult, width: int) -> list[_Block]:
-    title = _Block((Line("Batch size and speed (predicted)", "title"),), 70)
+def _facts(result: PlanResult, width: int) -> list[ScreenBlock]:
+    title = ScreenBlock((Line("Batch size and speed (predicted)", "title"),), 70)
     found = [
-        _Block(_wrapped(_shortened(fact.text), f"  {fact.label:<{_LABEL}}", width), fact.rank)
+        ScreenBlock(_wrapped(_shortened(fact.text), f"  {fact.label:<{_LABEL}}", width), fact.rank)
         for fact in facts(result)
     ]
     return [title, *found] if found else []
 
 
-def _fixes(result: PlanResult, width: int) -> list[_Block]:
+def _fixes(result: PlanResult, width: int) -> list[ScreenBlock]:
     lines = fix_lines(result)
     if not lines:
         return []
     found = [
-        _Block((Line(_clipped(f"  - {printable(text)}", width)),), 6 + 15 * number)
+        ScreenBlock((Line(_clipped(f"  - {printable(text)}", width)),), 6 + 15 * number)
         for number, text in enumerate(lines)
     ]
-    return [_Block((Line(fix_title(result), "title"),)), *found]
+    return [ScreenBlock((Line(fix_title(result), "title"),)), *found]
 
 
-def _notes(notes: Sequence[Note], width: int) -> list[_Block]:
+def _notes(notes: Sequence[Note], width: int) -> list[ScreenBlock]:
     shown = notes[:_NOTES]
     if not shown:
         return []
@@ -173,7 +151,7 @@ def _notes(notes: Sequence[Note], width: int) -> list[_Block]:
         lines = _wrapped(_short(note), "  - ", width)
         if not number:
             lines = (Line("Notes", "title"), *lines)
-        found.append(_Block(lines, rank, notes=1))
+        found.append(ScreenBlock(lines, rank, notes=1))
     return found
 
 
@@ -187,20 +165,8 @@ def _more(result: PlanResult, hidden: int) -> str:
     )
 
 
-def _within(blocks: list[_Block], most: int) -> list[_Block]:
-    """The blocks without those that are most dispensable, until there are at most so many lines."""
-    kept = list(blocks)
-    while sum(len(block.lines) for block in kept) > most:
-        rank = max(block.rank for block in kept)
-        if not rank:
-            break
-        last = max(at for at, block in enumerate(kept) if block.rank == rank)
-        del kept[last]
-    return kept
-
-
-def _blank(rank: int) -> _Block:
-    return _Block((Line(""),), rank)
+def _blank(rank: int) -> ScreenBlock:
+    return ScreenBlock((Line(""),), rank)
 
 
 def _wrapped(text: str, first: str, width: int) -> tuple[Line, ...]:

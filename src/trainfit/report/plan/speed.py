@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate
 from trainfit.results.plan.remedies import LEAST_FASTER
 from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
@@ -99,15 +100,14 @@ def _paced(speed: Speed) -> list[str]:
 def _curve(speed: Speed) -> list[str]:
     if not speed.curve:
         return []
-    shown = _chosen(speed)
-    lines = [f"  {'batch size':>10}{'a step':>12}{'samples/s':>12}   limited by"]
-    for step in shown:
+    rows = []
+    for step in _chosen(speed):
         mark = ""
         if step.batch_size == speed.knee:
             mark = f"; {percent(KNEE)} of the best: saturation"
-        figures = f"{duration(step.seconds):>12}{rate(step.samples_per_s or 0):>12}"
-        lines.append(f"  {step.batch_size:>10}{figures}   {step.bound}{mark}")
-    return lines
+        seconds, samples = duration(step.seconds), rate(step.samples_per_s or 0)
+        rows.append((str(step.batch_size), seconds, samples, f"{step.bound}{mark}"))
+    return table(rows, "rrrw", ("batch size", "a step", "samples/s", "limited by"))
 
 
 def _chosen(speed: Speed) -> list[StepSpeed]:

@@ -17,6 +17,7 @@ from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
 from trainfit.results.files.notes import Note
 from trainfit.results.format import count, duration, percent, size
+from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES
 from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.plan.configuration import BatchCheck, BatchLimits, Configuration
 from trainfit.results.plan.result import PlanResult
@@ -105,7 +106,7 @@ def _batch_section(result: PlanResult) -> str:
         )
     limits = chosen.limits
     bound = _at_least(limits, chosen.largest_batch)
-    lines = [title, _batch_row("largest that fits", chosen.largest_batch, bound)]
+    lines = [title, _batch_row("largest batch", chosen.largest_batch, bound)]
     lines += _recommended(result)
     if not now.fits:
         lines.append(f"  the current batch size, {now.batch_size}, does not fit. What would help:")
@@ -141,8 +142,9 @@ def _recommended(result: PlanResult) -> list[str]:
     if limits is not None and limits.memory is not None and best < limits.memory:
         at_least = _at_least(limits, limits.memory)
         text = f"{at_least}{'; ' if at_least else ''}largest batch {margin}"
-        lines.append(_batch_row("memory allows", limits.memory, text))
-    if best >= 8 and best % 8 == 0 and result.basis == "two traces":
+        lines.append(_batch_row("with the margin", limits.memory, text))
+    has_tensor_cores = result.gpu_sources.get("tensor_flops") != NO_TENSOR_CORES
+    if has_tensor_cores and best >= 8 and best % 8 == 0 and result.basis == "two traces":
         why += ", as a multiple of 8 (tensor cores)"
     lines.append(_batch_row("recommended", best, why))
     if memory is not None:
@@ -225,7 +227,7 @@ def _remedies(result: PlanResult) -> list[str]:
     if result.chosen.recommended_batch and result.chosen.recommended_batch != now.batch_size:
         lines.append(f"  - batch size {result.chosen.recommended_batch}, as in the command below")
     elif now.largest_batch:
-        lines.append(f"  - batch size {now.largest_batch}, with less headroom")
+        lines.append(f"  - batch size {now.largest_batch}, without a safety margin")
     if other is not None and other.largest_batch:
         lines.append(f"  - AMP {printable(other.amp)}: up to batch size {other.largest_batch}")
     elif other is not None and other.fits:
@@ -246,7 +248,7 @@ def _amp_section(result: PlanResult) -> str:
     lines = ["Mixed precision (AMP)"]
     for configuration in filter(None, (result.now, other)):
         memory, largest = configuration.memory, configuration.largest_batch
-        at_most = "" if largest is None else f", largest batch size {largest}"
+        at_most = "" if largest is None else f", largest batch {largest}"
         step = configuration.step_s
         step_words = "" if step is None else f", a step {duration(step)} (predicted)"
         text = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from trainfit.report.notes_text import notes_section, plain
+from trainfit.report.notes_text import note_text, notes_section, plain
 from trainfit.report.protection_text import protection_notes
+from trainfit.report.screen import Line, blank, block, made, note_block, screen
+from trainfit.report.table import table
 from trainfit.results.format import count, size
 from trainfit.results.plan.verification import Comparison, Verification
 from trainfit.results.text import printable
@@ -13,35 +15,57 @@ from trainfit.results.text import printable
 VERDICTS = {True: "within", False: "OUTSIDE", None: "not known"}
 
 
+def verification_screen(result: Verification) -> list[Line]:
+    """The verdict, then the prediction compared with the measurement: at most 25 lines."""
+    good = result.good
+    compared, steps = _table(result).split("\n"), _steps(result).split("\n")
+    notes = plain([*result.notes, *protection_notes(result.protection)])
+    return screen(
+        [
+            block(verdict_text(result), style="good" if good else "bad"),
+            *(block(line, 20, style="quiet") for line in _title(result).split("\n")),
+            blank(),
+            made(compared[1:], title=compared[0]),
+            made(steps[1:], 5, title=steps[0]),
+            blank(),
+            *(note_block(printable(note_text(note)), 30 + at) for at, note in enumerate(notes)),
+        ],
+        "notes",
+    )
+
+
 def verification_text(result: Verification) -> str:
-    """The prediction compared with the measurement, step time, verdict."""
+    """The verdict, the prediction compared with the measurement, step time, notes."""
     parts = [
-        f"{printable(result.gpu_measured)}, {count(result.steps, 'optimizer step')} run "
-        f"(torch {printable(result.environment.get('torch', ''))})\n"
-        f"  predicted for {printable(result.gpu_predicted)} in {printable(result.file)}",
+        verdict_text(result),
+        _title(result),
         _table(result),
         _steps(result),
         notes_section(plain([*result.notes, *protection_notes(result.protection)])),
-        verdict_text(result),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _title(result: Verification) -> str:
+    return (
+        f"{printable(result.gpu_measured)}, {count(result.steps, 'optimizer step')} run "
+        f"(torch {printable(result.environment.get('torch', ''))})\n"
+        f"  predicted for {printable(result.gpu_predicted)} in {printable(result.file)}"
+    )
 
 
 def _table(result: Verification) -> str:
     if not result.compared:
         return ""
-    head = f"  {'':<10}{'predicted':>11}{'measured':>11}{'difference':>20}  stated range"
+    head = ("", "predicted", "measured", "difference", "stated range")
     rows = [_row(name, each) for name, each in result.compared.items()]
-    return "\n".join(["Memory", head, *rows])
+    return "\n".join(["Memory", *table(rows, "lrrrw", head)])
 
 
-def _row(name: str, each: Comparison) -> str:
-    difference = difference_text(each)
+def _row(name: str, each: Comparison) -> tuple[str, ...]:
     measured = "?" if each.measured_bytes is None else size(each.measured_bytes)
-    return (
-        f"  {name:<10}{size(each.predicted_bytes):>11}{measured:>11}{difference:>20}  "
-        f"{size(each.low_bytes)} to {size(each.high_bytes)}: {VERDICTS[each.within]}"
-    )
+    stated = f"{size(each.low_bytes)} to {size(each.high_bytes)}: {VERDICTS[each.within]}"
+    return name, size(each.predicted_bytes), measured, difference_text(each), stated
 
 
 def difference_text(each: Comparison) -> str:

@@ -4,40 +4,55 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.report.plan.screen import COLUMNS, Line, Style
+from trainfit.report.screen import Line, ScreenBlock, Style, block, made, screen
+from trainfit.report.table import table_rows
 from trainfit.report.watch.words import PHASES
 from trainfit.results.format import duration, percent, rate, size
 from trainfit.results.text import printable, wrapped
-from trainfit.results.watch.comparison import Change, Comparison, Difference
+from trainfit.results.watch.comparison import Change, Comparison, Difference, Side
 
 _STYLES: Final[dict[str, Style]] = {"faster": "good", "slower": "bad"}
 #: Phases below this share of a step, before and after, are left out.
 _SHOWN: Final = 0.01
 
 
-def comparison_screen(result: Comparison, columns: int = COLUMNS) -> list[Line]:
+def comparison_screen(result: Comparison) -> list[Line]:
+    """The verdict, what differs and the measures that matter most, in at most 25 lines."""
+    return screen(_blocks(result), "all measures and notes")
+
+
+def comparison_lines(result: Comparison) -> list[Line]:
     """The whole comparison."""
-    lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
-    lines.append(Line(f"A: {_side(result, 'before')}", "quiet"))
-    lines.append(Line(f"B: {_side(result, 'after')}", "quiet"))
-    lines.append(Line("Differs:" if result.differences else "The set-up does not differ."))
-    for each in result.differences:
-        lines += _wrapped(_difference(each), "plain", columns, "  ")
-    lines += change_lines(result.changes, columns)
-    for note in result.notes:
-        lines += _wrapped(f"note: {printable(note)}", "quiet", columns)
-    return lines
+    return [line for each in _blocks(result) for line in each.lines]
 
 
-def change_lines(changes: tuple[Change, ...], columns: int) -> list[Line]:
-    """A line a measure: before, after, the effect with its interval, and the verdict."""
-    shown = notable(changes)
-    width = max((len(name_of(each)) for each in shown), default=0)
-    lines: list[Line] = []
-    for each in shown:
-        made = wrapped(_change(each), f"  {name_of(each):<{width}}  ", " " * (width + 4), columns)
-        lines += map(Line, made.splitlines())
-    return lines
+def _blocks(result: Comparison) -> list[ScreenBlock]:
+    differs = "Differs:" if result.differences else "The set-up does not differ."
+    differences = [
+        made(wrapped(_difference(each), "  ", "    "), 12 + at)
+        for at, each in enumerate(result.differences)
+    ]
+    notes = [
+        block(f"note: {printable(note)}", 10 + 5 * at, style="quiet")
+        for at, note in enumerate(result.notes)
+    ]
+    return [
+        block(answer_text(result), style=_STYLES.get(result.verdict, "title")),
+        *(
+            block(f"{name}: {_side(side)}", 30, style="quiet")
+            for name, side in (("A", result.before), ("B", result.after))
+        ),
+        block(differs, 11),
+        *differences,
+        *change_blocks(result.changes),
+        *notes,
+    ]
+
+
+def change_blocks(changes: tuple[Change, ...]) -> list[ScreenBlock]:
+    """A row for each measure: before, after, the effect with its interval, and the verdict."""
+    rows = table_rows([_change(each) for each in notable(changes)], "lrlrw")
+    return [made(row, 2 + 2 * at) for at, row in enumerate(rows)]
 
 
 def notable(changes: tuple[Change, ...]) -> list[Change]:
@@ -68,8 +83,7 @@ def answer_text(result: Comparison) -> str:
     return f"B is {result.verdict}: {change.what} {effect_text(change)}"
 
 
-def _side(result: Comparison, name: str) -> str:
-    side = result.before if name == "before" else result.after
+def _side(side: Side) -> str:
     return f"{side.steps} steady steps, {printable(side.folder)}"
 
 
@@ -89,12 +103,12 @@ def name_of(change: Change) -> str:
     return PHASES.get(change.what, change.what)
 
 
-def _change(change: Change) -> str:
+def _change(change: Change) -> tuple[str, ...]:
     if change.before is None or change.after is None:
-        return "not measured in both"
+        return name_of(change), "", "", "", "not measured in both"
     before, after = (value_text(change, each) for each in (change.before, change.after))
-    verdict = {"no difference": "  no difference", "": ""}.get(change.verdict, "")
-    return f"{before} -> {after}  {effect_text(change)}{verdict}"
+    same = "  no difference" if change.verdict == "no difference" else ""
+    return name_of(change), before, "->", after, effect_text(change) + same
 
 
 def value_text(change: Change, value: float | None) -> str:
@@ -104,8 +118,3 @@ def value_text(change: Change, value: float | None) -> str:
     if change.unit == "bytes":
         return size(value)
     return percent(value) if change.unit == "share" else rate(value)
-
-
-def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:
-    made = wrapped(text, indent, indent + "  ", columns)
-    return [Line(line, style) for line in made.splitlines()]

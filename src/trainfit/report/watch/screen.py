@@ -6,54 +6,80 @@ import signal
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.report.plan.screen import Line, Style
+from trainfit.report.screen import (
+    Line,
+    ScreenBlock,
+    Style,
+    block,
+    lines_of,
+    made,
+    screen,
+    shortened,
+)
+from trainfit.report.table import table_rows
 from trainfit.report.watch.words import PHASES, answer, evidence_text, setting_text, title
 from trainfit.results.format import count, duration, percent, size
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.result import Finding, MemoryLedger, Severity, WatchResult
 from trainfit.results.watch.run import OOM_KILLED, exit_words
 
-#: Findings and unknowns on the short screen, columns, and cells of the bar of a phase.
+#: Findings and unknowns that the screen has first, and cells of the bar of a phase.
 _FINDINGS: Final = 4
 _UNKNOWN: Final = 2
 #: Lines of what to change on the short screen.
 _FIX_LINES: Final = 2
-COLUMNS: Final = 80
 _BAR: Final = 24
 #: Exit codes of what SIGKILL ended, by itself and as a shell says it.
 _KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _MARKS: Final[dict[Severity, str]] = {"critical": "!!", "warning": "! ", "info": "  "}
 
 
-def watch_screen(result: WatchResult, columns: int = COLUMNS, *, whole: bool = False) -> list[Line]:
+def watch_screen(result: WatchResult, *, whole: bool = False) -> list[Line]:
     """At most 25 lines; with ``whole`` every finding, what could not be told, and notes."""
-    columns = max(52, min(columns, 100))
-    found = result.findings if whole else result.findings[:_FINDINGS]
-    lines = _wrapped(answer(result), _style(result), columns)
-    for text in _context(result):
-        lines += _wrapped(text, "plain", columns)
-    lines += [Line(text, "quiet") for text in _phases(result)]
+    return _whole(result) if whole else _short(result)
+
+
+def _short(result: WatchResult) -> list[Line]:
+    blocks = [block(answer(result), style=_style(result))]
+    blocks += [block(text, 5 + at) for at, text in enumerate(_context(result))]
+    blocks += [made(lines, 20 + 4 * at) for at, lines in enumerate(_phases(result))]
     if result.steps and not result.findings:
-        lines.append(Line("Nothing to fix was found.", "good"))
-    for each in found:
-        lines += _finding(each, columns, whole)
-    left = len(result.findings) - len(found)
-    if left:
-        lines.append(Line(f"{count(left, 'more finding')}: --explain", "quiet"))
-    unknown = result.unknown if whole else ()
-    for gap in unknown:
-        text = f"{gap.kind}: {gap.reason}; needs {gap.needs}"
-        lines += _wrapped(f"cannot tell {printable(text)}", "quiet", columns)
-    if result.unknown and not whole:
+        blocks.append(block("Nothing to fix was found.", style="good"))
+    for at, each in enumerate(result.findings):
+        rank = 2 + at if at < _FINDINGS else 50 + at
+        blocks.append(ScreenBlock(tuple(_finding(each, whole=False)), rank, notes=1))
+    if result.unknown:
         kinds = ", ".join(printable(each.kind) for each in result.unknown[:_UNKNOWN])
         more = "" if len(result.unknown) <= _UNKNOWN else ", …"
         text = f"cannot tell: {kinds}{more} ({len(result.unknown)}; --explain says why)"
-        lines += _wrapped(text, "quiet", columns)
-    for note in result.notes if whole else result.notes[:2]:
-        lines += _wrapped(f"note: {printable(note)}", "quiet", columns)
+        blocks.append(block(text, 18, style="quiet"))
+    for at, note in enumerate(result.notes):
+        text = f"note: {printable(note)}"
+        blocks.append(block(text, (22 if at < _UNKNOWN else 70) + at, style="quiet"))
     if result.next_command:
-        lines.append(Line(f"next: {printable(result.next_command)}", "title"))
-    return lines
+        blocks.append(ScreenBlock((_next(result),)))
+    return screen(blocks, "causes, evidence, notes", "finding")
+
+
+def _whole(result: WatchResult) -> list[Line]:
+    lines = _wrapped(answer(result), _style(result))
+    for text in _context(result):
+        lines += _wrapped(text, "plain")
+    lines += [Line(text, "quiet") for row in _phases(result) for text in row]
+    if result.steps and not result.findings:
+        lines.append(Line("Nothing to fix was found.", "good"))
+    for each in result.findings:
+        lines += _finding(each, whole=True)
+    for gap in result.unknown:
+        text = f"{gap.kind}: {gap.reason}; needs {gap.needs}"
+        lines += _wrapped(f"cannot tell {printable(text)}", "quiet")
+    for note in result.notes:
+        lines += _wrapped(f"note: {printable(note)}", "quiet")
+    return [*lines, *([_next(result)] if result.next_command else [])]
+
+
+def _next(result: WatchResult) -> Line:
+    return Line(f"next: {printable(result.next_command or '')}", "title")
 
 
 def progress_line(result: WatchResult) -> str:
@@ -120,37 +146,32 @@ def _ledger(books: MemoryLedger) -> Iterator[str]:
     yield text + (f", of {size(total)}" if total else "")
 
 
-def _phases(result: WatchResult) -> Iterator[str]:
+def _phases(result: WatchResult) -> list[list[str]]:
     """A bar for each phase that takes 1% or more."""
     shown = [each for each in result.phases if each.share >= 0.01]
-    width = max((len(PHASES[each.name]) for each in shown), default=0)
+    rows = []
     for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
         bar = "█" * max(1, round(_BAR * min(1.0, each.share)))  # a damaged table has any share
         gpu = "" if each.gpu_s is None else f"  (GPU {duration(each.gpu_s)})"
-        yield (
-            f"  {PHASES[each.name]:<{width}} {percent(each.share):>4} "
-            f"{duration(each.host_s):>8}  {bar}{gpu}"
-        )
+        rows.append((PHASES[each.name], percent(each.share), duration(each.host_s), bar + gpu))
+    return table_rows(rows, "lrrl")
 
 
-def _finding(each: Finding, columns: int, whole: bool) -> list[Line]:
+def _finding(each: Finding, *, whole: bool) -> list[Line]:
     style: Style = "plain" if each.severity == "info" else "bad"
-    lines = _wrapped(f"{_MARKS[each.severity]} {title(each)}", style, columns)
+    lines = _wrapped(f"{_MARKS[each.severity]} {title(each)}", style)
     evidence = "; ".join(map(evidence_text, each.evidence if whole else each.evidence[:3]))
     sure = "" if each.confidence == "certain" else f" ({each.confidence})"
     if whole:
-        lines += _wrapped(f"{printable(each.cause)}{sure}: {evidence}", "quiet", columns, "   ")
+        lines += _wrapped(f"{printable(each.cause)}{sure}: {evidence}", "quiet", "   ")
     elif evidence:
-        lines += _wrapped(evidence + sure, "quiet", columns, "   ")[:2]
+        lines += _wrapped(evidence + sure, "quiet", "   ")[:2]
     setting = setting_text(each)
     fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
-    said = _wrapped(fix, "plain", columns, "   ")
-    if not whole and len(said) > _FIX_LINES:
-        last = said[_FIX_LINES - 1]
-        said = [*said[: _FIX_LINES - 1], Line(f"{last.text[: columns - 2]} …", last.style)]
-    return lines + said
+    if whole:
+        return [*lines, *_wrapped(fix, "plain", "   ")]
+    return [*lines, *lines_of(shortened(fix, _FIX_LINES, "   ", "     "))]
 
 
-def _wrapped(text: str, style: Style, columns: int, indent: str = "") -> list[Line]:
-    made = wrapped(text, indent, indent + "  ", columns)
-    return [Line(line, style) for line in made.splitlines()]
+def _wrapped(text: str, style: Style, indent: str = "") -> list[Line]:
+    return lines_of(wrapped(text, indent, indent + "  "), style)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.report.plan.screen import COLUMNS, Line, Style
-from trainfit.report.watch.comparison import change_lines
+from trainfit.report.screen import Line, ScreenBlock, Style, block, screen
+from trainfit.report.watch.comparison import change_blocks
 from trainfit.results.format import percent
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import printable
 from trainfit.results.watch.verification import Verification
 
 #: A comparison that finds only gains above this share has not shown that there is none.
@@ -16,28 +16,38 @@ _COARSE: Final = 0.10
 _STYLES: Final[dict[str, Style]] = {"proven": "good", "worse": "bad"}
 
 
-def verification_screen(result: Verification, columns: int = COLUMNS) -> list[Line]:
-    """The verdict, what was measured, and the command with the change."""
-    lines = _wrapped(answer_text(result), _STYLES.get(result.verdict, "title"), columns)
+def verification_screen(result: Verification) -> list[Line]:
+    """The verdict, what was measured, and the command with the change: at most 25 lines."""
+    return screen(_blocks(result), "all measures")
+
+
+def verification_lines(result: Verification) -> list[Line]:
+    """The same with all measures."""
+    return [line for each in _blocks(result) for line in each.lines]
+
+
+def _blocks(result: Verification) -> list[ScreenBlock]:
+    blocks = [block(answer_text(result), style=_STYLES.get(result.verdict, "title"))]
     if result.title:
-        lines += _wrapped(f"finding: {printable(result.title)}", "plain", columns)
+        blocks.append(block(f"finding: {printable(result.title)}", 20))
     if result.comparison is not None:
         before, after = result.comparison.before.steps, result.comparison.after.steps
-        lines.append(Line(f"{before} steady steps as it is, {after} with the change:", "quiet"))
-        lines += change_lines(result.comparison.changes, columns)
+        text = f"{before} steady steps as it is, {after} with the change:"
+        blocks += [block(text, 1, style="quiet"), *change_blocks(result.comparison.changes)]
     if result.left_out and result.settings:
         rest = _settings(result.left_out)
-        lines += _wrapped(f"not tried, as the command has no placeholder: {rest}", "quiet", columns)
+        text = f"not tried, as the command has no placeholder: {rest}"
+        blocks.append(block(text, 8, style="quiet"))
     if result.line:
-        lines += _wrapped(f"by hand: {printable(result.line)}", "title", columns)
+        blocks.append(block(f"by hand: {printable(result.line)}", style="title"))
     if result.verdict == "no gain" and _detectable(result) > _COARSE:
         more = 2 * len(result.runs) + 1
-        lines += _wrapped(f"more runs find smaller gains: --verify-runs {more}", "title", columns)
-    if result.changed_command and result.verdict == "proven":
-        lines.append(Line(f"next: {printable(result.changed_command)}", "title"))
-    elif result.changed_command:
-        lines.append(Line(f"tried: {printable(result.changed_command)}", "quiet"))
-    return lines
+        blocks.append(block(f"more runs find smaller gains: --verify-runs {more}", style="title"))
+    if result.changed_command:
+        proven = result.verdict == "proven"
+        text = f"{'next' if proven else 'tried'}: {printable(result.changed_command)}"
+        blocks.append(ScreenBlock((Line(text, "title" if proven else "quiet"),)))
+    return blocks
 
 
 def answer_text(result: Verification) -> str:
@@ -64,7 +74,3 @@ def _detectable(result: Verification) -> float:
 
 def _settings(settings: Mapping[str, str]) -> str:
     return " ".join(f"{printable(name)}={printable(value)}" for name, value in settings.items())
-
-
-def _wrapped(text: str, style: Style, columns: int) -> list[Line]:
-    return [Line(line, style) for line in wrapped(text, "", "  ", columns).splitlines()]

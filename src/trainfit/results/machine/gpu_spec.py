@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
+
+#: Where the figure of a card's Tensor cores is from, if it has none.
+NO_TENSOR_CORES: Final = "no Tensor cores"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     elif best == data_set:
         yield "the whole data set"
     elif memory is None or best >= memory:
-        yield f"the largest {_margin(result)}"
+        yield f"largest batch {_margin(result)}"
     elif limits.trains is not None:
         yield f"smallest that trains {percent(KNEE)} as fast as any at this noise scale"
     else:
@@ -26,7 +26,8 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     if data_set is not None and (memory is None or data_set <= memory):
         yield f"the data set has {data_set} samples"
     elif memory is not None and best < memory:
-        yield f"fits safely up to {memory}{' or more' if limits.at_least else ''}"
+        at_least = "at least " if limits.at_least else ""
+        yield f"largest batch {_margin(result)}: {at_least}{memory}"
     if limits.epoch_steps is not None:
         yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
 

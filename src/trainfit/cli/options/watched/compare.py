@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.common import add_result
+from trainfit.cli.common import add_explain, add_result
 
 PARSER: dict[str, Any] = {
     "usage": "trainfit compare [options] A B",
@@ -31,3 +31,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="compare although GPUs, cores or processor differ",
     )
     add_result(parser)
+    add_explain(parser, "all measures and notes")

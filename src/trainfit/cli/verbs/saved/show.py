@@ -5,24 +5,27 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainfit.cli.common import only_ascii
-from trainfit.cli.screen import print_plan
+from trainfit.cli.screen import Report, print_plan, print_shown
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.memory.explain.summary import summarize
-from trainfit.report.batch.explanation import explanation_text
-from trainfit.report.batch.noise import noise_text
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import comparison_text
-from trainfit.report.gpus.profile import profile_text
-from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.report.batch.explanation import explanation_screen, explanation_text
+from trainfit.report.batch.noise import noise_screen, noise_text
+from trainfit.report.gpus.catalogue import gpus_screen, gpus_text
+from trainfit.report.gpus.comparison import comparison_screen, comparison_text
+from trainfit.report.gpus.profile import profile_screen, profile_text
+from trainfit.report.loader.rehearsal import rehearsal_screen, rehearsal_text
+from trainfit.report.loader.screen import loader_screen
 from trainfit.report.loader.text import loader_text
-from trainfit.report.machine.doctor import doctor_screen, doctor_text
+from trainfit.report.machine.doctor import doctor_lines, doctor_screen
 from trainfit.report.machine.pace import pace_text
 from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.report.memory.recording import recording_json, recording_text
-from trainfit.report.plan.verification import verification_text
+from trainfit.report.memory.screen import recording_screen
+from trainfit.report.plan.verification import verification_screen, verification_text
+from trainfit.report.screen import Line
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.kinds import read
@@ -47,47 +50,34 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = read(path)
     if isinstance(result, Recording):
         summary = summarize(result, str(path))
-        print((recording_json if options.json else recording_text)(summary))
+        json = recording_json(summary) if options.json else ""
+        print_shown(summary, options, recording_screen, recording_text, json)
     elif isinstance(result, PlanResult):
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
+    elif type(result) in _SHOWN:
+        print_shown(result, options, *_SHOWN[type(result)])
     else:
-        shown = _TEXTS if options.explain else {**_TEXTS, **_SCREENS}
-        text = None if options.json else shown.get(type(result))
-        print(result.to_json() if text is None else text(result))
+        print(result.to_json())
     return 0
 
 
-def _rehearsal(result: Rehearsal) -> str:
-    return rehearsal_text(result, ascii_only=only_ascii())
+def _ascii(shown: Callable[..., Sequence[Line] | str]) -> Report:
+    """For a terminal whose encoding lacks block characters, if it does."""
+    return lambda result: shown(result, ascii_only=only_ascii())
 
 
-def _pace(result: PaceResult) -> str:
-    return pace_text(result, ascii_only=only_ascii())
-
-
-def _batch(result: BatchExplanation) -> str:
-    return explanation_text(result, ascii_only=only_ascii())
-
-
-#: How a result is shown that has no options of its own; one that no text exists for, as JSON.
-_TEXTS: Final[Mapping[type, Callable[[Any], str]]] = {
-    Profile: profile_text,
-    DoctorResult: doctor_text,
-    Rehearsal: _rehearsal,
-    LoaderResult: loader_text,
-    PaceResult: _pace,
-    NoiseResult: noise_text,
-    BatchExplanation: _batch,
-    GpuComparison: comparison_text,
-    GpusResult: gpus_text,
-    PlanVerification: verification_text,
-}
-
-
-#: The shorter ones where the whole text is not asked for.
-_SCREENS: Final[Mapping[type, Callable[[Any], str]]] = {
-    DoctorResult: doctor_screen,
-    PaceResult: pace_screen,
+#: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
+_SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
+    Profile: (profile_screen, profile_text),
+    DoctorResult: (doctor_screen, doctor_lines),
+    Rehearsal: (_ascii(rehearsal_screen), _ascii(rehearsal_text)),
+    LoaderResult: (loader_screen, loader_text),
+    PaceResult: (pace_screen, _ascii(pace_text)),
+    NoiseResult: (noise_screen, noise_text),
+    BatchExplanation: (_ascii(explanation_screen), _ascii(explanation_text)),
+    GpuComparison: (comparison_screen, comparison_text),
+    GpusResult: (gpus_screen, gpus_text),
+    PlanVerification: (verification_screen, verification_text),
 }

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    print_result(result, json=options.json)
+    print_result(result, json=options.json, whole=options.explain)
     return {"slower": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 

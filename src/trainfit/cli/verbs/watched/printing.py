@@ -7,15 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.text import Text
-
-from trainfit.cli.screen import STYLES
+from trainfit.cli.screen import print_lines
 from trainfit.report.batch.noise import METHODS
-from trainfit.report.plan.screen import Line
-from trainfit.report.watch.comparison import comparison_screen
-from trainfit.report.watch.screen import COLUMNS, watch_screen
-from trainfit.report.watch.verification import verification_screen
+from trainfit.report.screen import Line
+from trainfit.report.watch.comparison import comparison_lines, comparison_screen
+from trainfit.report.watch.screen import watch_screen
+from trainfit.report.watch.verification import verification_lines, verification_screen
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch.comparison import Comparison
@@ -33,14 +30,8 @@ def print_result(
     finding, its cause and evidence."""
     if json:
         print(result.to_json(), flush=True)
-        return
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    lines = _lines(result, console.width if console.is_terminal else None, whole)
-    if not console.is_terminal:
-        print("\n".join(line.text for line in lines), file=console.file, flush=True)
-        return
-    for line in lines:
-        console.print(Text(line.text, STYLES[line.style]), soft_wrap=True)
+    else:
+        print_lines(_lines(result, whole), stderr=stderr)
 
 
 def print_noise(folder: Path, *, wanted: bool, stderr: bool) -> None:
@@ -59,9 +50,9 @@ def print_noise(folder: Path, *, wanted: bool, stderr: bool) -> None:
         print("noise scale not measured; -v gives the reason", file=stream)
 
 
-def _lines(result: Result, columns: int | None, whole: bool) -> Sequence[Line]:
+def _lines(result: Result, whole: bool) -> Sequence[Line]:
     if isinstance(result, WatchResult):
-        return watch_screen(result, columns or COLUMNS, whole=whole)
+        return watch_screen(result, whole=whole)
     if isinstance(result, Comparison):
-        return comparison_screen(result, columns or COLUMNS)
-    return verification_screen(result, columns or COLUMNS)
+        return comparison_lines(result) if whole else comparison_screen(result)
+    return verification_lines(result) if whole else verification_screen(result)

@@ -56,7 +56,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     result = verify(filled, run, judge, tell, count=count)
     if output is not None:
         result.save(output)
-    print_result(result, json=options.json, stderr=True)
+    print_result(result, json=options.json, whole=options.explain, stderr=True)
     return {"worse": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 

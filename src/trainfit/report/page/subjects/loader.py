@@ -79,7 +79,7 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
     reasons = [_settings(result), _variables(result)] if settings else []
     return [
         *section("DataLoader throughput", _workers(result), _runs(result)),
-        *section("What a batch costs", _costs(result), _probe(result)),
+        *section("what a batch costs", _costs(result), _probe(result)),
         *section("DataLoader settings", *reasons),
         *section("Other changes that would help the DataLoader", _advice(result)),
         *section("DataLoader faults", _faults(result)),
@@ -320,7 +320,7 @@ def _costs(result: LoaderResult) -> Chart | None:
             (p.name, duration(p.share * probe.fetch_s), percent(p.share), ", ".join(p.what))
             for p in probe.parts
         ],
-        "What a batch costs in a worker",
+        "what a batch costs in a worker",
         (1, 2),
     )
     return Chart("Time of a batch, by part", says, spec, table)

@@ -331,7 +331,7 @@ def _batches(result: PlanResult, detail: JobDetail) -> Chart | None:
         f"{result.gpu} has {size(result.gpu_memory_bytes)}."
     )
     if largest:
-        says += f" The largest batch that fits is {largest}."
+        says += f" The largest batch is {largest}."
     marks = [
         {"batch": batch, "label": f"{word} {batch}"}
         for word, batch in (("recommended", best), ("largest", largest))

@@ -60,8 +60,8 @@ _PRIVILEGE: Final = {
 
 def pace_headline(result: PaceResult) -> Headline:
     """Are calls slower at a rate, and which fix helps?"""
-    slower = any(row.is_slower or not row.is_reached for row in result.rates)
-    failed = result.ended == "failed"
+    slower = any(row.is_slower for row in result.rates)
+    failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
     fixed = trial is not None and trial.is_fixed
     own = next((each for each in result.advice if each.fix is not None), None)
@@ -74,7 +74,7 @@ def pace_headline(result: PaceResult) -> Headline:
             duration(row.calls.p50),
             f"median; 99%: {duration(row.calls.p99)}"
             + (f"; {times(row.ratio.value)}" if row.ratio is not None else ""),
-            tone="bad" if row.is_slower else "plain",
+            tone="bad" if row.is_slower or not row.is_held else "plain",
         )
         for row in _rows(result)
     ]

@@ -1,0 +1,157 @@
+"""Tables as text, laid out by rich: no cell is cut, no two run together."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trainfit.results.text import columns, wrapped
+
+#: Blanks between columns, fewer where the screen is narrow; and the columns that a cell is never
+#: wrapped to less of.
+_GAPS: Final = (2, 1)
+_NARROW: Final = 12
+#: A table of so many columns is never made two.
+_SPLIT: Final = 4
+
+#: In a column of its own, which is cut off again: where a row begins.
+_FIRST: Final = "."
+
+Rows = Sequence[Sequence[str]]
+
+
+def table(
+    rows: Rows,
+    kinds: str,
+    head: Sequence[str] = (),
+    *,
+    indent: str = "  ",
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Lines of a table as wide as the screen.
+
+    ``kinds`` has a letter for each column: ``l`` left and ``r`` right, both on one line, ``w``
+    wrapped to the room that the others leave, ``v`` likewise and at most 24 columns. Where the
+    screen is too narrow, the columns ``spare`` are left out in that order; then left ones are
+    wrapped; then the table becomes two, one below the other; then a list, a line for each cell.
+    """
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
+    if not _fits(rows, kinds.replace("l", "w"), head, indent) and len(kinds) > _SPLIT:
+        middle = (len(kinds) + 1) // 2
+        halves = [range(middle), (0, *range(middle, len(kinds)))]
+        return [
+            line
+            for half in halves
+            for line in table(
+                [[row[at] for at in half] for row in rows],
+                "".join(kinds[at] for at in half),
+                [head[at] for at in half] if head else (),
+                indent=indent,
+            )
+        ]
+    return [line for row in table_rows(rows, kinds, head, indent=indent) for line in row]
+
+
+def table_rows(
+    rows: Rows,
+    kinds: str,
+    head: Sequence[str] = (),
+    *,
+    indent: str = "  ",
+    spare: Sequence[str] = (),
+) -> list[list[str]]:
+    """The same with the lines of each row, of the head first, by themselves; never two tables."""
+    if not rows:
+        return []
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
+    room = columns() - len(indent)
+    for wrapping in (kinds, kinds.replace("l", "w")):
+        least = _least(rows, wrapping, head)
+        gap = next((gap for gap in _GAPS if least + gap * (len(kinds) - 1) <= room), None)
+        if gap is not None:
+            kinds = wrapping
+            break
+    else:
+        return _list(rows, head, indent)
+    drawn = Table(box=None, show_header=bool(head), pad_edge=False, padding=(0, gap, 0, 0))
+    drawn.add_column(Text(_FIRST))
+    for at, kind in enumerate(kinds):
+        drawn.add_column(
+            Text(head[at] if head else ""),
+            justify="right" if kind == "r" else "left",
+            no_wrap=kind in "lr",
+            overflow="fold",
+            max_width=24 if kind == "v" else None,
+        )
+    for row in rows:
+        drawn.add_row(Text(_FIRST), *map(Text, row))
+    # Of the screen only its width matters: styles, if any, are given to whole lines.
+    console = Console(
+        file=io.StringIO(),
+        width=room + 1 + gap,
+        color_system=None,
+        force_terminal=False,
+        _environ={},
+    )
+    with console.capture() as capture:
+        console.print(drawn)
+    found: list[list[str]] = [[]] if head else []
+    in_head = bool(head)
+    for line in capture.get().rstrip("\n").split("\n"):
+        if line.startswith(_FIRST) and not in_head:
+            found.append([])
+        found[-1].append(f"{indent}{line[1 + gap :]}".rstrip())
+        in_head = in_head and not line.startswith(_FIRST)  # rich aligns a head at its last line
+    return found
+
+
+def _fits(rows: Rows, kinds: str, head: Sequence[str], indent: str) -> bool:
+    if not rows:
+        return True
+    least = _least(rows, kinds, head) + _GAPS[-1] * (len(kinds) - 1)
+    return least <= columns() - len(indent)
+
+
+def _spared(
+    rows: Rows, kinds: str, head: Sequence[str], indent: str, spare: Sequence[str]
+) -> tuple[Rows, str, Sequence[str]]:
+    """Without as many of these columns as have no room, in their order."""
+    for title in spare:
+        if title in head and not _fits(rows, kinds, head, indent):
+            at = list(head).index(title)
+            rows, head = [_without(row, at) for row in rows], _without(head, at)
+            kinds = kinds[:at] + kinds[at + 1 :]
+    return rows, kinds, head
+
+
+def _without(cells: Sequence[str], at: int) -> list[str]:
+    return [cell for number, cell in enumerate(cells) if number != at]
+
+
+def _least(rows: Rows, kinds: str, head: Sequence[str]) -> int:
+    """Columns below which cells would have to be cut, without those between them."""
+    total = 0
+    for at, kind in enumerate(kinds):
+        cells = [row[at] for row in rows] + ([head[at]] if head else [])
+        widest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
+        total += widest if kind in "lr" else min(widest, _NARROW)
+    return total
+
+
+def _list(rows: Rows, head: Sequence[str], indent: str) -> list[list[str]]:
+    rest = indent + "  "
+    found = []
+    for first, *others in rows:
+        lines = [wrapped(first or "-", indent, rest)]
+        for at, cell in enumerate(others, 1):
+            if cell:
+                text = f"{head[at]}: {cell}" if head and head[at] else cell
+                lines.append(wrapped(text, rest, rest + "  "))
+        found.append("\n".join(lines).split("\n"))
+    return found
