@@ -25,6 +25,7 @@ from trainfit.plan.real_machine.versus_cpu import with_cpu
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.plan.run_rate import with_run_rate
 from trainfit.results.runs.loading import Consumer
 
 Say = Callable[[str], None]
@@ -92,7 +93,7 @@ def plan(
     if tuning is not None and not is_tuned(result, command, asked=tuning.asked):
         tuning = None
     if interrupt is None and (real.versus_cpu or tuning is not None):
-        keep(with_launch(result, launched))
+        keep(with_run_rate(with_launch(result, launched)))
         try:
             if real.versus_cpu:
                 result = with_cpu(result, command, settings.time_limit_s, progress)
@@ -102,7 +103,7 @@ def plan(
                 launched = with_loader_options(result, options, gpu, settings.time_limit_s)
         except KeyboardInterrupt as error:
             interrupt = error
-    return Planned(with_launch(result, launched), interrupt)
+    return Planned(with_run_rate(with_launch(result, launched)), interrupt)
 
 
 def _with_loading(

@@ -36,7 +36,7 @@ from trainfit.loader.calibration.sensitivity import sensitivity
 from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.loader.processes.other_processes import is_disturbed, stays_busy
 from trainfit.results.loader.candidates import LoaderMachine
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.settings import LoaderSettings
@@ -117,6 +117,12 @@ class Readings:
         """Batches a second of this kind, on average."""
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
+
+    @property
+    def stays_busy(self) -> bool:
+        """Did other processes disturb the last runs, whatever these were?"""
+        runs = sorted(self.of(*KINDS), key=lambda run: run.began)
+        return stays_busy([run.others_cores for run in runs])
 
     def run_noise(self) -> float:
         """By how much runs of one kind differ: the standard deviation of their rates' logarithm.

@@ -17,6 +17,8 @@ from trainfit.hardware.host.cgroup import shared_quota
 from trainfit.hardware.host.system import System
 from trainfit.results.loader.candidates import DISTURBED_CORES
 
+#: Measurements in a row that others disturb before no more are made: the machine stays busy.
+MOST_DISTURBED: Final = 3
 #: Seconds in a nanosecond.
 _NS: Final = 1e-9
 
@@ -24,6 +26,12 @@ _NS: Final = 1e-9
 def is_disturbed(cores: float | None) -> bool:
     """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
     return (cores or 0.0) > DISTURBED_CORES
+
+
+def stays_busy(cores: Sequence[float | None]) -> bool:
+    """Were the last measurements disturbed, one after the other, by what took so many cores?"""
+    last = cores[-MOST_DISTURBED:]
+    return len(last) == MOST_DISTURBED and all(map(is_disturbed, last))
 
 
 def waits_for_cores(

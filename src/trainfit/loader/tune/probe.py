@@ -79,6 +79,9 @@ _CHECK_S: Final = 3.0
 _TRY_S: Final = 10.0
 #: Of a probe's time, what is spent at most before a first run has come through.
 _GIVE_UP: Final = 3.0
+#: Kinds of runs without which little can be predicted: what batches cost a worker, two of them, and
+#: the process itself.
+_NEEDED: Final = ("one", "two", "alone")
 #: Batches that a slice should see.
 _BATCHES: Final = 12
 
@@ -89,7 +92,8 @@ class Measured:
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
     ``slowing`` is how slowed cores slow the loader, ``noise`` the standard deviation of the
-    logarithm of the rates of runs of the same settings.
+    logarithm of the rates of runs of the same settings. ``stays_busy``: other processes disturbed
+    it to its end, and no measurement is worth its time.
     """
 
     probe: Probe
@@ -97,6 +101,7 @@ class Measured:
     bounds: SettingConstraints = field(default_factory=SettingConstraints)
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
     noise: float = RUN_NOISE
+    stays_busy: bool = False
 
     def predict(
         self, settings: LoaderSettings, consumer: Consumer, seconds: float | None = None
@@ -170,14 +175,15 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds, slowing, readings.run_noise())
+    noise, busy = readings.run_noise(), readings.stays_busy
+    return Measured(probe, fitted, readings.bounds, slowing, noise, busy)
 
 
 def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
     """What to run next: each kind once, then again while there is time; no kind that failed.
 
     What was only run on slowed cores, or alongside other processes, goes first, and is given more
-    time.
+    time. Once the machine stays busy, nothing is run but what the least prediction needs.
     """
     failed: set[str] = set()
 
@@ -194,6 +200,10 @@ def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds)
             if late > _GIVE_UP * seconds and not readings.runs:
                 return
             fresh = [name for name in left if name not in readings.runs and name not in failed]
+            if readings.stays_busy:
+                left = fresh = [name for name in fresh if name in _NEEDED]
+                if not fresh:
+                    break
             again = None if fresh else _disturbed(readings, kinds, failed, watch)
             limit = share * seconds * (_LONGER if again else 1.0)
             if late > limit and not fresh:

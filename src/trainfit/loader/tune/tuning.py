@@ -70,7 +70,7 @@ def tune(
         result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
-            held = _held(workload, whole, measured.probe, seconds, progress, watch)
+            held = _held(workload, whole, measured, seconds, progress, watch)
             held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
             tuner = Tuner(
                 workload,
@@ -97,13 +97,14 @@ def _of_one_rank(measured: Measured, machine: LoaderMachine, ranks: int) -> Meas
 def _held(
     workload: Workload,
     whole: LoaderMachine,
-    probe: Probe,
+    alone: Measured,
     seconds: float,
     progress: Progress,
     watch: CoreSpeeds,
 ) -> dict[int, Measured]:
     """The same with libraries held to one thread in each worker, where they start more."""
-    if not threads.may_be_held(probe):
+    probe = alone.probe
+    if not threads.may_be_held(probe) or alone.stays_busy:
         return {}
     progress("one thread per library in a worker", PROBE_SHARE)
     part = PartialProgress(progress, PROBE_SHARE, PROBE_SHARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfit.report.memory.sections import breakdown_section, memory_section
 from trainfit.report.notes_text import notes_section, plain, plan_notes
+from trainfit.report.plan.answer import answer
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines, parts_section
 from trainfit.report.plan.loading import loading_section
@@ -20,6 +21,7 @@ from trainfit.results.format import count, duration, percent, size
 from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.plan.configuration import BatchCheck, BatchLimits, Configuration
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import run_rate
 from trainfit.results.plan.speed import KNEE
 from trainfit.results.text import printable, wrapped
 
@@ -43,12 +45,13 @@ def plan_text(result: PlanResult) -> str:
     if result.basis_detail and now.largest_batch is not None:
         detail = [Note("note", result.basis_detail)]
     parts = [
+        wrapped(printable(answer(result)), "", "  "),
         "\n".join(filter(None, [_title(result), _simulated(result)])),
         memory_section(f"Memory {_at(now)}{fits}", now.memory),
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        speed_section(result.speed) if result.speed is not None else "",
+        speed_section(result.speed, run_rate(result)) if result.speed is not None else "",
         versus_cpu_section(result.versus_cpu, result.speed) if result.versus_cpu else "",
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
