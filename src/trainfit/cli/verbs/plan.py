@@ -51,8 +51,6 @@ _WITH_VALUE = (
 )
 
 _UNSAID = HostCpu(None, None)
-#: Seconds of probing the DataLoader.
-_PROBE_S = 20.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +75,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_simulation(parser)
     add_protection(parser)
     add_explain(parser)
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="also simulate and measure what does not change the recommendation: the largest batch "
+        "size where batch sizes are simulated one by one, more runs of the DataLoader",
+    )
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",
@@ -132,7 +136,8 @@ def _add_loader(parser: argparse.ArgumentParser) -> None:
         "--probe-time",
         type=seconds,
         metavar="S",
-        help="seconds to measure the DataLoader, without the runs that confirm it (default 20)",
+        help="seconds to measure the DataLoader, without the runs that confirm it (default 12; "
+        "20 with --thorough)",
     )
 
 
@@ -176,6 +181,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         cpu,
         noise_scale=_noise_scale(options),
         rented=_rented(options),
+        thorough=options.thorough,
     )
 
 
@@ -191,8 +197,7 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
             raise UsageError(
                 f"--{name.replace('_', '-')} applies to tuning the DataLoader: remove --no-loader"
             )
-    probe_s = _PROBE_S if options.probe_time is None else options.probe_time
-    tuning = LoaderTuning(options.loader, given_step(options.step_time), probe_s)
+    tuning = LoaderTuning(options.loader, given_step(options.step_time), options.probe_time)
     return RealRuns(
         None if options.no_loader else tuning, options.versus_cpu, measures_cpu=options.cpu is None
     )

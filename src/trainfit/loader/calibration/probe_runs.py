@@ -90,6 +90,8 @@ LENGTHS: Final[Mapping[str, float]] = {
 }
 #: Kinds whose rate is the loader's own, not a step's.
 _FREE: Final = ("one", "two", "over", "pinned", "alone")
+#: Kinds that tell what workers need for batches, and what they cost one another.
+OF_WORKERS: Final = ("one", "two", "over")
 #: By how much the logarithms of two runs' rates differ from their mean, as a standard deviation:
 #: the median of many loaders' (docs/figures.md), and the deviations that it counts for next to
 #: those of a probe's own runs.
