@@ -45,6 +45,8 @@ def _batches(result: PlanResult) -> str:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
     largest = f"Largest batch {more}{chosen.largest_batch}"
+    if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
+        largest += " (larger ones not simulated)"
     if result.samples is not None and chosen.largest_batch >= result.samples:
         largest = f"Any batch size fits (the data set has {result.samples} samples)"
     if best:

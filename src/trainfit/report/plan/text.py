@@ -180,8 +180,8 @@ def _at_least(limits: BatchLimits | None, batch: int) -> str:
     """Said of a figure above which none was simulated."""
     if limits is None or not limits.at_least:
         return ""
-    full = limits.data_set is not None and batch + 8 > limits.data_set
-    return f"at least; {'the data set has no more' if full else 'no larger batch was simulated'}"
+    full = "the data set has no more"
+    return f"at least; {full if limits.is_data_set(batch) else 'no larger batch was simulated'}"
 
 
 def _is_bound(limits: BatchLimits) -> bool:
