@@ -40,7 +40,7 @@ from trainfit.speed.model.step import Machine
 _PATHS: Final = "steps run different code at other batch sizes"
 #: Batch sizes that are simulated for throughput where memory does not seem to limit, and the share
 #: of what memory seems to allow up to which it does not.
-_FEW_TRIALS: Final = 4
+_FEW_TRIALS: Final = 3
 _CLEARLY_WITHIN: Final = 0.5
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
@@ -265,30 +265,29 @@ class BatchSizes:
         """By simulating what the recommended batch size follows from, and it itself; ``None`` where
         memory may be what limits it, or steps run other code at other batch sizes."""
         present, data_set = known[batch], data_set_of(known[batch], batch)
-        full = {size: trace for size, trace in known.items() if is_full(trace, size)}
+        made = {size: trace for size, trace in known.items() if is_full(trace, size)}
         free = self._memory_model.usable_bytes - self._memory_model.context_bytes
-        trials = [self._attempts.trial(size, trace) for size, trace in full.items()]
-        reach = reach_of(trials, free, data_set or LARGEST) if len(trials) > 1 else 0
-        bounds = Bounds(rounded(reach), data_set, True, drops_last(present))
-        most = _compared(bounds, present)
-        if not most or not has_rates(self._machine.gpu):
-            return None
-        curve = self._timed_curve(full, batch, most, variant, timing, trials_left=_FEW_TRIALS)
-        best = self._recommend(bounds, curve, batch, present).batch
-        if not best or best > _CLEARLY_WITHIN * reach:
-            return None
-        list(self._attempts.made([best], variant))
-        made = full | self._attempts.simulated(variant)
-        paths = {batch: present, **made}
-        if best not in made or any(
-            not self._attempts.is_same_path(batch, present, size, trace)
-            for size, trace in paths.items()
-        ):
-            return None
+        best, reach = 0, 0
+        # Each round looks further, as long as the fastest lies at the end of what was looked at.
+        while best >= _CLEARLY_WITHIN * reach:
+            before = reach
+            trials = [self._attempts.trial(size, trace) for size, trace in made.items()]
+            reach = reach_of(trials, free, data_set or LARGEST) if len(trials) > 1 else 0
+            bounds = Bounds(rounded(reach), data_set, True, drops_last(present))
+            most = _compared(bounds, present)
+            if not most or reach <= before or not has_rates(self._machine.gpu):
+                return None
+            curve = self._timed_curve(made, batch, most, variant, timing, trials_left=_FEW_TRIALS)
+            best = self._recommend(bounds, curve, batch, present).batch or LARGEST
+            list(self._attempts.made([best] if best <= most else [], variant))
+            made |= self._attempts.simulated(variant)
+            same = (self._attempts.is_same_path(batch, present, *each) for each in made.items())
+            if best not in made or not all(same):
+                return None
         found = found_by([self._attempts.trial(size, trace) for size, trace in made.items()])
-        if not found.recommended or found.recommended < best:
+        if (found.recommended or 0) < best:
             return None
-        memory = max(best, rounded(found.recommended))
+        memory = max(best, rounded(found.recommended or 0))
         bounds = dataclasses.replace(bounds, memory=memory, at_least=found.too_large is None)
         advised = self._recommend(bounds, curve, batch, present)
         if advised.batch != best:
