@@ -404,7 +404,15 @@ def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
 # -- being interrupted -------------------------------------------------------------------------
 
 
-def test_an_interrupt_keeps_what_was_simulated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signals", "code"),
+    # `timeout` sends SIGTERM to the process and to its group.
+    [pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow), ([signal.SIGTERM] * 2, 143)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_an_interrupt_keeps_what_was_simulated(
+    signals: list[int], code: int, tmp_path: Path
+) -> None:
     """As it is and at another batch size it was; without AMP the script never comes to an end."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -429,11 +437,13 @@ def test_an_interrupt_keeps_what_was_simulated(tmp_path: Path) -> None:
         # Two at a time: when the last run without AMP begins, both with it are over.
         lines = iter(process.stderr)
         said = [next(line for line in lines if "amp false" in line) for _ in range(2)]
-        process.send_signal(signal.SIGINT)
+        for each in signals:
+            process.send_signal(each)
+            time.sleep(0.1)  # two that wait are one
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert len(said) == 2 and err.splitlines()[-1] == "trainfit: interrupted"
     result = json.loads(out)
     assert result["interrupted"] and result["other_amp"] is None

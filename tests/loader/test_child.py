@@ -83,6 +83,7 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
     assert found["options"] == {
         "seconds": 3.0,
         "confirm": 2,
+        "thorough": True,
         "max_workers": 5,
         "any_order": False,
         "ranks": 2,

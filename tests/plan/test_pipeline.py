@@ -87,6 +87,35 @@ def test_an_interrupt_leaves_a_whole_plan(
     assert planned.result.launch == WITH_BATCH and planned.result.loading is None
 
 
+def test_an_interrupt_keeps_what_the_loaders_runs_showed(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt = KeyboardInterrupt()
+    steps = Steps(monkeypatch, simulated=of(command), tune_command=Tuned(result(), interrupt))
+    planned = steps.plan(command, RealRuns())
+    assert planned.interrupt is interrupt and planned.result.interrupted
+    assert planned.result.launch == WITH_LOADER and planned.result.loading is not None
+
+
+@pytest.mark.parametrize(("thorough", "asked"), [(False, (12.0, 2)), (True, (20.0, 4))])
+def test_a_thorough_plan_measures_more(
+    thorough: bool,
+    asked: tuple[float, int],
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def tune(filled: Command, options: Any, progress: Any) -> Tuned:
+        seen.append((options.seconds, options.confirm, options.thorough))
+        return Tuned(result(), None)
+
+    Steps(monkeypatch, simulated=of(command))
+    monkeypatch.setattr(pipeline, "tune_command", tune)
+    plan(command, find_gpu("RTX 4090"), Settings(thorough=thorough), RealRuns())
+    assert seen == [(*asked, thorough)]
+
+
 def test_after_an_interrupt_of_the_simulated_runs_nothing_is_run_for_real(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

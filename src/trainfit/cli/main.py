@@ -39,16 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int:
+    terminated: list[int] = []
     try:
-        with _terminate_as_interrupt(), laid_out_for(_screen_columns()):
+        with _terminate_as_interrupt(terminated), laid_out_for(_screen_columns()):
             code: int = verb.code().run(options, command)
         sys.stdout.flush()
         return code
     except TrainfitError as error:
         return _report(error)
-    except KeyboardInterrupt as interrupt:
+    except KeyboardInterrupt:
         print("trainfit: interrupted", file=sys.stderr)
-        return 143 if isinstance(interrupt, _Terminated) else 130
+        return 143 if terminated else 130
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; nothing may be flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -89,14 +90,18 @@ def _report(error: TrainfitError) -> int:
     return code
 
 
-class _Terminated(KeyboardInterrupt):
-    """Handle SIGTERM: stop child processes as on Ctrl-C."""
-
-
 @contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def _terminate_as_interrupt(seen: list[int]) -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: end child processes, print what is known. ``seen`` gets it.
+
+    Only the first: `timeout` sends it to the process and to its group, Slurm to each process, and
+    what is known is to be printed all the same.
+    """
+
     def handler(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        seen.append(number)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
 
     try:
         former = signal.signal(signal.SIGTERM, handler)

@@ -174,6 +174,7 @@ def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
         loader=loader,
         seconds=request.seconds,
         confirm=request.confirm,
+        thorough=request.thorough,
         max_workers=request.max_workers,
         any_order=request.any_order,
         progress=current(),

@@ -18,8 +18,7 @@ from trainfit.plan.steps.timeline import step_timeline
 from trainfit.results.machine.constants import total
 from trainfit.results.memory.step_memory import BatchMemory
 from trainfit.results.plan.result import HostCpu, JobDetail, PlanResult
-from trainfit.results.plan.speed import StepWork
-from trainfit.results.plan.step_timeline import StepTimeline
+from trainfit.results.plan.speed import StepTimeline, StepWork
 from trainfit.results.runs.recording import Recording
 from trainfit.speed.model.operators import step_work
 

@@ -25,10 +25,14 @@ from trainfit.plan.real_machine.versus_cpu import with_cpu
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.plan.run_rate import with_run_rate
 from trainfit.results.runs.loading import Consumer
 
 Say = Callable[[str], None]
 
+#: Seconds of a probe, and real runs that confirm it; in a thorough plan.
+_PROBE_S, _CONFIRM = 12.0, 2
+_THOROUGH_S, _THOROUGH_CONFIRM = 20.0, 4
 #: How often the probe's time all of the DataLoader's measuring may take at most.
 _MEASURING: Final = 10
 
@@ -36,11 +40,12 @@ _MEASURING: Final = 10
 @dataclasses.dataclass(frozen=True)
 class LoaderTuning:
     """How the DataLoader is to be tuned: also where the script does not train (``asked``), for
-    steps of ``step`` (``None``: as they are predicted), with a probe of ``seconds``."""
+    steps of ``step`` (``None``: as they are predicted), with a probe of ``seconds`` (``None``: as
+    many as the plan's thoroughness asks for)."""
 
     asked: bool = False
     step: Consumer | None = None
-    seconds: float = 20.0
+    seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +97,19 @@ def plan(
     if tuning is not None and not is_tuned(result, command, asked=tuning.asked):
         tuning = None
     if interrupt is None and (real.versus_cpu or tuning is not None):
-        keep(with_launch(result, launched))
+        keep(with_run_rate(with_launch(result, launched)))
         try:
             if real.versus_cpu:
                 result = with_cpu(result, command, settings.time_limit_s, progress)
             if tuning is not None:
                 progress("tuning the DataLoader (--no-loader leaves it out)")
-                result = _with_loading(result, launched, gpu, settings, tuning, progress)
+                result, interrupt = _with_loading(result, launched, gpu, settings, tuning, progress)
+            if tuning is not None and interrupt is None:
                 launched = with_loader_options(result, options, gpu, settings.time_limit_s)
         except KeyboardInterrupt as error:
             interrupt = error
-    return Planned(with_launch(result, launched), interrupt)
+        result = dataclasses.replace(result, interrupted=interrupt is not None)
+    return Planned(with_run_rate(with_launch(result, launched)), interrupt)
 
 
 def _with_loading(
@@ -112,14 +119,19 @@ def _with_loading(
     settings: Settings,
     tuning: LoaderTuning,
     progress: Say,
-) -> PlanResult:
-    """The plan with what real runs of the DataLoader showed."""
+) -> tuple[PlanResult, KeyboardInterrupt | None]:
+    """The plan with what real runs of the DataLoader showed, those before the user's interrupt if
+    one ended them."""
+    thorough = settings.thorough
+    seconds = tuning.seconds or (_THOROUGH_S if thorough else _PROBE_S)
     loading = LoadingOptions(
         tuning.step or predicted_step(result),
         gpu,
-        tuning.seconds,
+        seconds,
+        _THOROUGH_CONFIRM if thorough else _CONFIRM,
+        thorough,
         # The script's way to its first step may take as long as any simulated run.
-        time_limit_s=settings.time_limit_s + _MEASURING * tuning.seconds,
+        time_limit_s=settings.time_limit_s + _MEASURING * (tuning.seconds or _THOROUGH_S),
         script_limit_s=settings.time_limit_s,
         step_is_bound=tuning.step is None,
         sandbox=command.sandbox,
@@ -131,14 +143,17 @@ def _with_loading(
     )
     loading = dataclasses.replace(loading, step=tuning.step or predicted_step(result))
 
+    interrupts: list[KeyboardInterrupt] = []
+
     def tune(filled: Command) -> LoaderResult:
         tuned = tune_command(filled, loading, progress)
         if tuned.interrupt is not None:
-            raise tuned.interrupt
+            interrupts.append(tuned.interrupt)
         return tuned.result
 
     here = _core_here(result.cpu)
-    return with_loading(result, command, tune, step_is_bound=tuning.step is None, here=here)
+    result = with_loading(result, command, tune, step_is_bound=tuning.step is None, here=here)
+    return result, next(iter(interrupts), None)
 
 
 def _core_here(cpu: HostCpu | None) -> CoreHere | None:

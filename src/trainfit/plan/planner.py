@@ -48,6 +48,7 @@ from trainfit.results.machine.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.machine.profile import Rates
 from trainfit.results.plan.remedies import Remedies
 from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.speed.model.step import Machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Settings:
     ``None``: all where the job does not fit. ``cpu`` is the CPU of the machine with the GPU,
     ``rates`` are what a calibration profile measured, ``noise_scale`` is the gradients', in
     samples. ``rented`` says which machine the GPU is of, in words (empty: none was named).
+    ``thorough``: also batch sizes and precisions that do not change the recommendation are
+    simulated.
     """
 
     headroom: float | None = None
@@ -69,6 +72,7 @@ class Settings:
     rates: Rates | None = None
     noise_scale: float | None = None
     rented: str = ""
+    thorough: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +142,7 @@ class _Planner:
         self._runs = runs
         self._constants = constants
         self._progress = progress
-        self._first_run = FirstRun(command, runs, gpu)
+        self._first_run = FirstRun(command, runs, gpu, self._answer)
         self.options = CommandOptions(command, command)
 
     def so_far(self, interrupt: KeyboardInterrupt) -> PlanResult:
@@ -155,7 +159,6 @@ class _Planner:
         job = self._job()
         flipped = opposite_amp(job)
         job.start_runs(flipped)
-        self._answer(job)
         present = present_setting(job)
         if present.batches.law is not None:
             job.start_pair(flipped)
@@ -199,13 +202,7 @@ class _Planner:
         note_options(notes, self.options)
         if self._settings.rented:
             notes.add(self._settings.rented, MAY_CHANGE)
-        memory_model = MemoryModel(
-            self._gpu,
-            allocator_settings(self._command),
-            self._settings.headroom or 0.0,
-            self._constants.used(LIBRARIES),
-            self._constants.other_processes_bytes,
-        )
+        memory_model = self._memory_model()
         note_first_run(notes, memory_model, first, whole, self._runs.counted)
         recording = recording_of(first)
         memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
@@ -213,11 +210,11 @@ class _Planner:
             memory_model = dataclasses.replace(
                 memory_model, headroom=memory_model.margin(recording)
             )
-        settings, profile = self._settings, self._constants.profile
+        settings = self._settings
         return planned_job(
             self._command,
             self._gpu,
-            machine_of(self._gpu, settings.cpu, settings.rates, profile),
+            self._machine(),
             memory_model,
             self._runs,
             notes,
@@ -225,21 +222,37 @@ class _Planner:
             batch,
             infers=whole is not None,
             noise_scale=settings.noise_scale,
+            thorough=settings.thorough,
         )
 
-    def _answer(self, job: PlannedJob) -> None:
-        """Tell of the job as it is, as long as the other runs go on."""
+    def _memory_model(self) -> MemoryModel:
+        return MemoryModel(
+            self._gpu,
+            allocator_settings(self._command),
+            self._settings.headroom or 0.0,
+            self._constants.used(LIBRARIES),
+            self._constants.other_processes_bytes,
+        )
+
+    def _machine(self) -> Machine:
+        settings, profile = self._settings, self._constants.profile
+        return machine_of(self._gpu, settings.cpu, settings.rates, profile)
+
+    def _answer(self, first: Trace, batch: int | None) -> None:
+        """Tell of the job as it is, while other runs are still to come."""
         if self._runs.is_over:
             return
-        shown, fits = job.memory_model.shown(Stream.of(job.recording))
-        figures = job.memory_model.figures(shown, context_parts(job.recording))
+        recording = recording_of(first)
+        context = context_parts(recording)
+        memory_model = dataclasses.replace(self._memory_model(), context=context)
+        shown, fits = memory_model.shown(Stream.of(recording))
         self._progress.first_answer(
             FirstAnswer(
-                batch_size=job.batch,
+                batch_size=batch,
                 fits=fits,
-                device_bytes=figures.device_bytes,
+                device_bytes=memory_model.figures(shown, context).device_bytes,
                 capacity_bytes=self._gpu.memory_bytes,
-                step_s=step_seconds(job.recording, job.machine),
+                step_s=step_seconds(recording, self._machine()),
             )
         )
 

@@ -231,7 +231,10 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
         yield
         return
 
+    passed: set[int] = set()
+
     def pass_on(number: int, _: FrameType | None) -> None:
+        passed.add(number)
         process.send_signal(number)
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -243,6 +246,9 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
+        if signal.SIGTERM in passed:
+            # Sent once more (`timeout`, Slurm), it is not to end what tells of the run.
+            before[signal.SIGTERM] = lambda number, frame: None
         for number, handler in before.items():
             signal.signal(number, handler)
 

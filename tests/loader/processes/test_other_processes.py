@@ -13,7 +13,11 @@ from trainfit.hardware.host.system import System
 from trainfit.loader.calibration.probe_runs import Readings
 from trainfit.loader.measure.run import Run
 from trainfit.loader.processes import other_processes as others
-from trainfit.loader.processes.other_processes import OtherProcessLoad
+from trainfit.loader.processes.other_processes import (
+    OtherProcesses,
+    OtherProcessLoad,
+    stays_busy,
+)
 from trainfit.loader.tune import probe as probing
 from trainfit.results.loader.settings import LoaderSettings
 
@@ -144,3 +148,48 @@ def test_what_was_disturbed_is_run_again(
     readings.runs["one"] *= 4
     readings.runs["two"] *= 4
     assert probing._disturbed(readings, ("one", "two"), set(), watch) is None  # often enough
+
+
+# --- When it is given up ------------------------------------------------------------------------
+
+
+def test_three_in_a_row_say_that_others_stay() -> None:
+    assert stays_busy([1.0, 0.5, 2.0]) and stays_busy([0.0, 1.0, 0.5, 2.0])
+    assert not stays_busy([1.0, 1.0]) and not stays_busy([1.0, 1.0, None])
+    assert not stays_busy([1.0, 0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("cores", "made"),
+    [
+        (1.0, ["one", "two", "over", "alone"]),  # what the least prediction needs
+        (0.0, ["one", "two", "over", "turn", "pinned", "tight", "paced", "alone", "alone_pinned"]),
+    ],
+)
+def test_a_probe_of_a_busy_machine_ends(
+    cores: float, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Readings, "with_speeds", lambda self, watch: self)
+    readings, ran = Readings(machine()), []
+    began = probing.time.monotonic()
+    for name in probing._series(readings, began - 100.0, 50.0, CoreSpeeds()):
+        ran.append(name)
+        run = Run(LoaderSettings(1), 0.0, began=float(len(ran)), others_cores=cores)
+        readings.runs.setdefault(name, []).append(run)
+    assert ran == made
+    assert readings.stays_busy is (cores > 0)
+
+
+def test_who_is_busy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name, without what is ours; what began meanwhile counts from its beginning."""
+    worked = {(1, 0.0): ("init", 5.0), (7, 1.0): ("python", 40.0), (8, 1.0): ("ours", 1.0)}
+    monkeypatch.setattr(others, "_worked_by_process", lambda: dict(worked))
+    monkeypatch.setattr(others.time, "monotonic", lambda: now[0])
+    ours = SimpleNamespace(pid=8, children=lambda recursive: [])
+    monkeypatch.setattr(others.psutil, "Process", lambda pid: ours)
+    now = [100.0]
+    seen = OtherProcesses()
+    now[0] = 110.0
+    worked |= {(7, 1.0): ("python", 48.0), (8, 1.0): ("ours", 11.0), (9, 105.0): ("python", 2.0)}
+    worked |= {(10, 105.0): ("pip", 3.0), (1, 0.0): ("init", 5.1)}
+    assert seen.busiest() == pytest.approx({"python": 1.0, "pip": 0.3})

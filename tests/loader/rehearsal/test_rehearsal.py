@@ -450,6 +450,11 @@ def test_verdicts() -> None:
     assert last(command="--loader data:make").endswith("loader --step-time 40ms --loader data:make")
     assert "longer --duration" in last(steady=None)
     assert last(ended="interrupted").startswith("Interrupted")
+    busy = {"others_cores": 1.3, "others": {"python": 0.9, "pip": 0.4}}
+    assert last(**busy).startswith("Cannot tell what the DataLoader costs: alongside other")
+    text = " ".join(rehearsal_text(dataclasses.replace(RESULT, **busy)).split())
+    assert "other processes competed for 1.3 cores (python 0.9, pip 0.4): rates reflect" in text
+    assert "other processes" not in rehearsal_text(dataclasses.replace(RESULT, others_cores=0.2))
     fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
     assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Fix: mend it" in failed

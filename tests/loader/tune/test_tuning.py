@@ -130,7 +130,7 @@ def test_threads_of_libraries_are_probed_both_ways() -> None:
     held = {each.settings.library_threads for each in result.candidates}
     assert held == {None, 1}
     told = any("with one thread per library" in note for note in result.notes)
-    assert told is not result.is_left_open
+    assert told is not result.was_busy
     named = {each.name for each in result.variables}
     chosen = result.recommended
     if chosen.num_workers:
@@ -206,7 +206,7 @@ def test_workers_never_inherit_what_this_process_opened(wrapped: bool) -> None:
 @pytest.mark.slow
 def test_waiting_batches_get_workers_until_the_gpu_is_the_limit() -> None:
     result = tuned(Sleeping(), step_s=0.004)
-    if result.is_left_open:
+    if result.was_busy:
         pytest.skip("other processes keep the cores busy: no verdict can be given")
     assert result.verdict == "change" and result.present.num_workers == 0
     assert 2 <= result.recommended.num_workers <= 8

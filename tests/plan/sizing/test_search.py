@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainfit.plan.sizing.search import MOST_TRIALS, Found, SimulatedBatch, search
+from trainfit.plan.sizing.search import (
+    MOST_TRIALS,
+    Found,
+    SimulatedBatch,
+    found_by,
+    reach_of,
+    search,
+)
 
 CAPACITY, USABLE = 1_000_000, 900_000
 
@@ -119,3 +126,31 @@ def test_a_jump_of_memory_does_not_make_trials_creep() -> None:
         most=1000,
     )
     assert (found.largest, found.too_large, found.tried) == (39, 41, (38, 39, 41))
+
+
+# --- Without more trials --------------------------------------------------------------------------
+
+
+def trial(batch: int, need: int) -> SimulatedBatch:
+    return SimulatedBatch(batch, need, need <= CAPACITY, need <= USABLE)
+
+
+def test_what_trials_tell_without_others() -> None:
+    known = [trial(8, 100_000), trial(16, 200_000), trial(96, 950_000), trial(128, 1_200_000)]
+    found = found_by(known)
+    assert (found.largest, found.recommended, found.too_large) == (96, 16, 128)
+    assert found_by(known[:2]).too_large is None
+
+
+@pytest.mark.parametrize(
+    ("known", "most", "reach"),
+    [
+        ([(8, 100_000), (16, 200_000)], 1000, 72),  # where their line meets the free memory
+        ([(8, 100_000), (16, 100_100)], 1000, 128),  # no further than a search would try at once
+        ([(8, 100_000), (16, 200_000)], 40, 40),
+        ([(8, 100_000), (16, 200_000), (32, 950_000)], 1000, 30),  # below what was seen not to fit
+        ([(8, 950_000)], 1000, 0),
+    ],
+)
+def test_how_far_memory_seems_to_reach(known: list[tuple[int, int]], most: int, reach: int) -> None:
+    assert reach_of([trial(*each) for each in known], USABLE, most) == reach

@@ -12,7 +12,7 @@ from trainfit.hardware import find_gpu
 from trainfit.memory.stream.replay import Stream, replay
 from trainfit.plan.steps.costing import machine_of, step_seconds
 from trainfit.plan.steps.timeline import step_timeline
-from trainfit.results.plan.step_timeline import StepTimeline
+from trainfit.results.plan.speed import StepTimeline
 from trainfit.results.runs.recording import Recording
 
 RECORDING = Recording.load(ROOT / "tests" / "fixtures" / "results" / "recording-v3.trainfit")

@@ -61,6 +61,7 @@ ACT = dataclasses.replace(
     ),
     recommended=KNOWN,
     speed=ACT_SPEED,
+    samples=1212,
     notes=(),
     assumptions={},
     headroom_is_set=False,

@@ -81,6 +81,8 @@ def test_the_whole_plan() -> None:
     assert (
         plan_text(PLAN)
         == """\
+Fits: 7.39 GiB of 24.00 GiB at batch size 8. Largest batch 30, recommended 24.
+
 RTX 4090, 24.00 GiB (3 optimizer steps simulated, torch 2.13.0, 35 s)
 
 Memory at batch size 8, AMP bfloat16

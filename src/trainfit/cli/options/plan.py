@@ -72,6 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_simulation(simulation)
     simulation.add_argument(
+        "--thorough",
+        action="store_true",
+        help="also simulate and measure what does not change the recommendation: the largest batch "
+        "size where batch sizes are simulated one by one, more runs of the DataLoader",
+    )
+    simulation.add_argument(
         "--versus-cpu",
         action="store_true",
         help="also run the command for a few steps on this machine's CPU and say whether a GPU is "
@@ -118,7 +124,8 @@ def _add_loader(group: OptionGroup) -> None:
         "--probe-time",
         type=seconds,
         metavar="S",
-        help="seconds to measure the DataLoader, without the runs that confirm it (default 20)",
+        help="seconds to measure the DataLoader, without the runs that confirm it (default 12; "
+        "20 with --thorough)",
     )
 
 

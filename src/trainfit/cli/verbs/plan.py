@@ -26,9 +26,6 @@ from trainfit.plan.planner import Settings
 from trainfit.plan.remedies.catalogue import NAMES
 from trainfit.results.plan.result import HostCpu, PlanResult
 
-#: Seconds of probing the DataLoader.
-_PROBE_S = 20.0
-
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
@@ -65,6 +62,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         cpu,
         noise_scale=_noise_scale(options),
         rented=_rented(options),
+        thorough=options.thorough,
     )
 
 
@@ -80,8 +78,7 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
             raise UsageError(
                 f"--{name.replace('_', '-')} applies to tuning the DataLoader: remove --no-loader"
             )
-    probe_s = _PROBE_S if options.probe_time is None else options.probe_time
-    tuning = LoaderTuning(options.loader, given_step(options.step_time), probe_s)
+    tuning = LoaderTuning(options.loader, given_step(options.step_time), options.probe_time)
     return RealRuns(
         None if options.no_loader else tuning, options.versus_cpu, measures_cpu=options.cpu is None
     )

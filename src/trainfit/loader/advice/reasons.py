@@ -15,7 +15,7 @@ from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.results.format import byte_rate, count, duration, percent, rate
 from trainfit.results.loader.advice import Evidence, SettingReason
 from trainfit.results.loader.candidates import Candidate
-from trainfit.results.loader.result import LoaderResult
+from trainfit.results.loader.result import BUSY, LoaderResult
 from trainfit.results.loader.settings import steady
 
 #: Rates that differ by less than this are the same.
@@ -30,7 +30,17 @@ def setting_reasons(
     ``present`` are the variables of the environment that the job runs in; ``why_no_cores`` says why
     no CPUs are chosen where ``result`` advises none.
     """
-    return (*_of_loader(result), *thread_reasons(result, present), _affinity(result, why_no_cores))
+    found = (*_of_loader(result), *thread_reasons(result, present))
+    if result.was_busy:
+        found = tuple(map(_marked, found))
+    return (*found, _affinity(result, why_no_cores))
+
+
+def _marked(reason: SettingReason) -> SettingReason:
+    """A reason by the model, which is from runs that other processes disturbed."""
+    if reason.evidence != "predicted" or BUSY in reason.reason:
+        return reason
+    return dataclasses.replace(reason, reason=f"{reason.reason} ({BUSY})")
 
 
 def _of_loader(result: LoaderResult) -> list[SettingReason]:

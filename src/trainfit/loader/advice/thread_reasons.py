@@ -90,7 +90,7 @@ def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evide
 def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     """Why a variable is left as it is."""
     probe = result.probe
-    if result.is_left_open:
+    if result.was_busy:
         return "it cannot be measured alongside other processes", ""
     if not result.recommended.num_workers:
         return "no workers whose threads could outnumber the cores", "measured"

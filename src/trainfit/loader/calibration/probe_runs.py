@@ -36,7 +36,7 @@ from trainfit.loader.calibration.sensitivity import sensitivity
 from trainfit.loader.faults.constraints import SettingConstraints, bounds
 from trainfit.loader.measure.instrument import WALL
 from trainfit.loader.measure.run import Run
-from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.loader.processes.other_processes import is_disturbed, stays_busy
 from trainfit.results.loader.candidates import LoaderMachine
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.settings import LoaderSettings
@@ -90,6 +90,8 @@ LENGTHS: Final[Mapping[str, float]] = {
 }
 #: Kinds whose rate is the loader's own, not a step's.
 _FREE: Final = ("one", "two", "over", "pinned", "alone")
+#: Kinds that tell what workers need for batches, and what they cost one another.
+OF_WORKERS: Final = ("one", "two", "over")
 #: By how much the logarithms of two runs' rates differ from their mean, as a standard deviation:
 #: the median of many loaders' (docs/figures.md), and the deviations that it counts for next to
 #: those of a probe's own runs.
@@ -117,6 +119,12 @@ class Readings:
         """Batches a second of this kind, on average."""
         rates = [run.batches_per_s for run in self.of(name) if run.batches_per_s is not None]
         return statistics.fmean(rates) if rates else None
+
+    @property
+    def stays_busy(self) -> bool:
+        """Did other processes disturb the last runs, whatever these were?"""
+        runs = sorted(self.of(*KINDS), key=lambda run: run.began)
+        return stays_busy([run.others_cores for run in runs])
 
     def run_noise(self) -> float:
         """By how much runs of one kind differ: the standard deviation of their rates' logarithm.

@@ -17,6 +17,10 @@ from trainfit.hardware.host.cgroup import shared_quota
 from trainfit.hardware.host.system import System
 from trainfit.results.loader.candidates import DISTURBED_CORES
 
+#: Measurements in a row that others disturb before no more are made: the machine stays busy.
+MOST_DISTURBED: Final = 3
+#: Cores that a process has to keep busy to be named.
+_WORTH_NAMING: Final = 0.1
 #: Seconds in a nanosecond.
 _NS: Final = 1e-9
 
@@ -24,6 +28,12 @@ _NS: Final = 1e-9
 def is_disturbed(cores: float | None) -> bool:
     """Did other processes that took so many cores disturb? (``None``, not told, is no.)"""
     return (cores or 0.0) > DISTURBED_CORES
+
+
+def stays_busy(cores: Sequence[float | None]) -> bool:
+    """Were the last measurements disturbed, one after the other, by what took so many cores?"""
+    last = cores[-MOST_DISTURBED:]
+    return len(last) == MOST_DISTURBED and all(map(is_disturbed, last))
 
 
 def waits_for_cores(
@@ -86,6 +96,41 @@ class OtherProcessLoad:
             mine = sum(map(_worked_s, (me, *me.children(recursive=True))))
             return _Used(time.monotonic(), everyone, mine, in_quota)
         return None
+
+
+class OtherProcesses:
+    """Which processes are busy, from when it is made: all but the process ``root`` (by default this
+    one) and what it has started."""
+
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root
+        self._began, self._before = time.monotonic(), _worked_by_process()
+
+    def busiest(self, most: int = 3) -> dict[str, float]:
+        """Cores that each kept busy since, by name, the busiest first: those with a tenth of a core
+        or more. Empty where that cannot be told."""
+        seconds = time.monotonic() - self._began
+        found: dict[str, float] = {}
+        with contextlib.suppress(psutil.Error):
+            me = psutil.Process(self._root)
+            mine = {me.pid, *(each.pid for each in me.children(recursive=True))}
+            for key, (name, worked_s) in _worked_by_process().items():
+                if key[0] not in mine and seconds > 0:
+                    used = worked_s - self._before.get(key, (name, 0.0))[1]
+                    found[name] = found.get(name, 0.0) + used / seconds
+        busy = sorted(found.items(), key=lambda each: -each[1])
+        return {name: cores for name, cores in busy[:most] if cores >= _WORTH_NAMING}
+
+
+def _worked_by_process() -> dict[tuple[int, float], tuple[str, float]]:
+    """Name and CPU seconds of each process, by its number and when it began."""
+    found = {}
+    for each in psutil.process_iter(["name", "cpu_times", "create_time"]):
+        times = each.info["cpu_times"]
+        if times is not None:
+            key = each.pid, float(each.info["create_time"] or 0.0)
+            found[key] = str(each.info["name"] or each.pid), float(times.user + times.system)
+    return found
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trainfit.loader.measure.instrument import WorkerRecords
 from trainfit.loader.measure.run import Run
 from trainfit.loader.measure.running import PATIENCE_S, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.loader.processes.other_processes import OtherProcesses, OtherProcessLoad
 from trainfit.loader.processes.progress import current
 from trainfit.loader.rehearsal import idle_causes as idle
 from trainfit.loader.rehearsal import utilization as utilisation
@@ -76,7 +77,9 @@ def rehearse(
         work = functools.partial(
             run_epochs, workload, settings, consumer, duration_s, journal, notebook, progress
         )
+        load, processes = OtherProcessLoad(), OtherProcesses()
         end = _await(work, settings, duration_s, notebook)
+        others_cores, others = load.cores(), processes.busiest()
         made = end.made if end.made is not None else made_by(notebook, settings, 0.0)
         observed = journal.observed(settings, made, end)
         run = _run_of(observed, consumer, notebook, end)
@@ -87,7 +90,7 @@ def rehearse(
         )
         fault = diagnose_run(run, workload, seen)
     result = _result(workload, observed, consumer, duration_s, end, names or ResultLabels())
-    return dataclasses.replace(result, fault=fault)
+    return dataclasses.replace(result, fault=fault, others_cores=others_cores, others=others)
 
 
 def _run_of(

@@ -11,7 +11,7 @@ from typing import Final
 from trainfit.loader.calibration.fitting import Fitted, fit_contention, same_rate
 from trainfit.loader.calibration.probe_runs import RUN_NOISE
 from trainfit.loader.measure.run import Run
-from trainfit.loader.processes.other_processes import is_disturbed
+from trainfit.loader.processes.other_processes import is_disturbed, stays_busy
 from trainfit.loader.tune.estimates import estimated_rates
 from trainfit.loader.tune.search import Choice, search
 from trainfit.results.loader.settings import LoaderSettings
@@ -89,6 +89,7 @@ class Confirmation:
     noise: float = RUN_NOISE
     trials: list[ConfirmingRun] = field(default_factory=list)
     refitted: bool = False
+    _others: list[float | None] = field(default_factory=list)
 
     def run(self) -> LoaderSettings:
         """Confirm; returns the settings to recommend."""
@@ -170,28 +171,37 @@ class Confirmation:
         if (
             chosen.num_workers
             and len(self.trials) < self.most
+            and not stays_busy(self._others)
             and self._trial(twice) is None
             and not self.choice.goal.impossible(twice)
         ):
             self._try(twice, "beyond the saturation point")
 
     def _can(self, settings: LoaderSettings) -> bool:
-        return len(self.trials) < self.most and not self.choice.look(settings).infeasible
+        is_over = len(self.trials) >= self.most or stays_busy(self._others)
+        return not is_over and not self.choice.look(settings).infeasible
 
     def _try(self, settings: LoaderSettings, why: str) -> ConfirmingRun:
-        """A real run; repeated while other processes are active and there is time."""
+        """A real run; repeated while other processes are active and there is time, unless they
+        seem to stay."""
         predicted = self.choice.look(settings).batches_per_s
-        trial = ConfirmingRun(
-            settings, predicted, self.runner(settings, self.choice.goal.consumer), why
-        )
-        while trial.is_disturbed and trial.tries < TRIES and self.in_time():
-            run = self.runner(settings, self.choice.goal.consumer)
+        trial = ConfirmingRun(settings, predicted, self._ran(settings), why)
+        while trial.is_disturbed and self._is_repeated(trial):
+            run = self._ran(settings)
             least = min((trial.run, run), key=lambda each: each.others_cores or 0.0)
             kept = trial.run if run.failure is not None else least
             trial = dataclasses.replace(trial, run=kept, tries=trial.tries + 1)
         self.trials.append(trial)
         self.after(self)
         return trial
+
+    def _is_repeated(self, trial: ConfirmingRun) -> bool:
+        return trial.tries < TRIES and self.in_time() and not stays_busy(self._others)
+
+    def _ran(self, settings: LoaderSettings) -> Run:
+        run = self.runner(settings, self.choice.goal.consumer)
+        self._others.append(run.others_cores)
+        return run
 
     def _trial(self, settings: LoaderSettings) -> ConfirmingRun | None:
         return next((each for each in self.trials if each.settings == settings), None)

@@ -1,8 +1,8 @@
 """Disturbances of measurements: other processes, and cores slowed from outside.
 
 Beside another process on the same cores a rate tells of both, and the settings that are fastest
-then are those that take the most from it. No verdict is given from such runs but what holds
-without the other process all the more.
+then are those that take the most from it. From such runs only the CPU time of batches counts, by
+which the model predicts the rates without the other process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def is_disturbed(probe: Probe, held: Probe | None) -> bool:
 
 
 def doubts(
-    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], *, is_open: bool
+    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], *, is_predicted: bool
 ) -> tuple[Doubt, ...]:
-    """What is to be doubted of these measurements; ``is_open``: no verdict is given for it."""
-    return (*_others(probe, held, trials, is_open), *_slowed(probe, held, trials))
+    """What is to be doubted of these measurements; ``is_predicted``: the verdict is by the model
+    alone."""
+    return (*_others(probe, held, trials, is_predicted), *_slowed(probe, held, trials))
 
 
 def _others(
-    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], is_open: bool
+    probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], is_predicted: bool
 ) -> list[Doubt]:
     seen = dict(probe.disturbed)
     if held is not None:
@@ -49,10 +50,10 @@ def _others(
             seen[f"real run: {_settings(trial.settings)}"] = trial.run.others_cores or 0.0
     if not seen:
         return []
-    if is_open:
+    if is_predicted:
         meaning = (
-            "the best settings without them are unknown, so the current ones are "
-            "kept; re-run when they have finished"
+            "rates and settings are predicted from the CPU time of batches, not measured; re-run "
+            "when they have finished"
         )
     elif probed:
         meaning = "without them the verdict holds even more; predicted rates are less certain"
@@ -60,7 +61,7 @@ def _others(
         meaning = "the rates of these runs were not used; the verdict relies on the model instead"
     cores = statistics.fmean(seen.values())
     summary = f"other processes competed for {core_count(cores)} in {_named(list(seen))}"
-    return [Doubt("others", tuple(seen), summary, meaning, cores=cores, decides=is_open)]
+    return [Doubt("others", tuple(seen), summary, meaning, cores=cores, decides=is_predicted)]
 
 
 def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -> list[Doubt]:

@@ -20,6 +20,7 @@ from trainfit.loader.calibration.constants import fit
 from trainfit.loader.calibration.fitting import Fitted
 from trainfit.loader.calibration.noise_correction import Slowing, cores_speed
 from trainfit.loader.calibration.probe_runs import (
+    KINDS,
     LAST,
     LENGTHS,
     ORDER,
@@ -79,6 +80,9 @@ _CHECK_S: Final = 3.0
 _TRY_S: Final = 10.0
 #: Of a probe's time, what is spent at most before a first run has come through.
 _GIVE_UP: Final = 3.0
+#: Kinds of runs without which little can be predicted: what batches cost a worker, two of them, and
+#: the process itself.
+_NEEDED: Final = ("one", "two", "alone")
 #: Batches that a slice should see.
 _BATCHES: Final = 12
 
@@ -89,7 +93,8 @@ class Measured:
 
     ``fitted`` is ``None`` where no run came through; ``bounds`` is what the faults leave.
     ``slowing`` is how slowed cores slow the loader, ``noise`` the standard deviation of the
-    logarithm of the rates of runs of the same settings.
+    logarithm of the rates of runs of the same settings. ``stays_busy``: other processes disturbed
+    it to its end, and no measurement is worth its time.
     """
 
     probe: Probe
@@ -97,6 +102,7 @@ class Measured:
     bounds: SettingConstraints = field(default_factory=SettingConstraints)
     slowing: Slowing = field(default_factory=lambda: Slowing(1.0, 1.0))
     noise: float = RUN_NOISE
+    stays_busy: bool = False
 
     def predict(
         self, settings: LoaderSettings, consumer: Consumer, seconds: float | None = None
@@ -129,12 +135,14 @@ def probe_workload(
     watch: CoreSpeeds | None = None,
     *,
     known: Probe | None = None,
+    kinds: Sequence[str] = KINDS,
 ) -> Measured:
     """Measure for about so many seconds, and fit the model.
 
     What was measured while something from outside slowed the cores is brought to their full
     speed; ``watch`` is who watches that, if somebody does already. ``known`` is a probe of the
     same data set: what it is made of, its storage and how workers start are taken from there.
+    ``kinds`` are those of the runs to make (:mod:`trainfit.loader.calibration.probe_runs`).
 
     Batches that take long make it longer: each kind of run happens once, whatever it takes.
     Where a run fails, the fault is named and what it leaves is tried. It never raises for what
@@ -142,14 +150,16 @@ def probe_workload(
     """
     if watch is None:
         with CoreSpeeds() as watch:
-            return probe_workload(workload, machine, seconds, progress, watch, known=known)
+            return probe_workload(
+                workload, machine, seconds, progress, watch, known=known, kinds=kinds
+            )
     began = time.monotonic()
     progress = progress or NullProgress()
     readings = Readings(machine)
     progress("checks before any run", 0.0)
     if known is None:
         readings.faults += check(workload, limit_s=min(_CHECK_S, seconds / 8))
-    for name in _series(readings, began, _SERIES * seconds, watch):
+    for name in _series(readings, began, _SERIES * seconds, watch, kinds):
         share = (time.monotonic() - began) / seconds
         progress(_words(readings.settings(name)), min(_SERIES, share))
         _measure(workload, name, readings, seconds, machine)
@@ -170,14 +180,22 @@ def probe_workload(
     probe = dataclasses.replace(
         probe, faults=tuple(readings.faults), seconds=time.monotonic() - began
     )
-    return Measured(probe, fitted, readings.bounds, slowing, readings.run_noise())
+    noise, busy = readings.run_noise(), readings.stays_busy
+    return Measured(probe, fitted, readings.bounds, slowing, noise, busy)
 
 
-def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds) -> Iterator[str]:
-    """What to run next: each kind once, then again while there is time; no kind that failed.
+def _series(
+    readings: Readings,
+    began: float,
+    seconds: float,
+    watch: CoreSpeeds,
+    wanted: Sequence[str] = KINDS,
+) -> Iterator[str]:
+    """What of the ``wanted`` kinds to run next: each kind once, then again while there is time; no
+    kind that failed.
 
     What was only run on slowed cores, or alongside other processes, goes first, and is given more
-    time.
+    time. Once the machine stays busy, nothing is run but what the least prediction needs.
     """
     failed: set[str] = set()
 
@@ -188,13 +206,18 @@ def _series(readings: Readings, began: float, seconds: float, watch: CoreSpeeds)
             failed.add(name)
 
     for kinds, share in ((ORDER, 1 - _ALONE), (LAST, 1.0)):
-        left = list(kinds)
+        chosen = [name for name in kinds if name in wanted]
+        left = list(chosen)
         while left:
             late = time.monotonic() - began
             if late > _GIVE_UP * seconds and not readings.runs:
                 return
             fresh = [name for name in left if name not in readings.runs and name not in failed]
-            again = None if fresh else _disturbed(readings, kinds, failed, watch)
+            if readings.stays_busy:
+                left = fresh = [name for name in fresh if name in _NEEDED]
+                if not fresh:
+                    break
+            again = None if fresh else _disturbed(readings, chosen, failed, watch)
             limit = share * seconds * (_LONGER if again else 1.0)
             if late > limit and not fresh:
                 break

@@ -106,7 +106,7 @@ class Tuner:
         confirmation = Confirmation(
             choice,
             self._run,
-            max(0, min(confirm, CONFIRM)),
+            0 if self._measured.stays_busy else max(0, min(confirm, CONFIRM)),
             after=self._keep,
             in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
             noise=self._noise,
@@ -219,14 +219,15 @@ class Tuner:
         if self._measured.bounds.workers == 0:
             bound = "main_process"
         decision = decide(choice, trials, chosen, bound, disturbed=disturbed, noise=self._noise)
-        without_others = chosen if decision.is_open else None
+        changes = decision.is_predicted and not decision.keeps
+        without_others = chosen if changes else None
         if decision.keeps:
             chosen = choice.goal.present
-        recommended = chosen if decision.is_open else self._with_persistence(choice, chosen)
+        recommended = self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
         # Alongside other processes a batch has fewer busy threads than alone.
-        notes = [] if decision.is_open else [threads.verdict(probe, machine, recommended)]
-        if self._held and not decision.is_open:
+        notes = [] if decision.is_predicted else [threads.verdict(probe, machine, recommended)]
+        if self._held and not decision.is_predicted:
             notes.append(_held_note(choice, trials, chosen))
         if self._consumer.pageable_s:
             copied = byte_rate(PAGEABLE_BYTES_PER_S)
@@ -239,7 +240,7 @@ class Tuner:
                 f"{duration(self._consumer.work_s)} of the step keep a core busy: kernel "
                 "launches, and busy-waits for the GPU"
             )
-        seen = doubts(probe, self._held_probe, trials, is_open=decision.is_open)
+        seen = doubts(probe, self._held_probe, trials, is_predicted=decision.is_predicted)
         notes += [f"{each.summary}: {each.meaning}" for each in seen]
         if note := alone_note([trial.run for trial in trials], self._result.ranks):
             notes.append(note)
@@ -258,7 +259,7 @@ class Tuner:
                 probe, machine, recommended, os.environ, was_held=bool(self._held)
             ),
             advice=()
-            if decision.is_open
+            if decision.is_predicted
             else beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
             too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
             faults=tuple(self._faults),

@@ -11,7 +11,8 @@ import torch
 
 from trainfit.hardware.cpu.core_speed import CoreSpeeds
 from trainfit.loader.advice import threads
-from trainfit.loader.calibration.fitting import share_of
+from trainfit.loader.calibration.fitting import Fitted, share_of
+from trainfit.loader.calibration.probe_runs import KINDS, OF_WORKERS
 from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.processes.progress import NullProgress, PartialProgress, Progress
@@ -36,6 +37,7 @@ def tune(
     loader: str = "",
     seconds: float = SECONDS,
     confirm: int = CONFIRM,
+    thorough: bool = True,
     max_workers: int | None = None,
     any_order: bool = False,
     progress: Progress | None = None,
@@ -52,6 +54,8 @@ def tune(
         command: the user's command, ``loader`` the loader's place in it, for the result.
         seconds: of the probe, about; a confirming run takes 20% of that.
         confirm: real runs of the chosen settings and their rivals, at most 4.
+        thorough: probe libraries that are held to one thread by all kinds of runs, not only by
+            those that their threads matter for.
         max_workers: the most workers to try; by default two a core, more where batches wait.
         any_order: may batches come in another order than the sampler's (``in_order=False``)?
         progress: receives what is being done, and keeps partial results.
@@ -70,7 +74,7 @@ def tune(
         result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
-            held = _held(workload, whole, measured.probe, seconds, progress, watch)
+            held = _held(workload, whole, measured, seconds, progress, watch, thorough=thorough)
             held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
             tuner = Tuner(
                 workload,
@@ -97,20 +101,40 @@ def _of_one_rank(measured: Measured, machine: LoaderMachine, ranks: int) -> Meas
 def _held(
     workload: Workload,
     whole: LoaderMachine,
-    probe: Probe,
+    alone: Measured,
     seconds: float,
     progress: Progress,
     watch: CoreSpeeds,
+    *,
+    thorough: bool,
 ) -> dict[int, Measured]:
     """The same with libraries held to one thread in each worker, where they start more."""
-    if not threads.may_be_held(probe):
+    probe = alone.probe
+    if not threads.may_be_held(probe) or alone.stays_busy:
         return {}
     progress("one thread per library in a worker", PROBE_SHARE)
     part = PartialProgress(progress, PROBE_SHARE, PROBE_SHARE)
+    kinds = KINDS if thorough else OF_WORKERS
     measured = probe_workload(
-        workload.held_to(HELD), whole, _HELD_TIME * seconds, part, watch, known=probe
+        workload.held_to(HELD), whole, _HELD_TIME * seconds, part, watch, known=probe, kinds=kinds
     )
+    if not thorough and measured.fitted is not None and alone.fitted is not None:
+        measured = dataclasses.replace(
+            measured, fitted=_with_transfer(measured.fitted, alone.fitted)
+        )
     return {HELD: measured} if measured.fitted is not None else {}
+
+
+def _with_transfer(fitted: Fitted, alone: Fitted) -> Fitted:
+    """With how batches are passed on, and made without workers, as in ``alone``: threads of
+    libraries in workers do not matter for that."""
+    return dataclasses.replace(
+        fitted,
+        alone=alone.alone,
+        alone_pinned=alone.alone_pinned,
+        transfer=alone.transfer,
+        cold_transfer=alone.cold_transfer,
+    )
 
 
 def _copying(consumer: Consumer, probe: Probe) -> Consumer:

@@ -13,7 +13,7 @@ from trainfit.loader.tune.estimates import estimated_rates
 from trainfit.loader.tune.search import WITHIN, Choice
 from trainfit.results.format import count, percent, times
 from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.result import Limit
+from trainfit.results.loader.result import BUSY, Limit
 from trainfit.results.loader.settings import LoaderSettings
 
 Verdict = Literal["change", "keep", "nothing_to_gain", "no_setting_helps", "cannot_tell"]
@@ -24,11 +24,9 @@ _WAITS: Final = 0.05
 #: and model together.
 _AS_FAST: Final = 0.96
 
-#: Why there is no verdict where other processes were active.
-_DISTURBED: Final = (
-    "other processes used cores during the measurement, so rates reflect both; "
-    "re-run when they have finished"
-)
+#: What other settings must be predicted to gain where other processes disturbed all runs: the model
+#: is from these.
+_PREDICTED_GAIN: Final = 1.1
 
 #: What is said of a limit that no setting of the DataLoader moves.
 _LIMITS: Final = {
@@ -52,8 +50,8 @@ class Decision:
     reason: str
     keeps: bool = False
     """Are the current settings the ones to recommend?"""
-    is_open: bool = False
-    """Is there no verdict because of other processes?"""
+    is_predicted: bool = False
+    """Is it by the model alone, because of other processes?"""
 
     @property
     def gains_nothing(self) -> bool:
@@ -74,7 +72,7 @@ def decide(
     is called a change.
 
     ``limit`` is what bounds the loop with the chosen settings. ``disturbed``: the model is
-    from runs that other processes disturbed; what it says is no ground for a verdict then.
+    from runs that other processes disturbed; a gain that it predicts must be larger then.
     ``noise`` is by how much runs of the same settings differ.
     """
     present = choice.goal.present
@@ -101,8 +99,11 @@ def decide(
             + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
             keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )
+    if disturbed and ran >= _PREDICTED_GAIN:
+        return Decision("change", f"{times(ran)} as many batches ({BUSY})", is_predicted=True)
     if disturbed:
-        return Decision("cannot_tell", _DISTURBED, keeps=True, is_open=True)
+        reason = f"no other settings give {percent(_PREDICTED_GAIN - 1)} more ({BUSY})"
+        return Decision("keep", reason, keeps=True, is_predicted=True)
     if chosen.num_workers < present.num_workers and gain >= WITHIN and ran >= _AS_FAST:
         return Decision(
             "change",

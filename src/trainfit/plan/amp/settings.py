@@ -222,7 +222,8 @@ def _tried(
         why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
     else:
-        batches = job.batches(trace, variant, by_trial=said and has_rates(job.gpu))
+        by_trial = said and has_rates(job.gpu) and job.thorough
+        batches = job.batches(trace, variant, by_trial=by_trial)
     found = AmpSetting(
         value,
         variant,

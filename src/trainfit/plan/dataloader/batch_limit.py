@@ -7,14 +7,15 @@ import dataclasses
 from typing import Final
 
 from trainfit.results.format import rate
+from trainfit.results.loader.result import BUSY
 from trainfit.results.plan.configuration import BatchLimits, Configuration
 from trainfit.results.plan.loading import rate_of
 from trainfit.results.plan.result import PlanResult
 
 #: By how much the GPU must be faster: a loader's rate is good to some percent.
 _CLEARLY: Final = 1.1
-#: The same where other processes disturbed the loader: it had a tenth of the cores at least.
-_DISTURBED: Final = 10.0
+#: The same where the loader's rate is predicted, from runs that other processes disturbed.
+_PREDICTED: Final = 2.0
 
 
 def kept_batch(plan: PlanResult) -> PlanResult:
@@ -24,13 +25,13 @@ def kept_batch(plan: PlanResult) -> PlanResult:
     given, wanted = _given(plan), _taken(plan)
     if not present or not best or best <= present or not plan.now.fits:
         return plan
-    is_open = _is_left_open(plan)
-    least = _DISTURBED if is_open else _CLEARLY
+    evidence = plan.loading.evidence if plan.loading is not None else ""
+    least = _PREDICTED if evidence == "busy" else _CLEARLY
     if given is None or wanted is None or wanted < least * given:
         return plan
-    alongside = " alongside other processes" if is_open else ""
+    marked = f" ({BUSY})" if evidence == "busy" else ""
     reason = (
-        f"the DataLoader gives {rate(given)} samples/s{alongside}, the GPU at least "
+        f"the DataLoader gives {rate(given)} samples/s{marked}, the GPU at least "
         f"{rate(wanted)} at batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
@@ -47,12 +48,6 @@ def _kept(configuration: Configuration, present: int, reason: str) -> Configurat
     limits = configuration.limits or BatchLimits(None, None)
     limits = dataclasses.replace(limits, reason=reason, epoch_steps=None)
     return dataclasses.replace(configuration, recommended_batch=present, limits=limits)
-
-
-def _is_left_open(plan: PlanResult) -> bool:
-    """Did other processes leave open which settings are best?"""
-    found = plan.loading.result if plan.loading is not None else None
-    return found is not None and found.is_left_open
 
 
 def _given(plan: PlanResult) -> float | None:

@@ -48,13 +48,15 @@ class LoadingOptions:
     processes share the machine. ``loader`` ("module:callable") stands for a command, and
     ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
     ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
-    says what may come of the files that the script writes.
+    says what may come of the files that the script writes. ``thorough``: see
+    :class:`~trainfit.results.runs.loading.LoadingRequest`.
     """
 
     step: Consumer | None = None
     gpu: GpuSpec | None = None
     seconds: float = 20.0
     confirm: int = 4
+    thorough: bool = True
     max_workers: int | None = None
     any_order: bool = False
     ranks: int = 1
@@ -165,6 +167,7 @@ def _request(command: Command | None, options: LoadingOptions, folder: Path) -> 
         step=_known_step(command, options),
         seconds=options.seconds,
         confirm=options.confirm,
+        thorough=options.thorough,
         max_workers=options.max_workers,
         any_order=options.any_order,
         ranks=options.ranks,

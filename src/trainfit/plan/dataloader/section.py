@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Final
 
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import LOADER_TUNABLES, literal, present_settings
@@ -28,14 +27,11 @@ from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.loading import Bottleneck, DataLoading, rate_of
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import KEEPS_UP
 from trainfit.results.runs.loading import Consumer
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
-
-#: A loader that is slower than the GPU by less than this keeps up: the smallest settings within
-#: 2% of the best are chosen, and a short run's rate is good to some percent.
-_KEEPS_UP: Final = 0.05
 
 
 def is_tuned(plan: PlanResult, command: Command, *, asked: bool) -> bool:
@@ -135,9 +131,8 @@ def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
     if found.step_s <= 0 or not rate:
         return "unknown", None
     ratio = 1 / found.step_s / rate
-    if ratio > 1 + _KEEPS_UP:
-        # With other busy processes a slow loader may be due to them.
-        return ("unknown", None) if found.is_left_open else ("loader", ratio)
+    if ratio > 1 + KEEPS_UP:
+        return "loader", ratio
     alone = _alone(found, found.recommended)
     return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
 

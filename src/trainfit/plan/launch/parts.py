@@ -99,7 +99,7 @@ def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         if each.where != "environment" or each.name in line.useless:
             continue
         part = _variable(each, line)
-        if found.is_left_open and part.status == "not set":
+        if found.was_busy and part.status == "not set":
             part = dataclasses.replace(part, status="cannot tell")
         if each.name in calls:
             place = calls[each.name].where.replace("script", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.options.constants import batch_constant
@@ -18,10 +20,18 @@ class FirstRun:
     """Makes the first run; ``whole`` is that of a script that turned out not to train, which is
     run once more then, with its calls of the model as steps; one that trains without an optimizer
     is, too, with its backward passes. ``options`` are the command's, with
-    the tunables that the user has not marked.
+    the tunables that the user has not marked. ``tell`` is called with the run and its batch size as
+    soon as they are known, before other runs show what options mean.
     """
 
-    def __init__(self, command: Command, runs: Runs, gpu: GpuSpec) -> None:
+    def __init__(
+        self,
+        command: Command,
+        runs: Runs,
+        gpu: GpuSpec,
+        tell: Callable[[Trace, int | None], None] = lambda first, batch: None,
+    ) -> None:
+        self._tell = tell
         self._command = command
         self._runs = runs
         self._gpu = gpu
@@ -64,6 +74,7 @@ class FirstRun:
             batch = int(marked)
         elif batch is None and loader is not None and loader.index is not None:
             batch = loader.batch_size
+        self._tell(first, batch)
         if marked is None and batch is not None:
             self._runs.same(None, batch, AS_WRITTEN)
         if options.found:

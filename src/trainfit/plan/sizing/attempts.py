@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainfit.memory.stream.replay import Replay, Stream
 from trainfit.plan.runs.code_paths import other_path, takes_other_path
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import full_part, is_full
+from trainfit.plan.runs.full_batches import full_part, full_steps, is_full, most_timed
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.notes import CHANGES, Notes
 from trainfit.plan.sizing.search import SimulatedBatch
+from trainfit.plan.steps.curve import Curve
+from trainfit.plan.steps.trial_curve import curve_through, refine, timed
+from trainfit.results.plan.speed import StepSpeed
+from trainfit.speed.model.step import Machine
 
 
 class Attempts:
-    """Runs at batch sizes of a job; ``notes`` collects those that failed or were fed less."""
+    """Runs at batch sizes of a job, timed on ``machine``; ``notes`` collects those that failed or
+    were fed less."""
 
-    def __init__(self, runs: Runs, memory_model: MemoryModel, notes: Notes) -> None:
+    def __init__(
+        self, runs: Runs, memory_model: MemoryModel, machine: Machine, notes: Notes
+    ) -> None:
         self._runs = runs
         self._memory_model = memory_model
+        self._machine = machine
         self._notes = notes
+        self._made: dict[Variant, dict[int, Trace]] = {}
+
+    def simulated(self, variant: Variant) -> dict[int, Trace]:
+        """The runs that :meth:`made` gave."""
+        return dict(self._made.get(variant, {}))
 
     def trial(self, batch: int, trace: Trace) -> SimulatedBatch:
         stream = Stream.of(recording_of(trace))
@@ -59,6 +73,7 @@ class Attempts:
                 self.note(f"batch size {batch} could not be simulated: {error}")
                 continue
             if is_full(trace, batch):
+                self._made.setdefault(variant, {})[batch] = trace
                 yield batch, trace
             else:
                 self.note(
@@ -70,6 +85,43 @@ class Attempts:
         for _, trace in self.made([batch], variant):
             return self._memory_model.limited(Stream.of(recording_of(trace)))
         return None
+
+    def timed_curve(
+        self,
+        known: Mapping[int, Trace],
+        batch: int,
+        most: int,
+        variant: Variant,
+        noise_scale: float | None,
+        trials_left: int,
+    ) -> Curve:
+        """Steps up to ``most`` samples, from ``known`` runs of ``variant`` and as many more as
+        needed, no more than ``trials_left``."""
+        bounds: list[int] = []
+
+        def measure(size: int) -> StepSpeed | None:
+            trace = next((run for _, run in self.made([size], variant)), None)
+            if trace is None:
+                return None
+            bounds.extend(filter(None, [most_timed(trace)]))
+            return self._timed(trace, size)
+
+        steps: dict[int, StepSpeed] = {}
+        for size, trace in known.items():
+            bounds.extend(filter(None, [most_timed(trace)]))
+            if trace.recording is not None and is_full(trace, size):
+                step = self._timed(trace, size)
+                steps |= {size: step} if step is not None else {}
+        if not steps:
+            step = measure(min(batch, most))
+            steps = {min(batch, most): step} if step is not None else {}
+        if not steps:
+            return Curve()
+        least = functools.partial(min, bounds, default=None)
+        return curve_through(refine(steps, most, measure, noise_scale, least, trials_left), most)
+
+    def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
+        return timed(recording_of(trace), size, self._machine, full_steps(trace))
 
     def is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
         """As far as it can be told: a first step lacks what the script does after a step."""

@@ -15,10 +15,8 @@ from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.full_batches import (
     data_set_of,
     drops_last,
-    full_steps,
     half_epoch,
     is_full,
-    most_timed,
 )
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -30,17 +28,20 @@ from trainfit.plan.sizing.memory_growth import Growth
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.notes import Notes
 from trainfit.plan.sizing.recommendation import Bounds, Recommendation, recommend, rounded
-from trainfit.plan.sizing.search import Found, search
+from trainfit.plan.sizing.search import Found, found_by, reach_of, search
 from trainfit.plan.sizing.shapes import VaryingShapes
 from trainfit.plan.steps.costing import has_rates
 from trainfit.plan.steps.curve import Curve, curve_of, tile_of
-from trainfit.plan.steps.trial_curve import curve_through, refine, timed
+from trainfit.plan.steps.trial_curve import MOST_TRIALS
 from trainfit.results.plan.configuration import BatchCheck, BatchLimits
-from trainfit.results.plan.speed import StepSpeed
 from trainfit.speed.model.step import Machine
 
 #: Why the current batch size stays where others are of no use.
 _PATHS: Final = "steps run different code at other batch sizes"
+#: Batch sizes that are simulated for throughput where memory does not seem to limit, and the share
+#: of what memory seems to allow up to which it does not.
+_FEW_TRIALS: Final = 3
+_CLEARLY_WITHIN: Final = 0.5
 #: Batch sizes of one path below which nothing is said of others.
 _LEAST_TRIALS: Final = 2
 
@@ -51,7 +52,8 @@ class BatchSizes:
     ``notes`` collects further remarks; ``noise_scale`` is the gradients', if it
     is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
     ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
-    longest.
+    longest. ``thorough``: sizes that are simulated one by one are explored up to the largest that
+    fits, even where it is not what limits the recommended one.
     """
 
     def __init__(
@@ -64,7 +66,10 @@ class BatchSizes:
         noise_scale: float | None,
         growth: Growth,
         shapes: VaryingShapes | None,
+        *,
+        thorough: bool = True,
     ) -> None:
+        self._thorough = thorough
         self._shapes = shapes
         self._noise_scale = noise_scale
         self._growth = growth
@@ -73,7 +78,7 @@ class BatchSizes:
         self._memory_model = memory_model
         self._machine = machine
         self._tile = tile_of(machine.gpu)
-        self._attempts = Attempts(runs, memory_model, notes)
+        self._attempts = Attempts(runs, memory_model, machine, notes)
 
     def find(
         self,
@@ -210,6 +215,10 @@ class BatchSizes:
         self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
     ) -> Batches:
         """By simulating one batch size after the other."""
+        if not self._thorough:
+            few = self._by_few_trials(known, batch, variant, timing, why)
+            if few is not None:
+                return few
         context = self._memory_model.context_bytes
         present = known[batch]
         data_set = data_set_of(present, batch)
@@ -252,6 +261,50 @@ class BatchSizes:
             check=BatchCheck(advised.batch) if peak is not None and advised.batch else None,
         )
 
+    def _by_few_trials(
+        self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
+    ) -> Batches | None:
+        """By simulating what the recommended batch size follows from, and it itself; ``None`` where
+        memory may be what limits it, or steps run other code at other batch sizes."""
+        present, data_set = known[batch], data_set_of(known[batch], batch)
+        made = {size: trace for size, trace in known.items() if is_full(trace, size)}
+        free = self._memory_model.usable_bytes - self._memory_model.context_bytes
+        best, reach = 0, 0
+        # Each round looks further, as long as the fastest lies at the end of what was looked at.
+        while best >= _CLEARLY_WITHIN * reach:
+            before = reach
+            trials = [self._attempts.trial(size, trace) for size, trace in made.items()]
+            reach = reach_of(trials, free, data_set or LARGEST) if len(trials) > 1 else 0
+            bounds = Bounds(rounded(reach, self._tile), data_set, True, drops_last(present))
+            most = _compared(bounds, present)
+            if not most or reach <= before or not has_rates(self._machine.gpu):
+                return None
+            curve = self._timed_curve(made, batch, most, variant, timing, trials_left=_FEW_TRIALS)
+            best = self._recommend(bounds, curve, batch, present).batch or LARGEST
+            list(self._attempts.made([best] if best <= most else [], variant))
+            made |= self._attempts.simulated(variant)
+            same = (self._attempts.is_same_path(batch, present, *each) for each in made.items())
+            if best not in made or not all(same):
+                return None
+        found = found_by([self._attempts.trial(size, trace) for size, trace in made.items()])
+        if (found.recommended or 0) < best:
+            return None
+        memory = max(best, rounded(found.recommended or 0, self._tile))
+        bounds = dataclasses.replace(bounds, memory=memory, at_least=found.too_large is None)
+        advised = self._recommend(bounds, curve, batch, present)
+        if advised.batch != best:
+            return None
+        return Batches(
+            "one trace a batch size",
+            f"{why}; {_tried(found)}; larger ones were not simulated (--thorough does)",
+            found.largest,
+            best,
+            self._attempts.peak(best, variant),
+            limits=advised.limits,
+            curve=curve,
+            check=BatchCheck(best),
+        )
+
     def _timing_pair(self, pair: RecordedPair, variant: Variant, timing: Variant) -> RecordedPair:
         """The runs that steps are timed by, at the batch sizes of ``pair``: that of memory, or
         others of a typical sample."""
@@ -272,40 +325,17 @@ class BatchSizes:
         variant: Variant,
         timing: Variant,
         notes: tuple[str, ...] = (),
+        trials_left: int = MOST_TRIALS,
     ) -> Curve:
-        """Steps up to ``most`` samples, from ``known`` runs and as many more as needed."""
-
-        bounds: list[int] = []
-
-        def measure(size: int) -> StepSpeed | None:
-            trace = next((run for _, run in self._attempts.made([size], timing)), None)
-            if trace is None:
-                return None
-            bounds.extend(filter(None, [most_timed(trace)]))
-            return self._timed(trace, size)
-
+        """Steps up to ``most`` samples, from ``known`` runs and up to ``trials_left`` more."""
         if not has_rates(self._machine.gpu):
-            return Curve((), notes, self._tile)
-        steps: dict[int, StepSpeed] = {}
-        for size, trace in known.items() if timing == variant else ():
-            bounds.extend(filter(None, [most_timed(trace)]))
-            if trace.recording is not None and is_full(trace, size):
-                step = self._timed(trace, size)
-                steps |= {size: step} if step is not None else {}
-        if not steps:
-            step = measure(min(batch, most))
-            steps = {min(batch, most): step} if step is not None else {}
-        if not steps:
             return Curve((), notes, self._tile)
         noise_scale = self._noise_scale
         if batch in known and self._effective(known[batch], batch).is_kept:
             noise_scale = None
-        found = refine(steps, most, measure, noise_scale, lambda: min(bounds, default=None))
-        curve = curve_through(found, most)
+        usable = known if timing == variant else {}
+        curve = self._attempts.timed_curve(usable, batch, most, timing, noise_scale, trials_left)
         return dataclasses.replace(curve, notes=(*notes, *curve.notes), tile=self._tile)
-
-    def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
-        return timed(recording_of(trace), size, self._machine, full_steps(trace))
 
     def _recommend(
         self, bounds: Bounds, curve: Curve, batch: int, present: Trace

@@ -37,7 +37,8 @@ class PlannedJob:
     ``infers``: steps are calls of the model, because the script does not train. ``noise_scale`` is
     the gradients', in samples, as the user said. ``pattern`` says how memory goes on, ``shapes``
     what stands for batches that vary in shape (``None``: they do not), ``pairs`` the pairs of batch
-    sizes to derive a law from. ``notes`` collects what is to be said.
+    sizes to derive a law from. ``notes`` collects what is to be said. ``thorough``: also what does
+    not change the recommendation is simulated.
     """
 
     command: Command
@@ -53,6 +54,7 @@ class PlannedJob:
     pattern: StepPattern
     shapes: VaryingShapes | None
     pairs: tuple[tuple[int, int], ...]
+    thorough: bool = True
 
     @property
     def recording(self) -> Recording:
@@ -80,6 +82,7 @@ class PlannedJob:
             None if self.infers else self.noise_scale,
             Growth.of(self.pattern, self.memory_model),
             self.shapes,
+            thorough=self.thorough,
         )
 
     def configuration(self, trace: Trace, batches: Batches) -> Configuration:
@@ -167,6 +170,7 @@ def planned_job(
     *,
     infers: bool,
     noise_scale: float | None,
+    thorough: bool,
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
     peak = memory_model.shown(Stream.of(recording_of(first)))[0].peak_reserved
@@ -185,4 +189,5 @@ def planned_job(
         step_pattern(recording_of(first), reserved_bytes=peak),
         varying_shapes(first),
         tuple(pairs),
+        thorough,
     )

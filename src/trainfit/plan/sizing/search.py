@@ -70,12 +70,29 @@ def search(
         left -= len(wanted)
         asked.update(wanted)
         trials.update((trial.batch, trial) for trial in measure(wanted))
+    return found_by(trials.values())
+
+
+def found_by(known: Iterable[SimulatedBatch]) -> Found:
+    """The outcome where no more trials are made."""
+    trials = {trial.batch: trial for trial in known}
     return Found(
         largest=_largest(trials, lambda trial: trial.fits),
         recommended=_largest(trials, lambda trial: trial.fits_with_headroom),
         too_large=_bracket(trials, lambda trial: trial.fits)[1],
         tried=tuple(sorted(trials)),
     )
+
+
+def reach_of(known: Iterable[SimulatedBatch], free_bytes: int, most: int) -> int:
+    """About the largest batch size for this memory, by the line through the largest two trials that
+    fit: no further beyond them than a search would try at once, nor above ``most``; 0: none."""
+    trials = {trial.batch: trial for trial in known}
+    low, high = _bracket(trials, lambda trial: trial.fits_with_headroom)
+    if not low:
+        return 0
+    guess = max(low, _secant(trials, free_bytes, low, high))
+    return min(guess, _FURTHEST * low if high is None else high - 1, most)
 
 
 def _largest(

@@ -9,7 +9,7 @@ import numpy as np
 from trainfit.memory.explain.step_memory import held_by_kind
 from trainfit.memory.stream.replay import Stream, replay
 from trainfit.plan.steps.costing import has_rates
-from trainfit.results.plan.step_timeline import (
+from trainfit.results.plan.speed import (
     KernelSpan,
     MemoryPoint,
     OperatorSpan,

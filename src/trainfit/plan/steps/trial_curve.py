@@ -67,6 +67,7 @@ def refine(
     measure: Callable[[int], StepSpeed | None],
     noise_scale: float | None = None,
     most_timed: Callable[[], int | None] = lambda: None,
+    trials_left: int = MOST_TRIALS,
 ) -> dict[int, StepSpeed]:
     """More trials, until the recommended batch size no longer depends on which were made.
 
@@ -74,12 +75,12 @@ def refine(
     learned of the largest that it can. First the fastest is sought, where
     it may still lie; then the smallest that is nearly as fast is bracketed between one that was
     simulated and falls short and one that was simulated and does not, neighbours but one on the
-    grid of batch sizes.
+    grid of batch sizes. No more than ``trials_left`` are made.
     """
     known, failed = dict(trials), set[int]()
     grid = [size for size in batch_sizes(most) if size <= _TILE // 2 or not size % _TILE]
     grid = sorted({*grid, most})
-    for _ in range(MOST_TRIALS):
+    for _ in range(trials_left):
         if (bound := most_timed()) is not None and bound < grid[-1]:
             grid = sorted({*(size for size in grid if size < bound), bound})
         wanted = _next(known, grid, noise_scale, failed)

@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.report.protection_text import protection_notes
 from trainfit.report.screen import Line, Style, blank, block, made, note_block, screen
 from trainfit.report.table import table, table_rows
-from trainfit.results.format import count, duration, percent, rate
+from trainfit.results.format import core_count, count, duration, percent, rate
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.rehearsal import Cause, Dip, Rehearsal, Timeline
 from trainfit.results.loader.settings import LoaderSettings
@@ -70,6 +70,18 @@ def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _others(result: Rehearsal) -> list[str]:
+    """Other processes that took cores meanwhile, by name."""
+    if not result.is_disturbed:
+        return []
+    named = ", ".join(f"{name} {cores:.1f}" for name, cores in result.others.items())
+    return [
+        f"other processes competed for {core_count(result.others_cores or 0.0)}"
+        + (f" ({named})" if named else "")
+        + ": rates reflect both; re-run when they have finished"
+    ]
+
+
 def rehearsal_screen(result: Rehearsal, *, ascii_only: bool = False) -> list[Line]:
     """The verdict, rates, the curve, where the GPU was idle and why: at most 25 lines."""
     style: Style = "bad"
@@ -106,7 +118,7 @@ def rehearsal_screen(result: Rehearsal, *, ascii_only: bool = False) -> list[Lin
 
 
 def _notes(result: Rehearsal) -> list[str]:
-    return [*result.notes, *protection_notes(result.protection)]
+    return [*_others(result), *result.notes, *protection_notes(result.protection)]
 
 
 def _heading(result: Rehearsal) -> list[str]:
@@ -336,6 +348,12 @@ def verdict_line(result: Rehearsal) -> str:
         return "The DataLoader FAILED; above are the results so far"
     if result.steady is None:
         return "Too short to measure the steady state: give a longer --duration"
+    if result.is_disturbed and result.steady.waiting_share >= _WORTH:
+        share = percent(result.steady.waiting_share)
+        return (
+            "Cannot tell what the DataLoader costs: alongside other processes the GPU waits "
+            f"{share} of its time; re-run when they have finished"
+        )
     if result.steady.waiting_share < _WORTH:
         even = " even at the lower bound of the step time" if result.step_is_bound else ""
         return f"Nothing to gain: the GPU is the limit, the DataLoader keeps up with it{even}"

@@ -17,7 +17,7 @@ from trainfit.results.format import count, duration, percent, rate, times
 from trainfit.results.loader.advice import LoaderAdvice, VariableAdvice, most_helpful_first
 from trainfit.results.loader.candidates import Confirmed
 from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.result import Limit, LoaderResult
+from trainfit.results.loader.result import BUSY, Limit, LoaderResult
 from trainfit.results.loader.settings import LoaderSettings, steady
 from trainfit.results.text import one_line, printable, wrapped
 
@@ -68,9 +68,13 @@ def title(result: LoaderResult) -> str:
 
 def verdict_line(result: LoaderResult) -> str:
     """The verdict in one line."""
+    # What was disturbed does not tell 2%; the reason says what it tells.
+    kept = f"KEEP the settings ({_now(result)})"
+    if not result.was_busy:
+        kept = f"KEEP the settings: no other is more than 2% faster ({_now(result)})"
     heads = {
         "change": f"CHANGE the settings: {_gain(result)}",
-        "keep": f"KEEP the settings: no other is more than 2% faster ({_now(result)})",
+        "keep": kept,
         "nothing_to_gain": f"NOTHING TO GAIN: the GPU is the limit ({_now(result)})",
         "no_setting_helps": f"NO SETTING HELPS: the limit is {LIMITS[result.limit]} "
         f"({_now(result)})",
@@ -97,7 +101,8 @@ def _gain(result: LoaderResult) -> str:
     found = result.compared()
     if found is None or not found[0]:
         return settings_words(result.recommended)
-    before, after, how = found
+    before, after, evidence = found
+    how: str = BUSY if result.was_busy and evidence == "predicted" else evidence
     said = f"{rate(before)} → {rate(after)} batches/s"
     if abs(after / before - 1) >= 0.005:
         said += f", {times(after / before)}"

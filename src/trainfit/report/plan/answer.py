@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from trainfit.results.format import count, duration, rate, size
+from trainfit.results.loader.result import BUSY
+from trainfit.results.plan.loading import RunRate
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import run_rate
 from trainfit.results.plan.speed import StepSpeed
 
 
@@ -42,6 +45,8 @@ def _batches(result: PlanResult) -> str:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
     largest = f"Largest batch {more}{chosen.largest_batch}"
+    if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
+        largest += " (larger ones not simulated)"
     if result.samples is not None and chosen.largest_batch >= result.samples:
         largest = f"Any batch size fits (the data set has {result.samples} samples)"
     if best:
@@ -61,13 +66,27 @@ def full_after(result: PlanResult) -> str | None:
 
 
 def _speed(result: PlanResult) -> str:
-    """Step time at the recommended batch size, else at the current one."""
-    step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
-    if step is None:
+    """How fast the run will be at the recommended batch size, else at the current one."""
+    run = run_rate(result)
+    if run is None:
         return ""
     what = "call" if result.inference is not None else "step"
-    samples = f", {rate(step.samples_per_s)} samples/s" if step.samples_per_s else ""
-    return f" ({duration(step.seconds)} a {what}{samples})"
+    least, most = ("at least ", "at most ") if run.is_bound else ("", "")
+    samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+
+
+def limit_text(run: RunRate) -> str:
+    """What is to be said of the DataLoader next to a run's rate; empty where it keeps up."""
+    if run.limit == "loader":
+        alone = f"need {duration(run.gpu_step_s)}"
+        if run.gpu_samples_per_s:
+            alone = f"do {rate(run.gpu_samples_per_s)}"
+        marked = f", {BUSY}" if run.loader == "busy" else ""
+        return f": the DataLoader is the limit{marked}; the GPU alone would {alone}"
+    if run.limit == "gpu only":
+        return "; GPU step only: the DataLoader was not measured"
+    return "; GPU step only: the DataLoader's rate is not known" if run.limit == "unknown" else ""
 
 
 def step_at(result: PlanResult, batch: int | None) -> StepSpeed | None:

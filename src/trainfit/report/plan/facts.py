@@ -15,10 +15,12 @@ from trainfit.report.steps.shapes import shapes_text
 from trainfit.report.steps.step import step_lines
 from trainfit.results.format import duration, size, times
 from trainfit.results.loader.advice import most_helpful_first
+from trainfit.results.loader.result import BUSY
 from trainfit.results.plan.amp import AmpChoice
 from trainfit.results.plan.batch_reasons import batch_reasons
 from trainfit.results.plan.configuration import Configuration
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import run_rate
 from trainfit.results.plan.speed import StepSpeed
 
 #: A rate that differs from another by less does not differ.
@@ -137,7 +139,16 @@ def _step(result: PlanResult) -> str:
         text = f"batch size {now.batch_size}: {text}; {now.recommended_batch}: {_time(best)}"
         if best.bound != speed.now.bound:
             text += f", limited by {_BOUNDS[best.bound]}"
-    return text + (f"; epoch {duration(speed.epoch_s)}" if speed.epoch_s is not None else "")
+    return text + epoch_text(result)
+
+
+def epoch_text(result: PlanResult) -> str:
+    """How long an epoch of the run will last, and of what part that is; empty: not known."""
+    run = run_rate(result)
+    if run is None or run.epoch_s is None:
+        return ""
+    of = {"loader": " (by the DataLoader)", "gpu": ""}.get(run.limit, " (by the GPU alone)")
+    return f"; epoch {'at least ' if run.is_bound else ''}{duration(run.epoch_s)}{of}"
 
 
 def _time(step: StepSpeed) -> str:
@@ -170,16 +181,17 @@ def _loader(result: PlanResult) -> str:
     if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
         where = result.cpu.name or "the other processor"
         return f"on {where}: {input_text(loading)}; measured here, see --explain"
-    settings = f"num_workers={found.recommended.num_workers}"
+    settings = f"num_workers={(loading.launched or found.recommended).num_workers}"
     factor = loading.factor or 0.0
+    marked = f" ({BUSY})" if loading.evidence == "busy" else ""
     if loading.bottleneck == "unknown":
         why = f": {found.reason}" if found.faults and not found.candidates else ""
         return f"cannot tell whether {settings} keeps up{why}: see --explain"
     if loading.bottleneck == "gpu":
         more = f" ({times(factor)} the GPU's rate)" if factor >= _SAME else ""
-        return f"{settings} keeps up{more}"
+        return f"{settings} keeps up{more}{marked}"
     most = "up to " if loading.step_is_bound else ""
-    text = f"{settings} slows the step {most}{times(factor)}"
+    text = f"{settings} slows the step {most}{times(factor)}{marked}"
     helpful = next(filter(helps, most_helpful_first(found.advice)), None)
     if helpful is not None:
         text += f"; {effect_text(helpful)}: {helpful.summary}"

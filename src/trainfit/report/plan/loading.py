@@ -148,9 +148,7 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
 
 def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
     why = printable(found.reason)
-    if found.is_left_open and loading.bottleneck != "gpu":
-        yield _line("cannot tell which part is the limit, or which settings are best:")
-    elif loading.bottleneck == "unknown":
+    if loading.bottleneck == "unknown":
         reason = "no step time is known; give --step-time"
         if found.step_s > 0:
             reason = "the loader's rate is not known; see the errors below"

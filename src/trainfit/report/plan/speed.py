@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from trainfit.report.plan.answer import limit_text
 from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate
+from trainfit.results.plan.loading import RunRate
 from trainfit.results.plan.remedies import LEAST_FASTER
 from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
 from trainfit.results.text import printable, wrapped
@@ -21,16 +23,30 @@ _NAMES = {"matmul": "matmul"}
 _ROWS, _KINDS = 8, 5
 
 
-def speed_section(speed: Speed) -> str:
-    """Step time, what bounds it, other batch sizes, an epoch."""
+def speed_section(speed: Speed, run: RunRate | None = None) -> str:
+    """Step time, what bounds it, other batch sizes; the launched ``run``, with its DataLoader."""
     now = speed.now
     at = f"at batch size {now.batch_size}" if now.batch_size else "at the current batch size"
-    lines = [f"Speed {at}, if the DataLoader keeps up (predicted)", *_now(speed)]
-    if speed.epoch_s is not None:
-        lines.append(f"  an epoch  {duration(speed.epoch_s)}")
+    lines = [f"Speed {at}, if the DataLoader keeps up (predicted)", *_now(speed), *_run(run)]
     lines += _curve(speed)
     lines += [wrapped(printable(note), "  ", "  ") for note in speed.notes]
     return "\n".join(lines)
+
+
+def _run(run: RunRate | None) -> list[str]:
+    """Of the launched run: what an epoch lasts; also a step, where that is not the GPU's."""
+    if run is None:
+        return []
+    least, most = ("at least ", "at most ") if run.is_bound else ("", "")
+    lines = []
+    if run.limit != "gpu":
+        samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+        at = f" at batch size {run.batch_size}" if run.batch_size else ""
+        text = f"{least}{duration(run.step_s)} a step{samples}{at}{limit_text(run)}"
+        lines.append(wrapped(text, "  the run   ", " " * 12))
+    if run.epoch_s is not None:
+        lines.append(f"  an epoch  {least}{duration(run.epoch_s)}")
+    return lines
 
 
 def _now(speed: Speed) -> list[str]:

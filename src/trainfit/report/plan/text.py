@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainfit.report.memory.sections import breakdown_section, memory_section
 from trainfit.report.notes_text import notes_section, plain, plan_notes
+from trainfit.report.plan.answer import answer
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines, parts_section
 from trainfit.report.plan.loading import loading_section
@@ -21,6 +22,7 @@ from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES
 from trainfit.results.plan.amp import AmpHazard
 from trainfit.results.plan.configuration import BatchCheck, BatchLimits, Configuration
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import run_rate
 from trainfit.results.plan.speed import KNEE
 from trainfit.results.text import printable, wrapped
 
@@ -44,12 +46,13 @@ def plan_text(result: PlanResult) -> str:
     if result.basis_detail and now.largest_batch is not None:
         detail = [Note("note", result.basis_detail)]
     parts = [
+        wrapped(printable(answer(result)), "", "  "),
         "\n".join(filter(None, [_title(result), _simulated(result)])),
         memory_section(f"Memory {_at(now)}{fits}", now.memory),
         breakdown_section(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         _batch_section(result),
         _amp_section(result),
-        speed_section(result.speed) if result.speed is not None else "",
+        speed_section(result.speed, run_rate(result)) if result.speed is not None else "",
         versus_cpu_section(result.versus_cpu, result.speed) if result.versus_cpu else "",
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
@@ -179,8 +182,8 @@ def _at_least(limits: BatchLimits | None, batch: int) -> str:
     """Said of a figure above which none was simulated."""
     if limits is None or not limits.at_least:
         return ""
-    full = limits.data_set is not None and batch + 8 > limits.data_set
-    return f"at least; {'the data set has no more' if full else 'no larger batch was simulated'}"
+    full = "the data set has no more"
+    return f"at least; {full if limits.is_data_set(batch) else 'no larger batch was simulated'}"
 
 
 def _is_bound(limits: BatchLimits) -> bool:

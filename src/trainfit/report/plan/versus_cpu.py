@@ -72,7 +72,8 @@ def _epoch(found: VersusCpu, speed: Speed | None) -> str:
     if speed is None or speed.epoch_s is None or found.step_s is None or speed.now.seconds <= 0:
         return ""
     on_cpu = speed.epoch_s * found.step_s / speed.now.seconds
-    return f"; an epoch needs {duration(speed.epoch_s)} on it, {duration(on_cpu)} on the CPU"
+    both = f"{duration(speed.epoch_s)} on it, {duration(on_cpu)} on the CPU"
+    return f"; an epoch needs {both}, if the DataLoader keeps up"
 
 
 def _larger(speed: Speed | None) -> str:

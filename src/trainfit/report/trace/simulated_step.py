@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from trainfit.report.trace.events import Trace
-from trainfit.results.plan.step_timeline import OperatorSpan, StepTimeline
+from trainfit.results.plan.speed import OperatorSpan, StepTimeline
 
 _CPU: Final = "CPU (predicted)"
 

@@ -95,7 +95,7 @@ class Doubt:
     ``kind``: "others" (other processes kept ``cores`` busy, on average over ``runs``, beyond those
     that idled), "slowed" (the cores ran at ``speed`` of their full speed, from the lowest to the
     highest of ``runs``). ``summary`` says that in a line, and ``meaning`` what it means for the
-    verdict; ``decides``: it leaves the verdict open.
+    verdict; ``decides``: it leaves the verdict to the model.
     """
 
     kind: Literal["others", "slowed"]

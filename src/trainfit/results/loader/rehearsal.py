@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.upgrades import Upgrade, rename_key, rename_value
+from trainfit.results.loader.candidates import DISTURBED_CORES
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.sandbox import Protection
@@ -170,3 +171,13 @@ class Rehearsal(ResultFile):
     """The step's time is the least that it can be, not what it is."""
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
+    others_cores: float | None = None
+    """Cores that other processes kept busy meanwhile, beyond those that idled; ``None``: not
+    told."""
+    others: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """The busiest of them by name, with the cores that each kept busy."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Do the rates tell as much of other processes as of the DataLoader?"""
+        return (self.others_cores or 0.0) > DISTURBED_CORES

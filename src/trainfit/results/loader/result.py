@@ -65,6 +65,9 @@ def upgrade_advice(document: dict[str, Any], within: str = "") -> None:
 _UPGRADES: Final[Mapping[int, Upgrade]] = {2: upgrade_terms, 3: upgrade_advice}
 
 
+#: How figures are marked that rest on runs which other processes disturbed.
+BUSY: Final = "predicted: the machine was busy"
+
 #: What bounds the loop: "gpu" (nothing to gain), "workers" (more of them would help), "cores",
 #: "disk", "transfer" (of batches to the main process), "lock" (workers wait for one another),
 #: "sampler", "main_process" (num_workers=0 is all that works).
@@ -127,12 +130,13 @@ class LoaderResult(ResultFile):
     doubts: tuple[Doubt, ...] = ()
     reasons: tuple[SettingReason, ...] = ()
     without_others: LoaderSettings | None = None
-    """Where other processes leave the verdict open: what the model recommends for this machine
-    without them, by the CPU time of batches; not confirmed by any run."""
+    """Where other processes disturbed the measurements: better settings than the current ones on
+    this machine without them, as the model predicts by the CPU time of batches; not confirmed by
+    any run. They are ``recommended`` (earlier: ``present`` was, by the verdict "cannot_tell")."""
 
     @property
-    def is_left_open(self) -> bool:
-        """Does something from outside leave the verdict open?"""
+    def was_busy(self) -> bool:
+        """Is what is recommended predicted, as other processes kept the machine busy?"""
         return any(doubt.decides for doubt in self.doubts)
 
     def compared(self) -> tuple[float, float, Evidence] | None:

@@ -37,6 +37,10 @@ class BatchLimits:
     reason: str = ""
     epoch_steps: int | None = None
 
+    def is_data_set(self, batch: int) -> bool:
+        """Has the data set about as many samples as this batch? (Sizes are rounded to 8.)"""
+        return self.data_set is not None and batch + 8 > self.data_set
+
     @property
     def by_noise(self) -> int | None:
         """The batch size that the noise scale asks for, where memory and the data set allow more;

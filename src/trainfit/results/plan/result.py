@@ -43,7 +43,7 @@ from trainfit.results.memory.step_memory import BatchMemory, StepMemory
 from trainfit.results.plan.amp import AmpChoice
 from trainfit.results.plan.configuration import BatchCheck, BatchShapes, Configuration
 from trainfit.results.plan.launch import AllocatorTrial, LaunchPart
-from trainfit.results.plan.loading import DataLoading
+from trainfit.results.plan.loading import DataLoading, RunRate
 from trainfit.results.plan.remedies import Remedies
 from trainfit.results.plan.speed import Speed, StepWork
 from trainfit.results.plan.versus_cpu import VersusCpu
@@ -176,7 +176,9 @@ class PlanResult(ResultFile):
     ``allocator`` is the trial of the allocator's other kind of segment. ``loader_at`` is the line
     that makes the DataLoader that fed the first step (empty: it could not be told; ``None``: none
     did, or an older result), ``sample_loading_s`` what fetching a sample took a worker (or the
-    script itself) in the simulated run, or in a short real one (``None``: not known).
+    script itself) in the simulated run, or in a short real one (``None``: not known). ``run`` is
+    how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
+    :func:`~trainfit.results.plan.run_rate.run_rate` tells it of these, too).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
@@ -224,6 +226,7 @@ class PlanResult(ResultFile):
     allocator: AllocatorTrial | None = None
     loader_at: str | None = None
     sample_loading_s: float | None = None
+    run: RunRate | None = None
 
     @property
     def chosen(self) -> Configuration:

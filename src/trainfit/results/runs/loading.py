@@ -45,7 +45,8 @@ class LoadingRequest(Exchanged):
     is what is called on the loader, "tune" or "trainfit.module:function"; ``arguments`` is a JSON
     object of that function's own.
     ``ranks`` share the machine. ``script_limit_s`` is for the script until its first step,
-    ``limit_s`` for everything. ``variables`` are those that the user's command sets.
+    ``limit_s`` for everything. ``variables`` are those that the user's command sets. Not
+    ``thorough``: what hardly changes the choice of settings is not measured.
     """
 
     folder: str
@@ -58,6 +59,7 @@ class LoadingRequest(Exchanged):
     arguments: str = "{}"
     seconds: float = 20.0
     confirm: int = 4
+    thorough: bool = True
     max_workers: int | None = None
     any_order: bool = False
     ranks: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.report.page.blocks import (
@@ -26,6 +26,8 @@ from trainfit.report.plan.speed import BOUNDS
 from trainfit.results.format import count, duration, percent, rate, size, times
 from trainfit.results.plan.launch import LaunchPart
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.run_rate import run_rate
+from trainfit.results.plan.speed import StepSpeed
 
 _STATUS: Final = {
     "set": "set",
@@ -97,10 +99,10 @@ def _limit(result: PlanResult) -> str:
     """What limits the job: the GPU's part that bounds a step, or the DataLoader."""
     step = step_at(result, result.chosen.recommended_batch or result.now.batch_size)
     parts = []
-    loading = result.loading
-    if loading is not None and loading.bottleneck == "loader":
-        by = f", which is {times(loading.factor)} too slow for it" if loading.factor else ""
-        parts.append(f"What limits: the DataLoader{by}")
+    loading, run = result.loading, run_rate(result)
+    if run is not None and run.limit == "loader":
+        by = times(run.step_s / run.gpu_step_s)
+        parts.append(f"What limits: the DataLoader, which is {by} too slow for the GPU")
     elif step is not None:
         share = ""
         if loading is not None and loading.bottleneck == "gpu":
@@ -139,21 +141,7 @@ def _tiles(result: PlanResult) -> tuple[Tile, ...]:
         )
     step = step_at(result, best or result.now.batch_size)
     if step is not None:
-        low, high = step.range_s
-        what = "Call" if result.inference is not None else "Step"
-        tiles.append(
-            Tile(what, duration(step.seconds), f"predicted, {duration(low)} to {duration(high)}")
-        )
-        if step.samples_per_s:
-            epoch = result.speed.epoch_s if result.speed is not None else None
-            tiles.append(
-                Tile(
-                    "Throughput",
-                    f"{rate(step.samples_per_s)}/s",
-                    "samples a second"
-                    + (f"; an epoch in {duration(epoch)}" if epoch and not best else ""),
-                )
-            )
+        tiles += _speed_tiles(result, step)
     loading = result.loading
     if loading is not None and loading.result is not None:
         settings = loading.launched or loading.result.recommended
@@ -166,6 +154,26 @@ def _tiles(result: PlanResult) -> tuple[Tile, ...]:
             )
         )
     return tuple(tiles)
+
+
+def _speed_tiles(result: PlanResult, step: StepSpeed) -> Iterator[Tile]:
+    """Of the launched run, which may be slower than ``step``, the GPU's."""
+    run = run_rate(result)
+    if run is None:
+        return
+    low, high = step.range_s
+    what = "Call" if result.inference is not None else "Step"
+    least = "at least " if run.is_bound else ""
+    detail = f"predicted, {duration(low)} to {duration(high)}"
+    if run.limit == "loader":
+        detail = f"by the DataLoader; the GPU alone {duration(run.gpu_step_s)}"
+    elif run.limit != "gpu":
+        detail += "; the GPU alone"
+    yield Tile(what, f"{least}{duration(run.step_s)}", detail)
+    if run.samples_per_s:
+        epoch = f"; an epoch in {least}{duration(run.epoch_s)}" if run.epoch_s else ""
+        most = "at most " if run.is_bound else ""
+        yield Tile("Throughput", f"{most}{rate(run.samples_per_s)}/s", f"samples a second{epoch}")
 
 
 def _value(part: LaunchPart) -> str:

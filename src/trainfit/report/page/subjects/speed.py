@@ -21,9 +21,11 @@ from trainfit.report.page.charts import (
     y,
 )
 from trainfit.report.page.over_batch import batch_marks
+from trainfit.report.plan.facts import epoch_text
 from trainfit.report.plan.speed import BOUNDS
 from trainfit.results.format import byte_rate, count, duration, percent, rate, size, with_prefix
 from trainfit.results.plan.result import JobDetail, PlanResult
+from trainfit.results.plan.run_rate import run_rate
 from trainfit.results.plan.speed import KNEE, Limit, OperatorTime, Speed, StepWork
 
 #: Operators that are drawn, and rows of their table.
@@ -62,9 +64,13 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
         ("CPU, launching them", duration(now.host_s)),
         ("copies host ↔ GPU", duration(now.copies_s) if now.copies_s else ""),
         ("MFU", percent(speed.mfu, decimals=1) if speed.mfu is not None else ""),
-        ("epoch", duration(speed.epoch_s) if speed.epoch_s is not None else ""),
+        ("epoch", epoch_text(result).removeprefix("; epoch ")),
     )  # fmt: skip
     answer = f"A step needs {duration(now.seconds)} (predicted), limited by {BOUNDS[now.bound]}."
+    run = run_rate(result)
+    if run is not None and run.limit == "loader":
+        answer = f"On the GPU a step needs {duration(now.seconds)} (predicted); with its "
+        answer += f"DataLoader the run has one each {duration(run.step_s)}."
     return [
         *section(
             "Time of a step",
