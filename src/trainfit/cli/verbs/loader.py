@@ -16,6 +16,7 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu
@@ -39,6 +40,7 @@ PARSER: dict[str, Any] = {
 _WITH_VALUE = (
     *("--step-time", "--gpu", "--probe-time", "--confirm", "--max-workers", "--ranks"),
     *("--time-limit", "--output", "--loader", "--batch-size", "--keep-writes"),
+    "--fail-if",
 )
 #: Most real runs of the loader to confirm predictions with.
 _CONFIRM = 4
@@ -81,6 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
+    add_fail_if(parser, LoaderResult)
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +154,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if tuned.interrupt is not None:
         raise tuned.interrupt
     _check_ran(result)
-    return 0
+    return gated(options, result, 0)
 
 
 def _check_ran(result: LoaderResult) -> None:

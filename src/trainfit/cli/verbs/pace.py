@@ -15,6 +15,7 @@ from trainfit.cli.common import (
     duration,
     only_ascii,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.host.system import System
@@ -29,6 +30,7 @@ from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.report.machine.pace import pace_text
 from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.machine.pace import PaceResult
 from trainfit.results.text import printable
 
 PARSER: dict[str, Any] = {
@@ -85,6 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show the whole report: calls over time and as a histogram, evidence, all fixes",
     )
     add_result(parser)
+    add_fail_if(parser, PaceResult)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -136,7 +139,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         sys.stdout.flush()
         raise KeyboardInterrupt
     unfixed = wanted.fix is not None and result.fix_trial is None
-    return 2 if result.ended == "failed" or unfixed or not result.rates else 0
+    bad = result.ended == "failed" or unfixed or not result.rates
+    return gated(options, result, 2 if bad else 0)
 
 
 class _TargetError(UsageError):

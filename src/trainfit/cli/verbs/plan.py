@@ -20,6 +20,7 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.noise_input import noise_scale, read_noise
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import processor, rented_cpu
@@ -47,7 +48,7 @@ PARSER: dict[str, Any] = {
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
     *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
-    *("--noise-scale", "--keep-writes"),
+    *("--noise-scale", "--keep-writes", "--fail-if"),
 )
 
 _UNSAID = HostCpu(None, None)
@@ -77,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_simulation(parser)
     add_protection(parser)
     add_explain(parser)
+    add_fail_if(parser, PlanResult)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",
@@ -160,7 +162,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt
-    return 0 if planned.result.fits else 1
+    return gated(options, planned.result, 0 if planned.result.fits else 1)
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -19,6 +19,7 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time
@@ -26,6 +27,7 @@ from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.results.loader.rehearsal import Rehearsal
 from trainfit.results.loader.result import LoaderResult
 
 PARSER: dict[str, Any] = {
@@ -48,7 +50,7 @@ _SETTINGS = (
 _WITH_VALUE = (
     *("--gpu", "--step-time", "--duration", "--time-limit", "--output"),
     *("--num-workers", "--prefetch-factor", "--start-method", "--loader", "--batch-size"),
-    *("--compare", "--keep-writes"),
+    *("--compare", "--keep-writes", "--fail-if"),
 )
 
 
@@ -86,6 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
+    add_fail_if(parser, Rehearsal)
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -127,7 +130,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name_report(output, json=options.json)
     if rehearsed.interrupt is not None:
         raise rehearsed.interrupt
-    return 0 if result.ended == "duration" else 2
+    return gated(options, result, 0 if result.ended == "duration" else 2)
 
 
 def _gpu(options: argparse.Namespace) -> GpuSpec | None:

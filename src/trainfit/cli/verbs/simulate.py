@@ -20,11 +20,13 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.results.memory.summary import RecordingSummary
 
 PARSER: dict[str, Any] = {
     "help": "record a script on a simulated GPU and show its memory",
@@ -37,6 +39,7 @@ PARSER: dict[str, Any] = {
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes"),
     *("--steps", "--time-limit", "--output", "--batch-size", "--keep-writes"),
+    "--fail-if",
 )
 
 
@@ -46,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_memory(parser)
     add_simulation(parser)
     add_protection(parser)
+    add_fail_if(parser, RecordingSummary)
     parser.add_argument(
         "--batch-size",
         type=whole_number,
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     print((recording_json if options.json else recording_text)(summary))
     if failure is not None:
         raise failure
-    return 1 if summary.out_of_memory else 0
+    return gated(options, summary, 1 if summary.out_of_memory else 0)
 
 
 def _is_script(word: str) -> bool:

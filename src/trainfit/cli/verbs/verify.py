@@ -15,11 +15,13 @@ from trainfit.cli.common import (
     share,
     whole_number,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.verify import ThisMachine, read_prediction, verify
 from trainfit.report.plan.verification import verification_text
+from trainfit.results.plan.verification import Verification
 from trainfit.results.runs.measurement import StandIn
 
 PARSER: dict[str, Any] = {
@@ -69,6 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
+    add_fail_if(parser, Verification)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -96,4 +99,4 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if output is not None:
         result.save(output)
     print(result.to_json() if options.json else verification_text(result))
-    return 0 if result.good else 1
+    return gated(options, result, 0 if result.good else 1)

@@ -17,6 +17,7 @@ from trainfit.cli.common import (
     only_ascii,
     split_command,
 )
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
@@ -40,7 +41,10 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
 }
 
-_WITH_VALUE = ("--folder", "--output", "--read", "--attach", "--verify-steps", "--verify-runs")
+_WITH_VALUE = (
+    *("--folder", "--output", "--read", "--attach", "--verify-steps", "--verify-runs"),
+    "--fail-if",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also measure the gradient noise scale: which batch size learns fastest",
     )
     add_verify(parser)
+    add_fail_if(parser, WatchResult)
     parser.add_argument("--plain", action="store_true", help="print lines instead of the live view")
     parser.add_argument("--quiet", action="store_true", help="print nothing until the end")
     parser.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
@@ -93,6 +98,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     of_verify = options.verify_steps or options.verify_runs
     if (options.verify and not command) or (of_verify and not options.verify):
         raise UsageError("--verify runs a command: trainfit watch --verify -- python train.py")
+    if options.fail_if and options.verify:
+        raise UsageError("--fail-if is about one run; remove --verify, which compares several")
     if options.noise_scale and (options.verify or not command):
         raise UsageError(
             "--noise-scale measures a whole run: trainfit watch --noise-scale -- python train.py"
@@ -117,10 +124,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             "nothing was recorded",
             file=sys.stderr,
         )
-        return code
+        return gated(options, result, code)
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
-    return code
+    return gated(options, result, code)
 
 
 def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.cli.common import only_ascii
+from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.memory.explain.summary import summarize
@@ -53,6 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     add_explain(parser)
+    add_fail_if(parser)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -66,8 +68,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = read(path)
     if isinstance(result, Recording):
         summary = summarize(result, str(path))
+        code = gated(options, summary, 0)
         print((recording_json if options.json else recording_text)(summary))
-    elif isinstance(result, PlanResult):
+        return code
+    code = gated(options, result, 0)
+    if isinstance(result, PlanResult):
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
@@ -75,7 +80,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         shown = _TEXTS if options.explain else {**_TEXTS, **_SCREENS}
         text = None if options.json else shown.get(type(result))
         print(result.to_json() if text is None else text(result))
-    return 0
+    return code
 
 
 def _rehearsal(result: Rehearsal) -> str:
