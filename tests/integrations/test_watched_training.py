@@ -6,13 +6,15 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
 import trainfit
-from helpers_cli import ROOT, environment
+from helpers_cli import ROOT, SCRIPTS, environment
+from helpers_cli import trainfit as trainfit_command
 from trainfit.integrations.watched_training import WatchedTraining
 from trainfit.results.watch.result import WatchResult
 from trainfit.watch import in_script
@@ -127,3 +129,14 @@ def test_a_framework_that_is_not_installed_is_named(name: str, package: str) -> 
     )
     last = done.stderr.splitlines()[-1]
     assert "Error: " in last and package in last
+
+
+def test_runs_of_trainfits_own_are_not_recorded(tmp_path: Path) -> None:
+    """A plan simulates the script: that is no training."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import trainfit\ntrainfit.watch()\n{(SCRIPTS / 'tiny.py').read_text()}")
+    words = ["simulate", "--gpu", "T4", "--steps", "2", script]
+    done = trainfit_command(*words, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+    assert done.returncode == 0, done.stderr
+    assert "trainfit watch" not in done.stderr + done.stdout
+    assert "the script wrote" not in done.stdout

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import importlib
 import operator
 import re
 import sys
@@ -46,17 +47,21 @@ class Condition:
     limit: float
 
 
-def add_fail_if(parser: argparse.ArgumentParser, kind: type[Metered] | None = None) -> None:
-    """Add ``--fail-if`` for a result of this kind, whose names are checked at once; without one
-    they are when :func:`gated` knows the result."""
-    known = f"; NAME: {', '.join(_names(kind))}" if kind is not None else ""
+def add_fail_if(parser: argparse.ArgumentParser, kind: str = "") -> None:
+    """Add ``--fail-if``.
+
+    Conditions are checked at once where ``kind`` names the kind of result, as in
+    "plan.result:PlanResult"; it is imported where the option is given. Else :func:`gated` does,
+    when it knows the result.
+    """
     parser.add_argument(
         "--fail-if",
         action="append",
-        type=str if kind is None else functools.partial(_argument, kind),
+        type=functools.partial(_argument, kind) if kind else str,
         metavar="'NAME > X'",
         help=f"exit with 1 where a number of the result is so, as in {_EXAMPLE} (<, <=, >, >=), or "
-        f"is not known; repeat the option for more{known}",
+        "is not known; repeat the option for more; step, samples/s, loader, …: an unknown name "
+        "lists those that there are",
     )
 
 
@@ -106,10 +111,12 @@ def condition(kind: type[Metered], text: str) -> Condition:
     return Condition(text, names[word], _OPERATORS[sign], limit)
 
 
-def _argument(kind: type[Metered], text: str) -> Condition:
+def _argument(kind: str, text: str) -> Condition:
     """An argparse type."""
+    module, _, name = kind.partition(":")
+    metered = getattr(importlib.import_module(f"trainfit.results.{module}"), name)
     try:
-        return condition(kind, text)
+        return condition(metered, text)
     except UsageError as error:
         reason = str(error).removeprefix("--fail-if ")
         raise argparse.ArgumentTypeError(reason) from None

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
+from trainfit.cli.config import ConfigError, use_config
 from trainfit.hardware import GpuNameError
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import laid_out_for, printable
@@ -49,8 +50,11 @@ _ROOMS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    verb, options, command = parsed(sys.argv[1:] if argv is None else argv)
     _accept_any_text()
+    try:
+        verb, options, command = parsed(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        return _report(error)
     return _run(verb, options, command)
 
 
@@ -65,10 +69,21 @@ def parsed(argv: Sequence[str]) -> tuple[ModuleType, argparse.Namespace, list[st
     # Of the verbs only the one that is asked for is imported; all for the help that lists them.
     wanted = words[:1] if words and words[0] in _VERBS else _VERBS
     modules = {name: _module(name) for name in wanted}
-    for name, module in modules.items():
-        module.configure(verbs.add_parser(name, allow_abbrev=False, **module.PARSER))
+
+    def parser_of(name: str) -> argparse.ArgumentParser:
+        module = modules.setdefault(name, _module(name))
+        if name not in verbs.choices:
+            added = verbs.add_parser(name, allow_abbrev=False, **module.PARSER)
+            module.configure(added)
+        found: argparse.ArgumentParser = verbs.choices[name]
+        return found
+
+    for name in wanted:
+        parser_of(name)
     verb = modules[words[0]] if words and words[0] in modules else None
     own, command = verb.split(words[1:]) if verb is not None else (words[1:], [])
+    if verb is not None and not {"-h", "--help"} & set(own):
+        use_config(parser_of(words[0]), words[0], own, _VERBS, parser_of)
     options = parser.parse_args([*words[:1], *own])
     return modules[options.verb], options, command
 

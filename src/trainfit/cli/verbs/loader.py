@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
-    add_fail_if(parser, LoaderResult)
+    add_fail_if(parser, "loader.result:LoaderResult")
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,6 @@ from trainfit.plan.dataloader.loading_process import Stage
 from trainfit.report.machine.pace import pace_text
 from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.machine.pace import PaceResult
 from trainfit.results.text import printable
 
 PARSER: dict[str, Any] = {
@@ -87,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show the whole report: calls over time and as a histogram, evidence, all fixes",
     )
     add_result(parser)
-    add_fail_if(parser, PaceResult)
+    add_fail_if(parser, "machine.pace:PaceResult")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_simulation(parser)
     add_protection(parser)
     add_explain(parser)
-    add_fail_if(parser, PlanResult)
+    add_fail_if(parser, "plan.result:PlanResult")
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",

@@ -27,7 +27,6 @@ from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measure import LoadingOptions
 from trainfit.plan.dataloader.rehearse import rehearse_command
 from trainfit.report.loader.rehearsal import rehearsal_text
-from trainfit.results.loader.rehearsal import Rehearsal
 from trainfit.results.loader.result import LoaderResult
 
 PARSER: dict[str, Any] = {
@@ -88,7 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
-    add_fail_if(parser, Rehearsal)
+    add_fail_if(parser, "loader.rehearsal:Rehearsal")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,6 @@ from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
-from trainfit.results.memory.summary import RecordingSummary
 
 PARSER: dict[str, Any] = {
     "help": "record a script on a simulated GPU and show its memory",
@@ -49,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_device_memory(parser)
     add_simulation(parser)
     add_protection(parser)
-    add_fail_if(parser, RecordingSummary)
+    add_fail_if(parser, "memory.summary:RecordingSummary")
     parser.add_argument(
         "--batch-size",
         type=whole_number,

@@ -21,7 +21,6 @@ from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.real_machine.verify import ThisMachine, read_prediction, verify
 from trainfit.report.plan.verification import verification_text
-from trainfit.results.plan.verification import Verification
 from trainfit.results.runs.measurement import StandIn
 
 PARSER: dict[str, Any] = {
@@ -71,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_protection(parser)
     add_result(parser)
-    add_fail_if(parser, Verification)
+    add_fail_if(parser, "plan.verification:Verification")
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="also measure the gradient noise scale: which batch size learns fastest",
     )
     add_verify(parser)
-    add_fail_if(parser, WatchResult)
+    add_fail_if(parser, "watch.result:WatchResult")
     parser.add_argument("--plain", action="store_true", help="print lines instead of the live view")
     parser.add_argument("--quiet", action="store_true", help="print nothing until the end")
     parser.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
