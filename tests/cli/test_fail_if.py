@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import ROOT, SCRIPTS, json_of, trainfit
+from trainfit.cli.automation.fail_if import condition
 from trainfit.cli.common import UsageError
-from trainfit.cli.fail_if import condition
 from trainfit.results.machine.pace import PaceResult
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.watch.result import WatchResult

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, ModuleType
 
-from trainfit.cli.config import ConfigError, use_config
+from trainfit.cli.automation.config import ConfigError, use_config
 from trainfit.hardware import GpuNameError
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import laid_out_for, printable

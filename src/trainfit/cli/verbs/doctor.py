@@ -16,9 +16,11 @@ from trainfit.doctor.diagnose import NAMES, chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
-from trainfit.lint.api import read_script
+from trainfit.lint.api import read_scripts
 from trainfit.report.machine.cpu import CHECKS, cpu_text
 from trainfit.report.machine.doctor import doctor_screen, doctor_text
+from trainfit.report.machine.sarif import sarif_text
+from trainfit.report.machine.script import script_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
@@ -32,18 +34,25 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit doctor [options]",
 }
 
+#: Of --only: the scripts, without any check of the machine.
+_SCRIPT = "script"
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "--script", type=Path, metavar="FILE", help="also read a training script for costly habits"
+        "--script",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="also read training scripts for costly habits (--only script: nothing else)",
     )
     parser.add_argument(
         "--data",
         metavar="PATH",
         help="file or folder of training data: its storage is checked, its read rate measured",
     )
-    known = ", ".join(NAMES)
+    known = ", ".join((*NAMES, _SCRIPT))
     parser.add_argument(
         "--only", type=_names, metavar="NAMES", help=f"run only these checks, of: {known}"
     )
@@ -61,7 +70,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the good checks with their figures, and what each GPU does now",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--json", action="store_true", help="print one JSON document instead")
+    choice.add_argument(
+        "--format",
+        choices=("sarif",),
+        help="print what was found in the scripts, and nothing else, as SARIF 2.1.0",
+    )
     parser.add_argument("--output", metavar="FILE", help="also write the result to a file")
     parser.add_argument(
         "--record", metavar="FILE", help="also record the machine to a file that --machine reads"
@@ -86,10 +101,17 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "--cpu shows only the processor; remove --only, --skip, --script and --data"
         )
-    names = chosen(CHECKS if options.cpu else options.only, options.skip)
-    output = given_output(options.output)
+    if not options.script and (options.format or _SCRIPT in (options.only or ())):
+        raise UsageError("nothing to read: name the scripts, as in --script train.py")
+    only = [name for name in options.only or () if name != _SCRIPT]
+    if (options.only and not only) or options.format:
+        return _scripts_alone(options)
+    names = chosen(CHECKS if options.cpu else only or None, options.skip)
+    output = given_output(options.output, options.script or ())
     record = given_output(options.record)
-    script = read_script(options.script) if options.script is not None else None
+    script, unreadable = read_scripts(options.script or ())
+    if unreadable and script is None:
+        raise unreadable[0]
     system = _system(options)
     began = time.monotonic()
     machine = survey(system, options.data)
@@ -106,7 +128,24 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         result.save(output)
     shown = cpu_text if options.cpu else doctor_text if options.explain else doctor_screen
     print(result.to_json() if options.json else shown(result))
+    if unreadable:
+        raise unreadable[0]
     return 1 if result.is_bad else 0
+
+
+def _scripts_alone(options: argparse.Namespace) -> int:
+    """The scripts' findings without a look at the machine; 1 where there are some."""
+    for name in ("json", "output", "record", "machine", "data"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is about the machine: remove --format and --only script, or --{name}"
+            )
+    report, unreadable = read_scripts(options.script)
+    if report is not None:
+        print(sarif_text(report) if options.format else script_text(report))
+    if unreadable:
+        raise unreadable[0]
+    return 1 if report is not None and report.findings else 0
 
 
 def _system(options: argparse.Namespace) -> System:

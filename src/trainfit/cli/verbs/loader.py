@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     UsageError,
     add_protection,
@@ -16,7 +17,6 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu

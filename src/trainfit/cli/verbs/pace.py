@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     UsageError,
     add_result,
     duration,
     only_ascii,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.host.system import System

@@ -8,6 +8,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
+from trainfit.cli.automation.formats import add_format, check_format, formatted
 from trainfit.cli.common import (
     UsageError,
     add_device_memory,
@@ -20,7 +22,6 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.noise_input import noise_scale, read_noise
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import processor, rented_cpu
@@ -48,7 +49,7 @@ PARSER: dict[str, Any] = {
 _WITH_VALUE = (
     *("--gpu", "--profile", "--other-processes", "--headroom"),
     *("--steps", "--time-limit", "--output", "--step-time", "--probe-time", "--cpu"),
-    *("--noise-scale", "--keep-writes", "--fail-if"),
+    *("--noise-scale", "--keep-writes", "--fail-if", "--format"),
 )
 
 _UNSAID = HostCpu(None, None)
@@ -79,6 +80,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     add_explain(parser)
     add_fail_if(parser, "plan.result:PlanResult")
+    add_format(parser)
     parser.add_argument("--output", metavar="FILE", help="also write the result to FILE")
     parser.add_argument(
         "--cpu",
@@ -145,6 +147,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
+    check_format(options)
     settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
@@ -158,7 +161,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         planned = plan(parsed, device.gpu, settings, real, progress, device.constants, keep)
     keep(planned.result)
-    print_plan(planned.result, options)
+    script = formatted(planned.result, options)
+    if script is not None:
+        print(script, flush=True)
+    else:
+        print_plan(planned.result, options)
     name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt

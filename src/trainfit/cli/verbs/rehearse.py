@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     UsageError,
     add_gpu,
@@ -19,7 +20,6 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import add_source, given_step, source, step_time

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     UsageError,
     add_device_memory,
@@ -20,7 +21,6 @@ from trainfit.cli.common import (
     split_command,
     whole_number,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.command.parsing import parse_command

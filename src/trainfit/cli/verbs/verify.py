@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     add_protection,
     add_result,
@@ -15,7 +16,6 @@ from trainfit.cli.common import (
     share,
     whole_number,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.output import given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu

@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
     split_command,
 )
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.verbs.watched.printing import print_noise, print_result

@@ -73,7 +73,7 @@ class Metered:
         such numbers.
         """
         return {
-            PREFIX + key: value * metric(key).scale
+            PREFIX + key: value if (scale := metric(key).scale) == 1 else value * scale
             for key, value in self.quantities().items()
             if value is not None and math.isfinite(value)
         }

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from trainfit.cli.automation.fail_if import add_fail_if, gated
+from trainfit.cli.automation.formats import METRICS, SARIF, add_format, formatted
 from trainfit.cli.common import only_ascii
-from trainfit.cli.fail_if import add_fail_if, gated
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.memory.explain.summary import summarize
@@ -55,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     add_explain(parser)
     add_fail_if(parser)
+    add_format(parser, METRICS, SARIF)
 
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -69,10 +71,15 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if isinstance(result, Recording):
         summary = summarize(result, str(path))
         code = gated(options, summary, 0)
-        print((recording_json if options.json else recording_text)(summary))
+        print(
+            formatted(summary, options)
+            or (recording_json if options.json else recording_text)(summary)
+        )
         return code
     code = gated(options, result, 0)
-    if isinstance(result, PlanResult):
+    if (form := formatted(result, options)) is not None:
+        print(form)
+    elif isinstance(result, PlanResult):
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
