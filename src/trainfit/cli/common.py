@@ -23,8 +23,8 @@ _UNITS = {
     if unit or suffix != "ib"
 }
 
-_TIME = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|)", re.A)
-_TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+_TIME = re.compile(r"(?P<number>\d{1,9}(?:\.\d*)?|\.\d+)\s*(?P<unit>us|µs|ms|s|min|h|)", re.A)
+_TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0}
 
 
 #: What options are added to: a parser, or a group of it with a heading.
@@ -213,11 +213,13 @@ def seconds(text: str) -> float:
     return value
 
 
-def duration(text: str, what: str = "time", example: str = "30s or 0.5") -> float:
-    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``; up to an hour, in seconds."""
+def duration(
+    text: str, what: str = "time", example: str = "30s or 0.5", most_s: float = 3600.0
+) -> float:
+    """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``, ``5min``; in seconds."""
     found = _TIME.fullmatch(text.strip())
     value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
-    if not 0 < value <= 3600:
+    if not 0 < value <= most_s:
         raise argparse.ArgumentTypeError(
             f"expected a {what} above 0 and up to an hour, such as {example}, got {text!r}"
         )

@@ -30,7 +30,10 @@ _PIPE_COLUMNS = 80
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     _accept_any_text()
-    verb, options, command = read_words(sys.argv[1:] if argv is None else argv)
+    try:
+        verb, options, command = read_words(sys.argv[1:] if argv is None else argv)
+    except TrainfitError as error:  # a file of defaults
+        return _report(error)
     code = _run(verb, options, command)
     tested.saw(getattr(sys.modules.get("torch"), "__version__", ""))
     if newer := tested.newer_seen():

@@ -6,6 +6,7 @@ A rule speaks only where the reading is certain (docs/script-rules.md has them a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainfit.lint.reading.flow import follow
@@ -14,7 +15,8 @@ from trainfit.lint.reading.project import Project
 from trainfit.lint.reading.source import UnreadableError, UnreadableScriptError
 from trainfit.lint.rules import RULES
 from trainfit.lint.thread_pools import worker_pools
-from trainfit.results.machine.doctor import Finding, ScriptReport
+from trainfit.results.format import count
+from trainfit.results.machine.doctor import Finding, ScriptReport, WorkerPools
 
 
 def read_script(path: Path) -> ScriptReport:
@@ -39,6 +41,44 @@ def read_script(path: Path) -> ScriptReport:
         tuple(findings),
         tuple(unread),
         worker_pools(project),
+    )
+
+
+def read_scripts(
+    paths: Sequence[Path],
+) -> tuple[ScriptReport | None, list[UnreadableScriptError]]:
+    """The findings of several scripts as one report, and those that cannot be read.
+
+    A finding in a file that several of them import is named once. ``None``: none could be read.
+    """
+    reports, errors = [], []
+    for path in dict.fromkeys(paths):
+        try:
+            reports.append(read_script(path))
+        except UnreadableScriptError as error:
+            errors.append(error)
+    if len(reports) < 2:
+        return (reports[0] if reports else None), errors
+    more = f"{reports[0].script} and {count(len(reports) - 1, 'more script')}"
+    found = {_key(each): each for report in reports for each in report.findings}
+    joined = ScriptReport(
+        more,
+        tuple(dict.fromkeys(name for report in reports for name in report.files)),
+        tuple(sorted(found.values(), key=lambda f: (f.file, f.line, f.column, f.rule))),
+        tuple(dict.fromkeys(each for report in reports for each in report.unread)),
+        _joined(report.pools for report in reports),
+    )
+    return joined, errors
+
+
+def _joined(pools: Iterable[WorkerPools | None]) -> WorkerPools:
+    known = [each for each in pools if each is not None]
+    workers = [each.workers for each in known if each.has_workers]
+    numbers = [each for each in workers if each is not None]
+    return WorkerPools(
+        any(each.has_workers for each in known),
+        max(numbers) if numbers and len(numbers) == len(workers) else None,
+        tuple(dict.fromkeys(use for each in known for use in each.uses)),
     )
 
 

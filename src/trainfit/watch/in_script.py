@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: Started as a script, of no use on a command line.
 _KERNELS: Final = ("ipykernel_launcher", "colab_kernel_launcher")
 
+#: Imported where trainfit itself runs the script, on the simulated GPU or to measure it: that is
+#: no training to be recorded.
+_OWN_RUNS: Final = "trainfit.scripts.execute"
+
 
 class Watching:
     """A run that is recorded until :meth:`stop`, or the end of the ``with`` block or the process.
@@ -67,7 +71,7 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     called a second time, the run that is recorded goes on. Raises nothing where the folder cannot
     be written to: the training goes on, and a line on stderr says so.
     """
-    if process.switched_off():
+    if process.switched_off() or _OWN_RUNS in sys.modules:
         return Watching(None, _nothing)
     if process.is_on():
         return Watching(Path(os.environ[process.FOLDER]), _nothing)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NoReturn
 
+from trainfit.cli.automation.config import use_config
 from trainfit.cli.command_line.verbs import HEADINGS, VERBS, Verb
 from trainfit.cli.common import options_with_value
 from trainfit.results.text import printable
@@ -36,11 +37,18 @@ class OptionParser(argparse.ArgumentParser):
         super().__init__(prog=f"trainfit {verb.name}", allow_abbrev=False, **module.PARSER)
         module.configure(self)
         self._split = getattr(module, "split", None)
+        self._verb = verb.name
 
     def read(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-        """The options, and the user's command; exits where they are wrong."""
+        """The options, and the user's command; exits where they are wrong.
+
+        Raises:
+            ConfigError: a file of defaults says what no option is.
+        """
         own, command = self._split(self, words) if self._split is not None else (list(words), [])
         own = self._checked(own)
+        if not {"-h", "--help"} & set(own):
+            use_config(self, self._verb, own, VERBS, lambda name: OptionParser(VERBS[name]))
         options, rest = self.parse_known_intermixed_args(own)
         if rest:
             self.error(f"unexpected argument {rest[0]!r}")

@@ -21,20 +21,26 @@ NAMES: Final = (
     *("numa", "cores", "threads", "frequency", "idle", "memory", "shm", "disk", "files"),
     *("processes", "container", "scheduler"),
 )
+#: Of --only: the scripts, without any check of the machine.
+SCRIPT: Final = "script"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     checks = parser.add_argument_group("checks")
     checks.add_argument(
-        "--script", type=Path, metavar="FILE", help="also read a training script for costly habits"
+        "--script",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="also read training scripts for costly habits (--only script: nothing else)",
     )
     checks.add_argument(
         "--data",
         metavar="PATH",
         help="file or folder of training data: its storage is checked, its read rate measured",
     )
-    known = ", ".join(NAMES)
+    known = ", ".join((*NAMES, SCRIPT))
     checks.add_argument(
         "--only", type=_names, metavar="NAMES", help=f"run only these checks, of: {known}"
     )
@@ -53,7 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the good checks with their figures, and what each GPU does now",
     )
-    result.add_argument("--json", action="store_true", help="print one JSON document instead")
+    choice = result.add_mutually_exclusive_group()
+    choice.add_argument("--json", action="store_true", help="print one JSON document instead")
+    choice.add_argument(
+        "--format",
+        choices=("sarif",),
+        help="print what was found in the scripts, and nothing else, as SARIF 2.1.0",
+    )
     result.add_argument("--output", metavar="FILE", help="also write the result to a file")
     recorded = parser.add_argument_group("recorded machine")
     recorded.add_argument(

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Final
 
+from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation.formats import add_format
 from trainfit.cli.common import (
     OptionGroup,
     add_device_memory,
@@ -99,6 +101,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_result(result)
+    add_fail_if(result, "plan.result:PlanResult")
+    add_format(result)
     add_explain(result)
 
 

@@ -9,15 +9,18 @@ import time
 from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
+from trainfit.cli.options.doctor import SCRIPT
 from trainfit.cli.output import given_output
 from trainfit.cli.screen import print_shown
 from trainfit.doctor.diagnose import chosen, diagnose
 from trainfit.hardware.host.recorded import Recorder, replayed
 from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
-from trainfit.lint.api import read_script
+from trainfit.lint.api import read_scripts
 from trainfit.report.machine.cpu import CHECKS, cpu_screen, cpu_text
 from trainfit.report.machine.doctor import doctor_lines, doctor_screen
+from trainfit.report.machine.sarif import sarif_text
+from trainfit.report.machine.script import script_text
 from trainfit.results.files import documents
 from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
@@ -33,10 +36,17 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "--cpu shows only the processor; remove --only, --skip, --script and --data"
         )
-    names = chosen(CHECKS if options.cpu else options.only, options.skip)
-    output = given_output(options.output)
+    if not options.script and (options.format or SCRIPT in (options.only or ())):
+        raise UsageError("nothing to read: name the scripts, as in --script train.py")
+    only = [name for name in options.only or () if name != SCRIPT]
+    if (options.only and not only) or options.format:
+        return _scripts_alone(options)
+    names = chosen(CHECKS if options.cpu else only or None, options.skip)
+    output = given_output(options.output, options.script or ())
     record = given_output(options.record)
-    script = read_script(options.script) if options.script is not None else None
+    script, unreadable = read_scripts(options.script or ())
+    if unreadable and script is None:
+        raise unreadable[0]
     system = _system(options)
     began = time.monotonic()
     machine = survey(system, options.data)
@@ -53,7 +63,24 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         result.save(output)
     screen, whole = (cpu_screen, cpu_text) if options.cpu else (doctor_screen, doctor_lines)
     print_shown(result, options, screen, whole)
+    if unreadable:
+        raise unreadable[0]
     return 1 if result.is_bad else 0
+
+
+def _scripts_alone(options: argparse.Namespace) -> int:
+    """The scripts' findings without a look at the machine; 1 where there are some."""
+    for name in ("json", "output", "record", "machine", "data"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is about the machine: remove --format and --only script, or --{name}"
+            )
+    report, unreadable = read_scripts(options.script)
+    if report is not None:
+        print(sarif_text(report) if options.format else script_text(report))
+    if unreadable:
+        raise unreadable[0]
+    return 1 if report is not None and report.findings else 0
 
 
 def _system(options: argparse.Namespace) -> System:

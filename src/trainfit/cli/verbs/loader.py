@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if tuned.interrupt is not None:
         raise tuned.interrupt
     _check_ran(result)
-    return 0
+    return gated(options, result, 0)
 
 
 def _check_ran(result: LoaderResult) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
@@ -67,11 +68,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         sys.stdout.flush()
         raise KeyboardInterrupt
     unfixed = wanted.fix is not None and result.fix_trial is None
-    if result.ended == "failed" or unfixed:
-        return 2
-    if result.unheld:
-        return 1
-    return 0 if result.rates else 2
+    if result.ended == "failed" or unfixed or not (result.rates or result.unheld):
+        return gated(options, result, 2)
+    return gated(options, result, 1 if result.unheld else 0)
 
 
 def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:

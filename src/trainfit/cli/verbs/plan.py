@@ -7,6 +7,8 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
+from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation.formats import check_format, formatted
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
@@ -29,6 +31,7 @@ from trainfit.results.plan.result import HostCpu, PlanResult
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
+    check_format(options)
     settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
@@ -42,11 +45,15 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         planned = plan(parsed, device.gpu, settings, real, progress, device.constants, keep)
     keep(planned.result)
-    print_plan(planned.result, options)
+    script = formatted(planned.result, options)
+    if script is not None:
+        print(script, flush=True)
+    else:
+        print_plan(planned.result, options)
     name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt
-    return 0 if planned.result.fits else 1
+    return gated(options, planned.result, 0 if planned.result.fits else 1)
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -6,6 +6,7 @@ import argparse
 import functools
 from collections.abc import Sequence
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name_report(output, json=options.json)
     if rehearsed.interrupt is not None:
         raise rehearsed.interrupt
-    return 0 if result.ended == "duration" else 2
+    return gated(options, result, 0 if result.ended == "duration" else 2)
 
 
 def _gpu(options: argparse.Namespace) -> GpuSpec | None:

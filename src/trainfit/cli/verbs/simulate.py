@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     print_shown(summary, options, recording_screen, recording_text, json)
     if failure is not None:
         raise failure
-    return 1 if summary.out_of_memory else 0
+    return gated(options, summary, 1 if summary.out_of_memory else 0)
 
 
 def _is_script(word: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     sandbox_request,
 )
@@ -37,4 +38,4 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if output is not None:
         result.save(output)
     print_shown(result, options, verification_screen, verification_text)
-    return 0 if result.good else 1
+    return gated(options, result, 0 if result.good else 1)

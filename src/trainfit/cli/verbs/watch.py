@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     of_verify = options.verify_steps or options.verify_runs
     if (options.verify and not command) or (of_verify and not options.verify):
         raise UsageError("--verify runs a command: trainfit watch --verify -- python train.py")
+    if options.fail_if and options.verify:
+        raise UsageError("--fail-if is about one run; remove --verify, which compares several")
     if options.noise_scale and (options.verify or not command):
         raise UsageError(
             "--noise-scale measures a whole run: trainfit watch --noise-scale -- python train.py"
@@ -67,10 +70,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             "nothing was recorded",
             file=sys.stderr,
         )
-        return code
+        return gated(options, result, code)
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
-    return code
+    return gated(options, result, code)
 
 
 def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:

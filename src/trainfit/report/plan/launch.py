@@ -14,12 +14,17 @@ def launch_lines(launch: str, indent: int = 2, width: int | None = None) -> str:
     """The launch command, indented and broken between options; bash reads it as one line."""
     width = width or columns()
     lines: list[str] = []
-    for group in _option_groups(_WORD.findall(launch)):
+    for group in _option_groups(shell_words(launch)):
         if lines and len(lines[-1]) + 1 + len(group) <= width - 2:
             lines[-1] += " " + group
         else:
             lines.append(" " * (indent + 2 if lines else indent) + group)
     return " \\\n".join(printable(line) for line in lines)
+
+
+def shell_words(command: str) -> list[str]:
+    """The words of a bash command line, as they are written."""
+    return _WORD.findall(command)
 
 
 def _option_groups(words: list[str]) -> list[str]:

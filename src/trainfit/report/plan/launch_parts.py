@@ -26,6 +26,11 @@ def _part(part: LaunchPart) -> str:
     return "\n".join([start.rstrip(), wrapped(text, " " * _COLUMN, " " * _COLUMN)])
 
 
+def part_reason(part: LaunchPart) -> str:
+    """A part with its reason and what that is from, in one line."""
+    return f"{_headed(part)}: {_reason(part)}{_evidence(part)}"
+
+
 def _headed(part: LaunchPart) -> str:
     if part.status in ("not set", "cannot tell"):
         return part.name

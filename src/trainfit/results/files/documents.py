@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Self
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.files.metrics import Metered
 from trainfit.results.files.upgrades import Upgrade, upgrade
 from trainfit.results.files.writing import write_file
 from trainfit.results.format import size
@@ -41,7 +42,7 @@ class Format:
     former_names: Collection[str] = ()
 
 
-class ResultFile(Displayed):
+class ResultFile(Displayed, Metered):
     """A dataclass that is kept as one JSON document of the format ``FILE``."""
 
     FILE: ClassVar[Format]

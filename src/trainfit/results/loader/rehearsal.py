@@ -143,6 +143,14 @@ class Rehearsal(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    METRICS: ClassVar = {
+        "step_ms": "step of the simulated GPU",
+        "loader_batches_per_s": "batches a second, after the queues were full for the first time",
+        "samples_per_s": "samples a second, likewise",
+        "gpu_utilization_share": "GPU utilization, likewise",
+        "waiting_for_batches_share": "share of the time that the loop waits, likewise",
+        "epoch_s": "time of an epoch: measured, else from the steady rate",
+    }
 
     command: str
     loader: str
@@ -181,3 +189,15 @@ class Rehearsal(ResultFile):
     def is_disturbed(self) -> bool:
         """Do the rates tell as much of other processes as of the DataLoader?"""
         return (self.others_cores or 0.0) > DISTURBED_CORES
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`; nothing but the step where it was too short to be steady."""
+        steady = self.steady
+        return {
+            "step_ms": self.step_s,
+            "loader_batches_per_s": steady.batches_per_s if steady else None,
+            "samples_per_s": steady.samples_per_s if steady else None,
+            "gpu_utilization_share": steady.busy_share if steady else None,
+            "waiting_for_batches_share": steady.waiting_share if steady else None,
+            "epoch_s": self.epoch_s,
+        }

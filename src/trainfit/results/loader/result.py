@@ -92,6 +92,14 @@ class LoaderResult(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    METRICS: ClassVar = {
+        "step_ms": "time of the step that the DataLoader has to keep up with",
+        "loader_batches_per_s": "rate with the current settings and this step",
+        "recommended_loader_batches_per_s": "the same with the recommended settings",
+        "waiting_for_batches_share": "share of the time that the loop waits, current settings",
+        "workers": "num_workers now",
+        "recommended_workers": "num_workers as recommended",
+    }
 
     command: str
     loader: str
@@ -170,3 +178,25 @@ class LoaderResult(ResultFile):
         found = (each for each in self.confirmed if steady(each.settings) == wanted)
         usable = (each for each in found if each.measured_batches_per_s is not None)
         return next((each for each in usable if not each.is_disturbed), None)
+
+    def rate(self, settings: LoaderSettings) -> float | None:
+        """Batches per second with these settings: measured where they were run, else predicted."""
+        real, seen = self.measured(settings), self.candidate(settings)
+        if real is not None:
+            return real.measured_batches_per_s
+        return seen.batches_per_s if seen is not None else None
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`; rates are measured where the settings were run."""
+        real, seen = self.measured(self.present), self.candidate(self.present)
+        waiting = real.waiting_share if real is not None else None
+        if real is None and seen is not None:
+            waiting = seen.waiting_share
+        return {
+            "step_ms": self.step_s or None,
+            "loader_batches_per_s": self.rate(self.present),
+            "recommended_loader_batches_per_s": self.rate(self.recommended),
+            "waiting_for_batches_share": waiting,
+            "workers": self.present.num_workers,
+            "recommended_workers": self.recommended.num_workers,
+        }

@@ -273,6 +273,14 @@ class PaceResult(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    METRICS: ClassVar = {
+        "back_to_back_ms": "median call, back to back",
+        "call_ms": "median call at the rate where it is longest",
+        "p99_ms": "99th percentile of calls at the rate where it is longest",
+        "missed_share": "share of calls that ended after the next was due, at the worst rate",
+        "slowdown": "median call at the worst rate divided by the median back to back",
+        "reached_hz": "calls a second that were reached at the highest rate",
+    }
 
     target: str
     hz: tuple[float, ...]
@@ -304,3 +312,18 @@ class PaceResult(ResultFile):
         back = self.back_to_back.calls.p50 if self.back_to_back is not None else 0.0
         times = ((hz, needed.get(hz, back)) for hz in self.hz)
         return tuple((hz, seconds) for hz, seconds in times if seconds > 1 / hz)
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`; of several rates the worst, of which nothing is known unless all
+        were measured."""
+        rates = () if self.unmeasured else self.rates
+        ratios = [each.ratio.value for each in rates if each.ratio is not None]
+        back = self.back_to_back
+        return {
+            "back_to_back_ms": back.calls.p50 if back is not None else None,
+            "call_ms": max((each.calls.p50 for each in rates), default=None),
+            "p99_ms": max((each.calls.p99 for each in rates), default=None),
+            "missed_share": max((each.missed_share for each in rates), default=None),
+            "slowdown": max(ratios, default=None) if len(ratios) == len(rates) else None,
+            "reached_hz": max(rates, key=lambda each: each.hz or 0.0).reached_hz if rates else None,
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Final
 
 from trainfit.results.machine.constants import Constant
@@ -12,6 +13,14 @@ from trainfit.results.machine.constants import Constant
 #: above were sampled while cudnn.benchmark tried an algorithm).
 RANGE_COVERAGE: Final = 0.90
 RANGE_EXCEEDED: Final = 0.07
+
+#: Of :meth:`MemoryFigures.quantities`.
+METRICS: Final[Mapping[str, str]] = {
+    "allocated_gib": "peak of torch.cuda.max_memory_allocated",
+    "reserved_gib": "peak of torch.cuda.max_memory_reserved",
+    "device_gib": "device memory of the process, as nvidia-smi shows it",
+    "device_high_gib": "the same, upper bound of the 90% prediction interval",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,3 +45,13 @@ class MemoryFigures:
     allocated_range_bytes: tuple[int, int] | None = None
     reserved_range_bytes: tuple[int, int] | None = None
     device_range_bytes: tuple[int, int] | None = None
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """Bytes by the keys of :data:`METRICS`."""
+        device = self.device_range_bytes
+        return {
+            "allocated_gib": self.allocated_bytes,
+            "reserved_gib": self.reserved_bytes,
+            "device_gib": self.device_bytes,
+            "device_high_gib": device[1] if device is not None else None,
+        }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
+from trainfit.results.files.metrics import Metered
 from trainfit.results.files.notes import Note
-from trainfit.results.memory.figures import MemoryFigures
+from trainfit.results.memory.figures import METRICS, MemoryFigures
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.steps import StepMakeup, StepPattern
 
 
 @dataclasses.dataclass(frozen=True)
-class RecordingSummary:
+class RecordingSummary(Metered):
     """What one simulated run needed.
 
     ``timeline_bytes`` holds allocated memory at evenly spaced events of the last whole step.
@@ -23,6 +25,8 @@ class RecordingSummary:
     ``step`` what an optimizer step consists of.
     ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
     """
+
+    METRICS: ClassVar = METRICS
 
     file: str
     gpu: str
@@ -45,3 +49,7 @@ class RecordingSummary:
     step: StepMakeup | None = None
     structured_notes: tuple[Note, ...] = ()
     coverage: Coverage | None = None
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`."""
+        return self.memory.quantities()

@@ -78,7 +78,4 @@ class DataLoading:
 
 def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
     """Batches per second of the loader with the GPU: measured where it was, else predicted."""
-    real, candidate = found.measured(settings), found.candidate(settings)
-    if real is not None:
-        return real.measured_batches_per_s
-    return candidate.batches_per_s if candidate is not None else None
+    return found.rate(settings)

@@ -38,6 +38,7 @@ from trainfit.results.files.notes import Note
 from trainfit.results.files.upgrades import Upgrade, rename_key
 from trainfit.results.loader.result import upgrade_advice
 from trainfit.results.loader.result import upgrade_terms as upgrade_loader_terms
+from trainfit.results.memory.figures import METRICS as MEMORY_METRICS
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.memory.step_memory import BatchMemory, StepMemory
 from trainfit.results.plan.amp import AmpChoice
@@ -182,6 +183,20 @@ class PlanResult(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    METRICS: ClassVar = {
+        **MEMORY_METRICS,
+        "step_ms": "time of a step on the GPU, predicted",
+        "samples_per_s": "samples a second on the GPU, if the DataLoader keeps up",
+        "epoch_s": "time of an epoch, if the DataLoader keeps up",
+        "mfu_share": "model FLOPs utilization",
+        "loader_batches_per_s": "rate of the DataLoader with its current settings",
+        "largest_batch": "largest batch size that fits",
+        "recommended_batch": "recommended batch size",
+        "recommended_device_gib": "device memory at the recommended batch size",
+        "recommended_step_ms": "time of a step at the recommended batch size",
+        "recommended_samples_per_s": "samples a second then, if the DataLoader keeps up",
+        "recommended_loader_batches_per_s": "rate of the DataLoader as it is launched",
+    }
 
     command: str
     gpu: str
@@ -248,3 +263,28 @@ class PlanResult(ResultFile):
     def printed(self) -> str:
         """The same without the recordings, which are long and for programs of ours alone."""
         return dataclasses.replace(self, recordings=()).to_json()
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`: of the command as it is, and as ``launch`` recommends it."""
+        speed, best = self.speed, self.chosen.recommended_batch
+        then = speed.at(best) if speed is not None and best else None
+        loading = self.loading
+        loader = loading.result if loading is not None else None
+        return {
+            **self.now.memory.quantities(),
+            "step_ms": speed.now.seconds if speed is not None else None,
+            "samples_per_s": speed.now.samples_per_s if speed is not None else None,
+            "epoch_s": speed.epoch_s if speed is not None else None,
+            "mfu_share": speed.mfu if speed is not None else None,
+            "loader_batches_per_s": loader.rate(loader.present) if loader is not None else None,
+            "largest_batch": self.chosen.largest_batch,
+            "recommended_batch": best or None,
+            "recommended_device_gib": self.recommended.device_bytes if self.recommended else None,
+            "recommended_step_ms": then.seconds if then is not None else None,
+            "recommended_samples_per_s": then.samples_per_s if then is not None else None,
+            "recommended_loader_batches_per_s": (
+                loader.rate((loading and loading.launched) or loader.recommended)
+                if loader is not None
+                else None
+            ),
+        }

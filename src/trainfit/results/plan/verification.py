@@ -9,6 +9,7 @@ Format history
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
@@ -22,6 +23,9 @@ FORMAT: Final = "trainfit-verification"
 VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit verify --json`"
 _WANTED: Final = "give a file that `trainfit verify --json` wrote"
+
+#: Quantities of memory that are compared.
+_COMPARED: Final = ("allocated", "reserved", "device")
 
 #: The note of a verification without a GPU.
 REHEARSED: Final = "a rehearsal on the simulated GPU: nothing was measured"
@@ -97,6 +101,11 @@ class Verification(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    METRICS: ClassVar = {
+        **{f"{name}_gib": f"{name} memory, measured" for name in _COMPARED},
+        **{f"{name}_error_share": f"error of the predicted {name} memory" for name in _COMPARED},
+        "step_ms": "median step, measured",
+    }
 
     file: str
     command: str
@@ -119,3 +128,17 @@ class Verification(ResultFile):
         if self.fits_predicted is not self.fits_measured:
             return False
         return all(each.within is not False for each in self.compared.values())
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`; nothing where the run was a rehearsal on the simulated GPU."""
+        if REHEARSED in self.notes:
+            return {}
+        found: dict[str, float | None] = {}
+        for name in _COMPARED:
+            each = self.compared.get(name)
+            real = each.measured_bytes if each is not None else None
+            found[f"{name}_gib"] = real
+            error = abs(each.predicted_bytes / real - 1) if each is not None and real else None
+            found[f"{name}_error_share"] = error
+        steps = self.step_seconds
+        return {**found, "step_ms": statistics.median(steps) if steps else None}

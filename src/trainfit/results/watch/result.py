@@ -27,6 +27,18 @@ Confidence = Literal["certain", "likely", "possible"]
 PhaseName = Literal[
     "input", "copy", "forward", "backward", "optimizer", "sync", "checkpoint", "evaluation", "other"
 ]
+#: Of a phase among metrics: what it is, by its key.
+_PHASE_METRICS: Final[Mapping[str, tuple[PhaseName, str]]] = {
+    "waiting_for_batches_share": ("input", "waiting for batches"),
+    "copy_share": ("copy", "host-to-device copies"),
+    "forward_share": ("forward", "forward pass"),
+    "backward_share": ("backward", "backward pass"),
+    "optimizer_share": ("optimizer", "optimizer step"),
+    "sync_share": ("sync", "waiting for the GPU"),
+    "checkpoint_share": ("checkpoint", "writing checkpoints"),
+    "evaluation_share": ("evaluation", "evaluation"),
+    "other_share": ("other", "everything else"),
+}
 #: What bounds a run.
 Limit = Literal[
     "gpu",
@@ -165,6 +177,19 @@ class WatchResult(ResultFile):
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    METRICS: ClassVar = {
+        "step_ms": "median step",
+        "samples_per_s": "samples a second",
+        **{key: f"share of the time: {what}" for key, (_, what) in _PHASE_METRICS.items()},
+        "gpu_busy_share": "share of the time in which the GPU's stream had work",
+        "gpu_utilization_share": "GPU utilization by NVML",
+        "mfu_share": "model FLOPs utilization",
+        "allocated_gib": "peak of torch.cuda.max_memory_allocated",
+        "reserved_gib": "peak of torch.cuda.max_memory_reserved",
+        "device_gib": "most GPU memory that the process held, by NVML",
+        "critical_findings": "findings that are critical",
+        "warning_findings": "findings that are warnings",
+    }
 
     header: RunHeader
     steps: int
@@ -188,3 +213,32 @@ class WatchResult(ResultFile):
     notes: tuple[str, ...] = ()
     next_command: str = ""
     folder: str = ""
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`, of the judged rank; a phase that did not occur has no share."""
+        shares = {each.name: each.share for each in self.phases}
+        ledger, severities = self.ledger, [each.severity for each in self.findings]
+        return {
+            "step_ms": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            **{key: shares.get(name) for key, (name, _) in _PHASE_METRICS.items()},
+            "gpu_busy_share": self.gpu_busy,
+            "gpu_utilization_share": self.gpu_utilization,
+            "mfu_share": self.mfu,
+            "allocated_gib": ledger.peak_allocated_bytes if ledger else None,
+            "reserved_gib": ledger.peak_reserved_bytes if ledger else None,
+            "device_gib": _most_held(ledger) if ledger else None,
+            # Of a run without steps there is nothing to find.
+            "critical_findings": severities.count("critical") if self.steps else None,
+            "warning_findings": severities.count("warning") if self.steps else None,
+        }
+
+
+def _most_held(ledger: MemoryLedger) -> int | None:
+    """Most bytes that the run's process held on the GPU, where all its parts were measured."""
+    held = [
+        point.allocated + point.cached + point.beyond
+        for point in ledger.points
+        if point.allocated is not None and point.cached is not None and point.beyond is not None
+    ]
+    return max(held, default=None)

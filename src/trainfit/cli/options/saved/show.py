@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation.formats import METRICS, SARIF, add_format
 from trainfit.cli.common import add_explain
 
 PARSER: dict[str, Any] = {
@@ -21,3 +23,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead")
     add_explain(parser)
+    add_fail_if(parser)
+    add_format(parser, METRICS, SARIF)

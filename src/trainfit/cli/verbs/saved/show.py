@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation.formats import formatted
 from trainfit.cli.common import only_ascii
 from trainfit.cli.screen import Report, print_plan, print_shown
 from trainfit.cli.verbs.watched.printing import print_result
@@ -50,8 +52,16 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = read(path)
     if isinstance(result, Recording):
         summary = summarize(result, str(path))
-        json = recording_json(summary) if options.json else ""
-        print_shown(summary, options, recording_screen, recording_text, json)
+        code = gated(options, summary, 0)
+        if (form := formatted(summary, options)) is not None:
+            print(form)
+        else:
+            json = recording_json(summary) if options.json else ""
+            print_shown(summary, options, recording_screen, recording_text, json)
+        return code
+    code = gated(options, result, 0)
+    if (form := formatted(result, options)) is not None:
+        print(form)
     elif isinstance(result, PlanResult):
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
@@ -60,7 +70,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_shown(result, options, *_SHOWN[type(result)])
     else:
         print(result.to_json())
-    return 0
+    return code
 
 
 def _ascii(shown: Callable[..., Sequence[Line] | str]) -> Report:

@@ -1,0 +1,1 @@
+"""What programs and projects ask of commands: conditions, formats, defaults from files."""

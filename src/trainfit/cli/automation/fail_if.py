@@ -1,0 +1,147 @@
+"""``--fail-if``: conditions on the numbers of a result, told by the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import functools
+import importlib
+import operator
+import re
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from trainfit.cli.common import OptionGroup, UsageError, duration, memory_size
+from trainfit.results.files.metrics import Metered, MetricName, MetricUnit, metric
+from trainfit.results.format import duration as duration_text
+from trainfit.results.format import percent, size, three_digits
+
+_OPERATORS: Final[dict[str, Callable[[float, float], bool]]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_CONDITION: Final = re.compile(r"\s*([A-Za-z][\w/]*)\s*([<>]=?)\s*(\S.*?)\s*")
+_EXAMPLE: Final = "'device > 22GiB'"
+_NUMBER: Final = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*(%|/s|hz|)", re.I | re.A)
+#: How a quantity of each unit may be written, with the ends that are no more than its unit's name.
+_WRITTEN: Final[dict[MetricUnit, tuple[str, tuple[str, ...]]]] = {
+    "bytes": ("22GiB, 800MiB", ()),
+    "s": ("100ms, 2h", ()),
+    "1/s": ("30, 30/s", ("", "/s", "hz")),
+    "share": ("20%, 0.2", ("%", "")),
+    "count": ("8", ("",)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """``name`` compared with ``limit`` (seconds, bytes, a share, a count); ``text`` as typed."""
+
+    text: str
+    name: MetricName
+    holds: Callable[[float, float], bool]
+    limit: float
+
+
+def add_fail_if(group: OptionGroup, kind: str = "") -> None:
+    """Add ``--fail-if``.
+
+    Conditions are checked at once where ``kind`` names the kind of result, as in
+    "plan.result:PlanResult"; it is imported where the option is given. Else :func:`gated` does,
+    when it knows the result.
+    """
+    group.add_argument(
+        "--fail-if",
+        action="append",
+        type=functools.partial(_argument, kind) if kind else str,
+        metavar="'NAME > X'",
+        help=f"exit with 1 where a number of the result is so, as in {_EXAMPLE} (<, <=, >, >=), or "
+        "is not known; repeat the option for more; step, samples/s, loader, …: an unknown name "
+        "lists those that there are",
+    )
+
+
+def gated(options: argparse.Namespace, result: Metered, code: int) -> int:
+    """``code``, or 1 where that is 0 and a condition holds or cannot be decided; says so on stderr.
+
+    Raises :class:`UsageError` for a condition that is not one of this kind of result.
+    """
+    found, fails = result.quantities(), False
+    for given in options.fail_if or ():
+        each = condition(type(result), given) if isinstance(given, str) else given
+        value = found.get(each.name.key)
+        if value is not None and not each.holds(value, each.limit):
+            continue
+        fails = True
+        what = "cannot tell: it was neither measured nor predicted"
+        if value is not None:
+            what = f"it is {_said(value, each.name.unit)}"
+        print(f"trainfit: --fail-if {each.text!r}: {what}", file=sys.stderr)
+    return 1 if fails and code == 0 else code
+
+
+def condition(kind: type[Metered], text: str) -> Condition:
+    """What ``text`` asks of a result of this kind; raises :class:`UsageError`."""
+    parts = _CONDITION.fullmatch(text)
+    if parts is None:
+        raise UsageError(
+            f"--fail-if {text!r}: expected NAME, one of < <= > >=, and a quantity, as in {_EXAMPLE}"
+        )
+    word, sign, quantity = parts.groups()
+    names = _names(kind)
+    if word not in names:
+        near = difflib.get_close_matches(word, names, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        known = ", ".join(names) or "none"
+        raise UsageError(
+            f"--fail-if {text!r}: this result has no {word!r}{meant} (it has: {known})"
+        )
+    try:
+        limit = _quantity(quantity, names[word].unit)
+    except (argparse.ArgumentTypeError, ValueError):
+        written, _ = _WRITTEN[names[word].unit]
+        raise UsageError(
+            f"--fail-if {text!r}: expected a number with its unit, such as {written}, got "
+            f"{quantity!r}"
+        ) from None
+    return Condition(text, names[word], _OPERATORS[sign], limit)
+
+
+def _argument(kind: str, text: str) -> Condition:
+    """An argparse type."""
+    module, _, name = kind.partition(":")
+    metered = getattr(importlib.import_module(f"trainfit.results.{module}"), name)
+    try:
+        return condition(metered, text)
+    except UsageError as error:
+        reason = str(error).removeprefix("--fail-if ")
+        raise argparse.ArgumentTypeError(reason) from None
+
+
+def _names(kind: type[Metered]) -> dict[str, MetricName]:
+    return {each.short: each for each in map(metric, kind.METRICS)}
+
+
+def _quantity(text: str, unit: MetricUnit) -> float:
+    if unit == "bytes" and not text[-1].isdigit():
+        return memory_size(text)
+    if unit == "s" and not text[-1].isdigit():
+        return duration(text, most_s=1e9)
+    number = _NUMBER.fullmatch(text)
+    if number is None or number[2].lower() not in _WRITTEN[unit][1]:
+        raise ValueError(text)
+    return float(number[1]) / (100 if number[2] == "%" else 1)
+
+
+def _said(value: float, unit: MetricUnit) -> str:
+    if unit == "bytes":
+        return size(value)
+    if unit == "s":
+        return duration_text(value)
+    if unit == "share":
+        return percent(value, decimals=1)
+    return f"{three_digits(value)}{'/s' if unit == '1/s' else ''}" if value % 1 else f"{value:g}"

@@ -1,0 +1,75 @@
+"""The adapters in the loops of the real packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import environment
+
+SCRIPT = Path(__file__).with_name("loops.py")
+#: Of the same library's two names, and of what imports most, `make test-slow` has one each.
+LOOPS = [
+    "lightning.pytorch",
+    "accelerate",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pytorch_lightning", "transformers")),
+]
+
+
+def trained(
+    loop: str, folder: Path, *more: str, **variables: str
+) -> tuple[list[dict[str, Any]], str]:
+    """What each training of the loop told, and what it wrote to stderr."""
+    if importlib.util.find_spec(loop.partition(".")[0]) is None:
+        pytest.skip(f"{loop} is not installed")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), loop, str(folder / "out"), *more],
+        env=environment(XDG_STATE_HOME=str(folder / "state"), **variables),
+        cwd=folder, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("told: ")]
+    return [json.loads(line.removeprefix("told: ")) for line in lines], done.stderr
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_training_is_watched_and_its_numbers_are_logged(loop: str, tmp_path: Path) -> None:
+    told, stderr = trained(loop, tmp_path)
+    assert len({each["folder"] for each in told}) == len(told) == (1 if loop == "accelerate" else 2)
+    for each in told:
+        assert each["steps"] > 20 and each["metrics"]["trainfit/step_ms"] > 0
+    ((step, logged),) = told[0]["logged"]
+    assert {key: value for key, value in logged.items() if "trainfit/" in key} == told[0]["metrics"]
+    assert step == (None if loop == "accelerate" else 60)
+    assert "Traceback" not in stderr and "not watched" not in stderr and "not judged" not in stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["lightning.pytorch", "transformers"])
+def test_an_error_of_the_user_stays_his_and_the_next_training_is_watched(
+    loop: str, tmp_path: Path
+) -> None:
+    (failed, after), _ = trained(loop, tmp_path, "--raise")
+    assert failed["caught"] == "the user's own error" and not failed["logged"]
+    assert after["steps"] > 20 and after["folder"] != failed["folder"]
+    # Transformers' Trainer does not tell of the error.
+    assert (failed["steps"] or 0) < 25
+
+
+def test_nothing_is_recorded_where_the_recorder_is_switched_off(tmp_path: Path) -> None:
+    (told,), stderr = trained("accelerate", tmp_path, TRAINFIT_WATCH="0")
+    assert told["metrics"] == {} and told["logged"] == []
+    assert "trainfit watch" not in stderr and not (tmp_path / "state").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_disturbs_no_training(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where the folder would be")
+    (told,), stderr = trained("accelerate", tmp_path)
+    assert told["logged"] == []
+    assert "Traceback" not in stderr
