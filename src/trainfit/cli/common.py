@@ -13,6 +13,7 @@ from pathlib import Path
 from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
 from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.format import size
 from trainfit.results.machine.constants import DeviceConstants
@@ -227,6 +228,16 @@ def split_command(
             break
         at += 2 if word in options_with_value else 1
     return list(words[:at]), list(words[at:])
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """The user's command, with a line on standard error where another Python runs it than its
+    reader would expect; raises :class:`CommandError`."""
+    command = parse_command(words)
+    if command.interpreter.note:
+        sys.stderr.write(f"trainfit: {printable(command.interpreter.note)}\n")
+        sys.stderr.flush()
+    return command
 
 
 def progress(text: str) -> None:

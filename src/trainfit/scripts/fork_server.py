@@ -335,8 +335,7 @@ def become_run(folder: str, printed: bytes = b"") -> None:
 def main() -> None:
     """The server's entry point, and that of every run."""
     runner = importlib.import_module("trainfit.scripts.trace_run")
-    importlib.import_module("torch._dynamo")  # every simulation needs it, and the catalogue
-    importlib.import_module("trainfit.hardware").catalogue()
+    importlib.import_module("torch._dynamo")  # every simulation needs it
 
     def grow(folder: str, control: int, status: int) -> None:
         become_run(folder)

@@ -15,6 +15,7 @@ from trainfit.cli.common import (
     add_protection,
     add_simulation,
     chosen_device,
+    read_command,
     sandbox_request,
     seconds,
     share,
@@ -27,7 +28,6 @@ from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import add_explain, print_plan
 from trainfit.cli.verbs.loader import given_step, step_time
 from trainfit.hardware.gpu.rented import find_rented
-from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
 from trainfit.plan.planner import Settings
 from trainfit.plan.remedies.catalogue import NAMES
@@ -144,7 +144,7 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     settings, real = _settings(options), _real_runs(options)
-    parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
+    parsed = dataclasses.replace(read_command(command), sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     settings = dataclasses.replace(settings, rates=device.rates)
     output = given_output(options.output)

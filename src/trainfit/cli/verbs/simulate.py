@@ -16,13 +16,13 @@ from trainfit.cli.common import (
     add_protection,
     add_simulation,
     chosen_device,
+    read_command,
     sandbox_request,
     split_command,
     whole_number,
 )
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
-    parsed = parse_command(["python", *command] if is_bare else command)
+    parsed = read_command(["python", *command] if is_bare else command)
     parsed = dataclasses.replace(parsed, sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output)
