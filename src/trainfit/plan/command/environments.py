@@ -1,6 +1,6 @@
 """Environment managers before a command (``uv run``, ``conda run``, …): whose Python it has.
 
-The environment is looked up, and never made, synchronised or changed: from the files of uv, pdm,
+The environment is looked up, and never made, synchronized or changed: from the files of uv, pdm,
 pixi and conda, and with the question for its path that Poetry, Hatch and Pipenv answer. What is
 planned is thus the environment as it is now. Scripts that conda's packages run at activation,
 and variables of `.env` files, are left out.
