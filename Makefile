@@ -39,6 +39,9 @@ DATA := data/act-example
 .DELETE_ON_ERROR:
 .PHONY: plan test test-slow test-real lint coverage torch docs package bench clean
 
+# As in an activated environment: the `python` of their commands is the one that has PyTorch.
+plan bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
+
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
 		--dataset=$(DATA) '--batch_size={batch_size:8}' '--amp={amp:true}'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ settings.register_profile("chance", _UNTIMED, derandomize=False)
 settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
+# As in an activated environment: a command's `python` is the one that has PyTorch.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 #: As in the Makefile.
 ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
 

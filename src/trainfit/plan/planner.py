@@ -200,6 +200,8 @@ class _Planner:
         self._command = self.options.command
         notes, whole = Notes(), self._first_run.whole
         note_options(notes, self.options)
+        if self._command.interpreter.note:
+            notes.append(self._command.interpreter.note)
         if self._settings.rented:
             notes.add(self._settings.rented, MAY_CHANGE)
         memory_model = self._memory_model()

@@ -335,9 +335,8 @@ def become_run(folder: str, printed: bytes = b"") -> None:
 def main() -> None:
     """The server's entry point, and that of every run."""
     runner = importlib.import_module("trainfit.scripts.trace_run")
-    # Every simulation needs the compiler and the catalogue.
+    # Every simulation needs the compiler.
     importlib.import_module("trainfit.torch_private.compiled").import_compiler()
-    importlib.import_module("trainfit.hardware").catalogue()
 
     def grow(folder: str, control: int, status: int) -> None:
         become_run(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import platform
 import shlex
@@ -32,6 +33,8 @@ from trainfit.version import __version__
 from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
 
 _INJECTED: Final = Path(__file__).with_name("recorder") / "inject"
+#: A module of one file that the recorder needs, and that a user's Python may be without.
+_LENT: Final = "threadpoolctl"
 #: Signals that are passed on; SIGINT only where no terminal sends it to both of us.
 _PASSED_ON: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -61,12 +64,14 @@ def injected(
     """
     if environment.get(FOLDER, "off") in ("", "0"):
         return dict(environment)
+    lent = importlib.util.find_spec(_LENT)
     path = [str(_INJECTED), *filter(None, [environment.get("PYTHONPATH", "")])]
     return {
         **environment,
         FOLDER: str(folder.resolve()),
         STARTED: f"{started[0]!r} {started[1]!r}",
         COMMAND: command,
+        "TRAINFIT_WATCH_LENT": f"{_LENT}={lent.origin}" if lent is not None else "",
         "PYTHONPATH": os.pathsep.join(path),
     }
 

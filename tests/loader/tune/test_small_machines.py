@@ -240,18 +240,19 @@ def commanded(line: str) -> CoreWrapper:
 
 
 @HAS_TASKSET
-def test_a_loader_is_measured_on_the_cores_that_its_command_chooses(script: None) -> None:
+def test_a_loader_is_measured_on_the_cores_and_with_the_priority_of_its_command(
+    script: None,
+) -> None:
     one = min(os.sched_getaffinity(0))
     found = commanded(
         f"A=b nice -n 5 taskset -c {one} env C=d python train.py -c {{num_workers:2}}"
     )
-    assert found == CoreWrapper(("taskset", "-c", str(one)))
-    assert commanded("nice -n 5 python train.py") == CoreWrapper()
-    done = subprocess.run(
-        [*found.words, sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == f"{{{one}}}\n"
+    assert found == CoreWrapper(("nice", "-n", "5", "taskset", "-c", str(one)))
+    assert commanded("nohup env A=b python train.py") == CoreWrapper()
+    code = "import os; print(os.sched_getaffinity(0), os.nice(0))"
+    words = [*found.words, sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{{{one}}} {os.nice(0) + 5}\n"
 
 
 @HAS_TASKSET
@@ -261,6 +262,15 @@ def test_cores_of_another_machine_are_left_out_and_said(script: None) -> None:
     assert "`taskset -c 1000` does not work here (" in found.failure
     loaded = Loaded(None, "", None, "", "", 0, 1.0, wrapper_failure=found.failure)
     assert notes_of(loaded, None, LoadingOptions())[0] == found.failure
+
+
+@HAS_TASKSET
+def test_the_others_of_its_programs_are_used_all_the_same(script: None) -> None:
+    found = commanded("nice -n 5 taskset -c 1000 chrt -x 0 python train.py")
+    assert found.words == ("nice", "-n", "5")
+    assert "`taskset -c 1000` does not work here (" in found.failure
+    assert "`chrt -x 0` does not work here (" in found.failure
+    assert found.failure.endswith("the DataLoader was measured without it")
 
 
 def test_a_wrapper_that_is_not_installed_is_said(

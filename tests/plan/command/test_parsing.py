@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers_python import answering
 from trainfit.plan.command.parsing import Command, parse_command, quote
 from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
 from trainfit.results.loader.settings import LoaderSettings
@@ -278,18 +279,21 @@ def test_python_command_lines(
 @pytest.mark.parametrize(
     ("first_lines", "python"),
     [
-        ("#!/opt/my.venv/bin/python3.12\n", "/opt/my.venv/bin/python3.12"),
+        ("#!{tmp}/my.venv/bin/python3.12\n", "{tmp}/my.venv/bin/python3.12"),
         ("#!/usr/bin/env python3\n", sys.executable),
         ("#!/usr/bin/env -S python3 -u\n", sys.executable),
-        ("#!/bin/sh\n'''exec' \"/a very long path/python\" \"$0\" \"$@\"\n' '''\n",
-         "/a very long path/python"),
+        ("#!/bin/sh\n'''exec' \"{tmp}/a long path/python\" \"$0\" \"$@\"\n' '''\n",
+         "{tmp}/a long path/python"),
     ],
 )  # fmt: skip
 def test_console_scripts_name_their_interpreter(
     first_lines: str, python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    python = python.replace("{tmp}", str(tmp_path))
+    for other in ("my.venv/bin/python3.12", "a long path/python"):
+        answering(tmp_path / other)
     program = tmp_path / "my-train"
-    program.write_text(first_lines)
+    program.write_text(first_lines.replace("{tmp}", str(tmp_path)))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     command = parse("my-train --batch {batch_size:2}")
@@ -313,8 +317,8 @@ def test_console_scripts_name_their_interpreter(
         ("folder/no.py", "'folder/no.py': there is no such program"),
         ("no-such-program", "there is no such program"),
         ("ls -l", "is not a Python program"),
-        ("deepspeed train.py", "launcher 'deepspeed'"),
-        ("bash -c 'python train.py'", "launcher 'bash'"),
+        ("deepspeed train.py", "'deepspeed' starts the training in its own processes"),
+        ("bash -c 'python train.py'", "'bash' runs a shell's script"),
     ],
 )
 def test_commands_that_cannot_be_run(line: str, says: str) -> None:

@@ -37,6 +37,14 @@ def parse(line: str) -> Command:
     return parse_command(line.split())
 
 
+def test_cores_are_chosen_behind_what_starts_the_process_elsewhere() -> None:
+    """srun's own cores are not those of its task; an environment manager's are."""
+    made = launch(parse("A=b srun -n1 env B=c python train.py"), {}, {"X": "y"}, [], CORES)
+    assert made.line == "X=y A=b srun -n1 taskset -c 0-3 env B=c python train.py"
+    made = launch(parse("A=b nice python train.py"), {}, {}, [], CORES)
+    assert made.line == "A=b taskset -c 0-3 nice python train.py"
+
+
 THREADS = [variable("OMP_NUM_THREADS", "1"), variable("MKL_NUM_THREADS", "1")]
 
 

@@ -13,8 +13,9 @@ from trainfit.cli.common import (
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import print_shown
+from trainfit.cli.user_command import read_command
 from trainfit.hardware import find_gpu
-from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.screen import loader_screen
@@ -81,7 +82,7 @@ def _parse(command: Sequence[str], verb: str) -> Command:
             "python train.py`, or name a callable that creates the DataLoader with --loader "
             "MODULE:CALLABLE"
         )
-    return parse_command(command)
+    return read_command(command)
 
 
 def loading_options(options: argparse.Namespace) -> LoadingOptions:

@@ -20,9 +20,9 @@ from trainfit.cli.output import given_output, name_report
 from trainfit.cli.processor import rented_cpu
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import print_plan
+from trainfit.cli.user_command import read_command
 from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.rented import find_rented
-from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
 from trainfit.plan.planner import Settings
 from trainfit.plan.remedies.catalogue import NAMES
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     check_format(options)
     settings, real = _settings(options), _real_runs(options)
-    parsed = dataclasses.replace(parse_command(command), sandbox=sandbox_request(options))
+    parsed = dataclasses.replace(read_command(command), sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     settings = dataclasses.replace(settings, rates=device.rates)
     output = given_output(options.output)

@@ -17,7 +17,7 @@ from trainfit.cli.device import chosen_device
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.screen import print_shown
-from trainfit.plan.command.parsing import parse_command
+from trainfit.cli.user_command import read_command
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.memory.screen import recording_screen
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
-    parsed = parse_command(["python", *command] if is_bare else command)
+    parsed = read_command(["python", *command] if is_bare else command)
     parsed = dataclasses.replace(parsed, sandbox=sandbox_request(options))
     device = chosen_device(options, {**os.environ, **parsed.environment()})
     output = output_file(options.output)

@@ -20,6 +20,7 @@ from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import verified
+from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
@@ -92,7 +93,9 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     """Run the command, its placeholders filled with their current values, to its end; returns its
     exit code."""
     present = placeholders(command)
-    words = [fill(word, present) for word in command]
+    words, said = words_to_start([fill(word, present) for word in command])
+    if said:
+        print(f"trainfit watch: {said}", file=sys.stderr, flush=True)
     drawn = _is_drawn(options)
     terminal = Terminal() if drawn else None
     sampler: SamplerHandle | None = None

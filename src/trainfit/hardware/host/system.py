@@ -23,8 +23,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from trainfit.hardware.host.files import DiskFiles, Files
 from trainfit.hardware.host.read_rate import read_rate
 from trainfit.results.files.facts import Fact, absent, cannot_tell, known
@@ -236,6 +234,8 @@ class System:
 
     def process_names(self, pids: Iterable[int]) -> Mapping[int, str]:
         """Names of the processes that can be seen from here."""
+        import psutil  # the recorder reads facts in a user's Python, which may be without it
+
         names = {}
         for pid in pids:
             with contextlib.suppress(psutil.Error):
@@ -244,6 +244,8 @@ class System:
 
     def own_pids(self) -> frozenset[int]:
         """This process and its children."""
+        import psutil
+
         own = {os.getpid()}
         with contextlib.suppress(psutil.Error):
             own.update(child.pid for child in psutil.Process().children(recursive=True))

@@ -1,1 +1,1 @@
-"""A user's training command: words, placeholders, launchers, libraries' arguments."""
+"""A user's training command: words, placeholders, its Python, what starts it, arguments."""

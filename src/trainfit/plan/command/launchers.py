@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.launcher import LAUNCHER_MODULES, Launched
 
@@ -23,11 +24,7 @@ PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMIT_S: Final = 120.0
 #: Console scripts that are launchers.
 _PROGRAMS: Final = {"torchrun": "torchrun", "accelerate-launch": "accelerate"}
-_SOURCE: Final = str(Path(__file__).resolve().parents[3])
-_READ: Final = (
-    f"import sys; sys.path.append({_SOURCE!r}); "
-    "from trainfit.scripts.launcher_words import main; main()"
-)
+_READ: Final = "from trainfit.scripts.launcher_words import main; main()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Launcher:
     """
 
     name: str
-    python: str
+    python: Interpreter
     begins: int
     ends: int
     given: tuple[str, ...]
@@ -59,7 +56,7 @@ _ONE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nproc-per-node=1") | {
 }
 
 
-def launcher_of(plain: Sequence[str], at: int, python: str) -> Launcher | None:
+def launcher_of(plain: Sequence[str], at: int, python: Interpreter) -> Launcher | None:
     """The launcher that the program at ``plain[at]`` is, which ``python`` runs; ``None`` for any
     other program. Raises :class:`CommandError` unless it starts one process."""
     name = Path(plain[at]).name
@@ -68,24 +65,26 @@ def launcher_of(plain: Sequence[str], at: int, python: str) -> Launcher | None:
     return _launcher(_PROGRAMS[name], python, plain, at + 1) if name in _PROGRAMS else None
 
 
-def launcher_of_module(plain: Sequence[str], name: str, at: int, python: str) -> Launcher | None:
+def launcher_of_module(
+    plain: Sequence[str], name: str, at: int, python: Interpreter
+) -> Launcher | None:
     """Likewise of ``python -m name``, whose arguments begin at ``plain[at]``."""
     launcher = LAUNCHER_MODULES.get(name)
     return None if launcher is None else _launcher(launcher, python, plain, at)
 
 
-def _launcher(name: str, python: str, plain: Sequence[str], begins: int) -> Launcher:
+def _launcher(name: str, python: Interpreter, plain: Sequence[str], begins: int) -> Launcher:
     launched = _ask(python, name, tuple(plain[begins:]))
     ends = len(plain) - launched.words
     return Launcher(name, python, begins, ends, tuple(plain[begins:ends]), launched)
 
 
 @functools.lru_cache(maxsize=64)
-def _ask(python: str, launcher: str, words: tuple[str, ...]) -> Launched:
+def _ask(python: Interpreter, launcher: str, words: tuple[str, ...]) -> Launched:
     """The launcher's own reading of its words, in a process of its interpreter."""
     try:
         ended = subprocess.run(
-            [python, "-c", _READ, launcher, *words],
+            [*python.start(_READ), launcher, *words],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,

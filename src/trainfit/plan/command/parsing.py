@@ -11,14 +11,15 @@ import dataclasses
 import os
 import re
 import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from trainfit.plan.command.interpreter import Interpreter, first_line, is_python
 from trainfit.plan.command.launchers import Launcher, launcher_of, launcher_of_module
+from trainfit.plan.command.prefix import Prefix, read_prefix
 from trainfit.plan.command.tunables import (
+    ASSIGNMENT,
     CommandError,
     amp_precisions,
     fill,
@@ -27,50 +28,13 @@ from trainfit.plan.command.tunables import (
     other_amp,
     placeholders,
 )
+from trainfit.plan.command.wrappers import refuse
 from trainfit.results.runs.sandbox import UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 
 __all__ = ["Command", "CommandError", "parse_command", "quote", "split_line"]
 
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?$")
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Wrapper:
-    """A program that starts another: its options that take a value, its own arguments."""
-
-    valued: str = ""
-    valued_long: tuple[str, ...] = ()
-    arguments: int = 0
-
-
-#: They stay in the launch command and are left out of the simulation.
-_WRAPPERS = {
-    "env": _Wrapper("uCS", ("--unset", "--chdir")),
-    "nice": _Wrapper("n", ("--adjustment",)),
-    "ionice": _Wrapper("cn", ("--class", "--classdata")),
-    "taskset": _Wrapper(arguments=1),
-    "chrt": _Wrapper("TPD", arguments=1),
-    "numactl": _Wrapper(
-        "iwpmNC", ("--interleave", "--preferred", "--membind", "--cpunodebind", "--physcpubind")
-    ),
-    "nohup": _Wrapper(),
-    "setsid": _Wrapper(),
-    "stdbuf": _Wrapper("ioe", ("--input", "--output", "--error")),
-    "time": _Wrapper("of", ("--output", "--format")),
-    "timeout": _Wrapper("ks", ("--kill-after", "--signal"), arguments=1),
-}
-
-#: They start Python in a process, or in several, of their own, and are not unwrapped.
-_LAUNCHERS = frozenset(
-    {
-        *("deepspeed", "horovodrun", "mpirun", "mpiexec", "srun"),
-        *("uv", "poetry", "pipenv", "pdm", "hatch", "pixi", "conda", "mamba", "micromamba"),
-        *("docker", "podman", "apptainer", "singularity", "sudo", "ssh", "sh", "bash", "zsh"),
-    }
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +53,10 @@ class Command:
     ``words`` still hold the placeholders; ``present`` are their current values, and
     ``other_amp`` is what switches AMP the other way round (``None`` without ``{amp}``),
     ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
-    ``python`` is the interpreter, ``python_flags`` its own options; ``kind`` and ``name``
-    say what it runs. ``words[arguments_at:]`` are the arguments of that, and
-    ``assignments_at`` are the places of ``NAME=value`` words before the program, which is
-    ``words[program_at]``. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says
-    what may come of the files that it writes.
+    ``python_flags`` are the ``interpreter``'s own options; ``kind`` and ``name`` say what it runs.
+    ``words[arguments_at:]`` are the arguments of that, and ``prefix`` is what stands before the
+    program. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says what may come
+    of the files that it writes.
 
     ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.detected`),
     and
@@ -103,13 +66,12 @@ class Command:
     words: tuple[str, ...]
     present: Mapping[str, str]
     other_amp: str | None
-    assignments_at: tuple[int, ...]
-    python: str
+    prefix: Prefix
+    interpreter: Interpreter
     python_flags: tuple[str, ...]
     kind: Literal["script", "module"]
     name: str
     arguments_at: int
-    program_at: int = 0
     launcher: Launcher | None = None
     sandbox: SandboxRequest = UNASKED
     float16_amp: str | None = None
@@ -142,22 +104,32 @@ class Command:
         words = self.fill(**values)[self.arguments_at :]
         return Target(self.kind, self.name, (*before, *words))
 
+    @property
+    def python(self) -> str:
+        """The path that starts the interpreter."""
+        return self.interpreter.path
+
+    @property
+    def assignments_at(self) -> tuple[int, ...]:
+        """The places of ``NAME=value`` words before the program."""
+        return self.prefix.assignments_at
+
+    @property
+    def program_at(self) -> int:
+        """The place of the program's word."""
+        return self.prefix.program_at
+
     def wrappers(self) -> list[tuple[str, ...]]:
         """What is put before the program, each with its own words: ``taskset -c 0``, …"""
-        words, found, at = self.fill(), [], 0
-        while at < self.program_at:
-            end = at + 1 if at in self.assignments_at else _behind_wrapper(words, at)
-            if at not in self.assignments_at:
-                found.append(tuple(words[at:end]))
-            at = end
-        return found
+        words = self.fill()
+        return [tuple(words[begin:end]) for begin, end in self.prefix.wrappers_at]
 
     def environment(self, **values: str) -> dict[str, str]:
-        """The variables that the command sets, and its launcher."""
+        """The variables that the command sets, its environment manager, and its launcher."""
         words = self.fill(**values)
-        pairs = (words[at].partition("=") for at in self.assignments_at)
+        found = self.prefix.variables(words)
         launched = {} if self.launcher is None else self.launcher.variables(words)
-        return {name: value for name, _, value in pairs} | dict(launched)
+        return found | dict(launched)
 
 
 def parse_command(words: Sequence[str]) -> Command:
@@ -169,29 +141,33 @@ def parse_command(words: Sequence[str]) -> Command:
         )
     present = placeholders(words)
     plain = [fill(word, present) for word in words]
-    at, assignments = _program(plain)
-    if at >= len(plain):
-        raise CommandError(f"{' '.join(words)!r}: no program is named; add `python train.py`")
-    program_at = at
-    is_python = _PYTHON.match(Path(plain[at]).name) is not None
-    python, flags, kind, name, at = (_python if is_python else _executable)(plain, at)
-    if kind == "module":
-        launcher = launcher_of_module(plain, name, at, python)
+    prefix = read_prefix(plain)
+    at = prefix.program_at
+    if prefix.runs != "program":
+        found = _run_by_manager(plain, prefix)
     else:
-        launcher = None if is_python else launcher_of(plain, program_at, python)
+        found = (_python if is_python(plain[at]) else _executable)(plain, at, prefix)
+    interpreter, flags, kind, name, at = found
+    if kind == "module":
+        launcher = launcher_of_module(plain, name, at, interpreter)
+    elif prefix.runs != "program" or is_python(plain[prefix.program_at]):
+        launcher = None
+    else:
+        launcher = launcher_of(plain, prefix.program_at, interpreter)
     if launcher is not None:
-        python, flags, kind, name, at = _behind_launcher(plain, launcher, (python, flags))
+        interpreter, flags, kind, name, at = _behind_launcher(
+            plain, prefix, launcher, (interpreter, flags)
+        )
     return Command(
         words=tuple(words),
         present=present,
         other_amp=other_amp(words, present),
-        assignments_at=assignments,
-        python=python,
+        prefix=prefix,
+        interpreter=interpreter,
         python_flags=flags,
         kind=kind,
         name=name,
         arguments_at=at,
-        program_at=program_at,
         launcher=launcher,
         float16_amp=float16_amp(words, present),
     )
@@ -226,7 +202,7 @@ def _plain_ansi_c(part: str) -> str:
 
 def quote(word: str) -> str:
     """One word of a bash command, printable; an assignment's name stays readable."""
-    match = _ASSIGNMENT.match(word)
+    match = ASSIGNMENT.match(word)
     if match and word[match.end() :]:
         return match.group(0) + quote(word[match.end() :])
     if match or word.isprintable():
@@ -245,81 +221,62 @@ def _ansi_c(letter: str) -> str:
 # -- the program -----------------------------------------------------------------------------
 
 #: Interpreter, its flags, what it runs (kind and name), and where the arguments begin.
-_Program = tuple[str, tuple[str, ...], Literal["script", "module"], str, int]
+_Program = tuple[Interpreter, tuple[str, ...], Literal["script", "module"], str, int]
 
 
-def _program(plain: Sequence[str]) -> tuple[int, tuple[int, ...]]:
-    """Where the program's word is, behind assignments and wrappers; the assignments."""
-    at, assignments = 0, []
-    while at < len(plain):
-        if _ASSIGNMENT.match(plain[at]):
-            assignments.append(at)
-            at += 1
-        elif Path(plain[at]).name in _WRAPPERS:
-            at = _behind_wrapper(plain, at)
-        else:
-            break
-    return at, tuple(assignments)
-
-
-def _behind_wrapper(plain: Sequence[str], at: int) -> int:
-    wrapper = _WRAPPERS[Path(plain[at]).name]
-    at += 1
-    while at < len(plain) and plain[at].startswith("-"):
-        word = plain[at]
-        at += 1
-        if word == "--":
-            break
-        if word.startswith("--"):
-            at += word in wrapper.valued_long
-        elif any(letter in wrapper.valued for letter in word[1:]):
-            # A value may follow in the same word, as in -n5.
-            first = min(i for i, letter in enumerate(word) if i and letter in wrapper.valued)
-            at += first == len(word) - 1
-    return at + wrapper.arguments
-
-
-def _python(plain: Sequence[str], at: int) -> _Program:
-    """``python [flags] script.py`` or ``python [flags] -m module``.
-
-    A bare ``python`` is the interpreter that runs trainfit, for that one can import it.
-    """
-    python = sys.executable
-    if os.sep in plain[at]:
-        python = plain[at]
-        if shutil.which(python) is None:
-            raise CommandError(f"program {python!r}: there is no such program; check the path")
+def _python(plain: Sequence[str], at: int, prefix: Prefix) -> _Program:
+    """``python [flags] script.py`` or ``python [flags] -m module``."""
+    named = plain[at]
     at += 1
     flags: list[str] = []
-    while at < len(plain) and plain[at].startswith("-"):
+    kind: Literal["script", "module"] = "script"
+    name = ""
+    while not name and at < len(plain) and plain[at].startswith("-"):
         word = plain[at]
         at += 1
         if word == "-m" and at < len(plain):
-            return python, tuple(flags), "module", plain[at], at + 1
-        if word.startswith("-m") and word != "-m":
-            return python, tuple(flags), "module", word[2:], at
-        if word == "-" or word.startswith("-c"):
+            kind, name = "module", plain[at]
+            at += 1
+        elif word.startswith("-m") and word != "-m":
+            kind, name = "module", word[2:]
+        elif word == "-" or word.startswith("-c"):
             raise CommandError(
                 f"python {word}: only code in a file can be planned; put it into a script"
             )
-        flags.append(word)
-        if word in _FLAGS_WITH_VALUE and at < len(plain):
-            flags.append(plain[at])
-            at += 1
-    if at >= len(plain):
-        raise CommandError(f"{' '.join(plain)!r}: no script after python; give one")
-    _check_script(plain[at])
-    return python, tuple(flags), "script", plain[at], at + 1
+        else:
+            flags.append(word)
+            if word in _FLAGS_WITH_VALUE and at < len(plain):
+                flags.append(plain[at])
+                at += 1
+    if not name:
+        if at >= len(plain):
+            raise CommandError(f"{' '.join(plain)!r}: no script after python; give one")
+        _check_script(plain[at])
+        name = plain[at]
+        at += 1
+    return prefix.interpreter(named, flags, plain), tuple(flags), kind, name, at
+
+
+def _run_by_manager(plain: Sequence[str], prefix: Prefix) -> _Program:
+    """``uv run train.py``, ``uv run -m module``: the manager starts its Python."""
+    at = prefix.program_at
+    kind: Literal["script", "module"] = "module" if prefix.runs == "module" else "script"
+    if kind == "script":
+        _check_script(plain[at])
+    return prefix.interpreter("python", (), plain), (), kind, plain[at], at + 1
 
 
 def _behind_launcher(
-    plain: Sequence[str], launcher: Launcher, own: tuple[str, tuple[str, ...]]
+    plain: Sequence[str],
+    prefix: Prefix,
+    launcher: Launcher,
+    own: tuple[Interpreter, tuple[str, ...]],
 ) -> _Program:
     """What the launcher's process runs; ``own`` is the launcher's interpreter with its flags,
     which is its process's too."""
     at, kind = launcher.ends, launcher.launched.kind
     if kind == "program":
-        return _executable(plain, at)
+        return _executable(plain, at, prefix)
     if kind == "script":
         _check_script(plain[at])
     return (*own, kind, plain[at], at + 1)
@@ -338,17 +295,11 @@ def _check_script(name: str) -> None:
         raise CommandError(f"script {name!r} cannot be read; check its permissions")
 
 
-def _executable(plain: Sequence[str], at: int) -> _Program:
+def _executable(plain: Sequence[str], at: int, prefix: Prefix) -> _Program:
     """A console script (``lerobot-train``) or an executable Python file."""
     name = plain[at]
-    if Path(name).name in _LAUNCHERS:
-        raise CommandError(
-            f"launcher {name!r} starts the training in its own processes, where it cannot be "
-            "simulated; give the command of one process, as in `python train.py …`"
-        )
-    # A path is used as it is; a name may be installed next to the interpreter.
-    sibling = Path(sys.executable).parent / name if os.sep not in name else None
-    found = shutil.which(name) or (str(sibling) if sibling and sibling.is_file() else None)
+    refuse(name)
+    found, note = prefix.program(name, plain)
     if found is None:
         is_script = name.endswith(".py") and Path(name).is_file()
         reason = "is not executable" if is_script else "there is no such program"
@@ -357,26 +308,12 @@ def _executable(plain: Sequence[str], at: int) -> _Program:
             f"program {name!r}: {reason}; begin the command with `{begin}` "
             "or the name of an installed console script"
         )
-    python = _interpreter(found)
-    if python is None:
+    words = first_line(found)
+    if not words:
         raise CommandError(
             f"program {name!r} is not a Python program; begin the command with `python script.py`"
         )
-    return python, (), "script", found, at + 1
-
-
-def _interpreter(program: str) -> str | None:
-    """The Python that an executable file names in its first lines, ``None`` if none."""
-    with open(program, "rb") as stream:
-        first, second = (stream.readline(512).decode(errors="replace") for _ in range(2))
-    if not first.startswith("#!"):
-        return None
-    # Installers write paths that are too long for a "#!" line into a second one.
-    exec_line = re.match(r"'''exec' (\"[^\"]+\"|\S+)", second)
-    words = [exec_line[1].strip('"')] if exec_line else first[2:].split()
-    if not words:
-        return None
-    if Path(words[0]).name == "env":
-        words = [word for word in words[1:] if not word.startswith("-")]
-        return sys.executable if words and _PYTHON.match(words[0]) else None
-    return words[0] if _PYTHON.match(Path(words[0]).name) else None
+    interpreter = prefix.interpreter(words[0], words[1:], plain, script=name)
+    if note:
+        interpreter = dataclasses.replace(interpreter, note=note)
+    return interpreter, tuple(words[1:]), "script", found, at + 1

@@ -1,6 +1,6 @@
-"""Programs before a command that choose its cores: ``taskset`` or ``numactl``.
+"""Programs before a command that choose its cores or its priority: ``taskset``, ``nice``, ….
 
-A loader is measured on the cores that it will have, so its process is started with the same.
+A loader is measured as it will run, so its process is started with the same.
 """
 
 from __future__ import annotations
@@ -14,38 +14,44 @@ from typing import Final
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.failures import one_line
 
-#: Programs that choose cores for the one that they start.
-_CHOOSES: Final = ("taskset", "numactl")
+#: Programs that choose cores, or a priority on them or on disks, for the one that they start.
+_CORES: Final = ("taskset", "numactl")
+_CHOOSES: Final = (*_CORES, "nice", "ionice", "chrt")
 #: Seconds that one gets to start nothing.
 _PATIENCE_S: Final = 20.0
 
 
 @dataclass(frozen=True)
 class CoreWrapper:
-    """Words before a process that choose its cores, or the reason why the command's cannot be used
-    here."""
+    """Words before a process that choose its cores and priority; ``failure`` says why some of the
+    command's cannot be used here."""
 
     words: tuple[str, ...] = ()
     failure: str = ""
 
 
 def core_wrapper(command: Command) -> CoreWrapper:
-    """The wrapper of ``command`` that chooses cores, once it has started something here.
+    """The wrappers of ``command`` that choose cores or priority, once they have started something
+    here.
 
     One that does not (it is not installed, or names cores of another machine) is left out.
     """
     found = [words for words in command.wrappers() if Path(words[0]).name in _CHOOSES]
-    if not found:
-        return CoreWrapper()
-    words = tuple(word for each in found for word in each)
-    failure = _tried((*words, command.python, "-c", ""))
-    if not failure:
-        return CoreWrapper(words)
-    return CoreWrapper(
-        (),
-        f"the command's `{' '.join(words)}` does not work here ({failure}): the DataLoader was "
-        "measured on all cores available to this process",
-    )
+    words: tuple[str, ...] = ()
+    failures = []
+    for each in found:
+        failure = _tried((*words, *each, command.python, "-c", ""))
+        if not failure:
+            words += each
+            continue
+        without = "on all cores available to this process"
+        if Path(each[0]).name not in _CORES:
+            without = "without it"
+        failures.append(
+            f"the command's `{' '.join(each)}` does not work here ({failure}): the DataLoader was "
+            f"measured {without}"
+        )
+    return CoreWrapper(words, "; ".join(failures))
 
 
 def _tried(words: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,9 @@ from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
 from trainfit.loader.inspection.tracebacks import own_fault_in
+from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.prefix import Prefix
 from trainfit.plan.dataloader.loading_process import Listener, Loaded, LoadingProcess, Stage
 from trainfit.plan.launch.line import launch, useless_variables
 from trainfit.plan.runs.failures import (
@@ -195,7 +196,7 @@ def _known_step(command: Command | None, options: LoadingOptions) -> Consumer | 
 
 def _no_command() -> Command:
     """Python alone, where a callable is named in a command's place."""
-    return Command((), {}, None, (), sys.executable, (), "script", "", 0)
+    return Command((), {}, None, Prefix(), own_interpreter(), (), "script", "", 0)
 
 
 # -- what to say -------------------------------------------------------------------------------
@@ -203,7 +204,8 @@ def _no_command() -> Command:
 
 def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
     """What a reader of the result should know of how it was made."""
-    notes = [loaded.wrapper_failure] if loaded.wrapper_failure else []
+    said = command.interpreter.note if command is not None else ""
+    notes = [each for each in (said, loaded.wrapper_failure) if each]
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(

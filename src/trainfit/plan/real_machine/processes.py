@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.plan.command.interpreter import Interpreter, own_interpreter
 from trainfit.results.machine.constants import CONTEXT
 from trainfit.results.runs.measurement import MeasuringOutcome, MeasuringRequest, StandIn, Subject
 
@@ -22,7 +22,7 @@ _MODULES: Final[Mapping[Subject, str]] = {
     "workspaces": "trainfit.memory.calibration",
     "rates": "trainfit.speed.calibration",
 }
-_START = "import sys; sys.path.append({source!r}); from {module} import main; main()"
+_START: Final = "from {module} import main; main()"
 
 
 class Processes:
@@ -61,8 +61,8 @@ class Processes:
         both = two.memory.outside_bytes[CONTEXT]
         return max(0, 2 * alone - both), "from two processes with a context each, without NVML"
 
-    def context(self, limit_s: float, python: str = sys.executable) -> MeasuringOutcome:
-        """A fresh process that makes nothing but its context, in the interpreter ``python``.
+    def context(self, limit_s: float, python: Interpreter | None = None) -> MeasuringOutcome:
+        """A fresh process that makes nothing but its context, in ``python`` (default: our own).
 
         Raises ``TimeoutError`` past ``limit_s``.
         """
@@ -93,17 +93,16 @@ def _process(
     stand_in: StandIn | None,
     *,
     hold: bool = False,
-    python: str = sys.executable,
+    python: Interpreter | None = None,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A measuring process and the file that it will write; it does not outlive the block."""
-    source = str(Path(__file__).resolve().parents[3])
     with tempfile.TemporaryDirectory(prefix="trainfit-") as folder:
         request, result = Path(folder) / "request.json", Path(folder) / "result.json"
         request.write_text(MeasuringRequest(subject, str(result), stand_in, hold).to_json())
-        start = _START.format(source=source, module=_MODULES[subject])
+        code = _START.format(module=_MODULES[subject])
         with (Path(folder) / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                [python, "-c", start, str(request)],
+                [*(python or own_interpreter()).start(code), str(request)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

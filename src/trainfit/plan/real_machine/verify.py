@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from trainfit.hardware import GpuNameError, find_gpu
 from trainfit.memory.explain.summary import summarize
+from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.plan.real_machine.calibrate import CalibrationError, NoGpuError
 from trainfit.plan.real_machine.processes import Processes
@@ -109,7 +110,7 @@ class RealGpu(Protocol):
 
     stand_in: StandIn | None
 
-    def probe(self, python: str, limit_s: float) -> Device:
+    def probe(self, python: Interpreter, limit_s: float) -> Device:
         """The GPU as PyTorch sees it; raises :class:`NoGpuError`."""
 
     def others(self, limit_s: float) -> tuple[int, str]:
@@ -137,7 +138,7 @@ def verify(
     command = parse_command(split_line(prediction.command))
     progress("querying the GPU and the memory that other processes use")
     held, how = gpu.others(time_limit_s)
-    device = gpu.probe(command.python, time_limit_s)
+    device = gpu.probe(command.interpreter, time_limit_s)
     progress(f"running {command.name} on {device.gpu} for {count(steps, 'optimizer step')}")
     outcome, output = gpu.run(command, steps, time_limit_s)
     if outcome.status != "out_of_memory" and outcome.steps == 0:
@@ -146,6 +147,8 @@ def verify(
     if outcome.status != "out_of_memory" and not outcome.allocated_bytes:
         raise ScriptError(f"{command.name}: no memory of the GPU was used in its steps", output)
     notes = _notes(prediction, device, outcome, how)
+    if command.interpreter.note:
+        notes.insert(0, command.interpreter.note)
     if gpu.stand_in is not None:
         notes.insert(0, REHEARSED)
     ran = outcome.status != "out_of_memory"
@@ -282,7 +285,7 @@ class ThisMachine:
         self._sandbox = sandbox
         self._processes = Processes(stand_in)
 
-    def probe(self, python: str, limit_s: float) -> Device:
+    def probe(self, python: Interpreter, limit_s: float) -> Device:
         """The GPU as PyTorch sees it in the command's interpreter."""
         try:
             outcome = self._processes.context(limit_s, python)

@@ -22,8 +22,7 @@ from trainfit.results.runs.sandbox import SandboxRequest
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
 #: GPUs in it keep time by the speed model.
 _START = (
-    "import sys; sys.path.append({source!r}); {before}"
-    "from trainfit.torch_private.refusal import tells_parent\n"
+    "{before}from trainfit.torch_private.refusal import tells_parent\n"
     "with tells_parent():\n"
     "    from trainfit.simgpu.cuda import clock\n"
     "    from trainfit.speed.model.device_clock import StepClock; clock.use(StepClock)\n"
@@ -183,12 +182,9 @@ _keeping = threading.Lock()
 
 
 def _python(command: Command, module: str, before: str = "") -> list[str]:
-    source = str(Path(__file__).resolve().parents[3])
-    return [
-        command.python,
-        *("-u", *command.python_flags),  # what it printed is there when it is killed
-        *("-c", _START.format(source=source, module=module, before=before)),
-    ]
+    # Unbuffered: what it printed is there when it is killed.
+    code = _START.format(module=module, before=before)
+    return command.interpreter.start(code, "-u", *command.python_flags)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from trainfit.cli.common import UsageError
 from trainfit.cli.options.watch import VERIFY_RUNS, VERIFY_STEPS
 from trainfit.cli.output import given_output
 from trainfit.cli.verbs.watched.printing import print_result
+from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import (
     LOADER_SWITCHES,
     as_switch,
@@ -37,6 +38,9 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
         raise UsageError(
             f"--verify-steps {steps} is too few for a comparison; give {LEAST_RECORDED} or more"
         )
+    _, said = words_to_start(command)
+    if said:
+        print(f"trainfit: {said}", file=sys.stderr)
     filled, count = _Filled(command), options.verify_runs or VERIFY_RUNS
     print(
         f"trainfit: the command is run {count} times as it is, until "
@@ -48,7 +52,8 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     def run(words: Sequence[str], variables: Mapping[str, str]) -> RunRecord:
         nonlocal made
         made += 1
-        return short_run(words, variables, folder / f"run{made}", steps)
+        started, _ = words_to_start(words)
+        return short_run(started, variables, folder / f"run{made}", steps)
 
     def tell(line: str) -> None:
         print(f"trainfit: {line}", file=sys.stderr, flush=True)

@@ -25,6 +25,16 @@ def _load_trainfit() -> None:
         spec.loader.exec_module(module)
 
 
+class _Lent:
+    """The last of all finders: a module that the recorder needs, where trainfit has it, in a
+    Python that has none (``TRAINFIT_WATCH_LENT`` is its name and its file)."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]
+        lent, _, file = os.environ.get("TRAINFIT_WATCH_LENT", "").partition("=")
+        return importlib.util.spec_from_file_location(name, file) if name == lent else None
+
+
 def _run_the_users() -> None:
     """The sitecustomize that Python would have imported without this one."""
     others = [each for each in sys.path if os.path.abspath(each or os.curdir) != _HERE]
@@ -38,6 +48,7 @@ def _run_the_users() -> None:
 try:
     if os.environ.get("TRAINFIT_WATCH", "") not in ("", "0"):
         _load_trainfit()
+        sys.meta_path.append(_Lent)
         from trainfit.watch.recorder.process import from_environment
 
         from_environment()

@@ -1,0 +1,226 @@
+"""Programs before a training command that start it as one process, and how their options are read.
+
+They stay in the launch command and are left out of the simulation. What they do to the process
+is not simulated either, but for the cores and the priority of a measured DataLoader
+(:mod:`trainfit.plan.dataloader.core_wrapper`). Options are those of the programs' manuals:
+util-linux 2.41, coreutils 9.7, numactl 2.0.19, systemd 257, Slurm 24.11.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.plan.command.tunables import CommandError
+
+#: Options that a program was given, by their name without dashes; "" for one without a value.
+Given = Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper:
+    """A program that starts another: which of its options have a value (their names without
+    dashes, a short one with the long one that it stands for: ``n=adjustment``), how many words
+    of its own follow them, which of them change the working directory, and a check that says
+    why a call is not one process here."""
+
+    valued: str = ""
+    arguments: int = 0
+    moves: tuple[str, ...] = ()
+    refusal: Callable[[Given], str] = lambda given: ""
+
+    def read(self, words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
+        """The options in ``words`` from ``at`` on, and where they end."""
+        short = dict(pair.split("=") for pair in self.valued.split() if "=" in pair)
+        valued = {*short.values(), *(name for name in self.valued.split() if "=" not in name)}
+        given: dict[str, str] = {}
+        while at < len(words) and words[at].startswith("-"):
+            word = words[at]
+            at += 1
+            if word == "--":
+                break
+            if word.startswith("--"):
+                name, equals, value = word[2:].partition("=")
+                if not equals and name in valued and at < len(words):
+                    value, at = words[at], at + 1
+                given[name] = value
+                continue
+            for place, letter in enumerate(word[1:], 2):
+                name = short.get(letter, letter)
+                given[name] = ""
+                if name in valued:  # a value may follow in the same word, as in -n5
+                    given[name] = word[place:].removeprefix("=")
+                    if place == len(word) and at < len(words):
+                        given[name], at = words[at], at + 1
+                    break
+        return given, at
+
+
+def check(name: str, wrapper: Wrapper, given: Given) -> None:
+    """Raise :class:`CommandError` where ``name`` with these options does not start one process
+    from here."""
+    for option in wrapper.moves:
+        if folder := given.get(option):
+            raise CommandError(
+                f"{name} {'-' if len(option) == 1 else '--'}{option} {folder} changes the working "
+                "directory: change to that folder yourself, and leave the option out"
+            )
+    if reason := wrapper.refusal(given):
+        raise CommandError(f"{name}: {reason}")
+
+
+def _systemd(given: Given) -> str:
+    if "scope" in given:
+        return ""
+    return (
+        "without --scope the command is started by systemd, as a service with another "
+        "environment; add --scope"
+    )
+
+
+#: Slurm's variables of an allocation by the option that they stand for.
+_SLURM_VARIABLES: Final = {
+    "ntasks": "SLURM_NTASKS",
+    "nodes": "SLURM_JOB_NUM_NODES",
+    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+}
+
+
+def _slurm(given: Given) -> str:
+    """srun starts a task for each of ``--ntasks``, else one (or several) for each node."""
+    if "multi-prog" in given:
+        return "--multi-prog starts different programs; give the command of one of them"
+    wanted = {
+        name: given.get(name) or os.environ.get(variable, "")
+        for name, variable in _SLURM_VARIABLES.items()
+    }
+    tasks = _number(wanted["ntasks"])
+    if not wanted["ntasks"]:
+        nodes, each = _number(wanted["nodes"].rpartition("-")[2]), wanted["ntasks-per-node"]
+        tasks = None if nodes is None else nodes * (_number(each) or 1)
+    if tasks is None:
+        text = " ".join(f"--{name}={value}" for name, value in wanted.items() if value)
+        return f"{text} does not say how many tasks it starts; write --ntasks=1"
+    if tasks == 1:
+        return ""
+    set_by = next((each for each in _SLURM_VARIABLES if given.get(each)), None)
+    where = "" if set_by else f" (by {_SLURM_VARIABLES['ntasks']} of this allocation)"
+    return (
+        f"it starts {tasks} tasks{where}, each a process with a GPU of its own, and one GPU is "
+        "simulated; plan the share of one: --ntasks=1 --nodes=1, with its own batch size"
+    )
+
+
+def _number(text: str) -> int | None:
+    if not text:
+        return 1
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def _other_process(*options: str) -> Callable[[Given], str]:
+    """It is called for processes that run already, and starts none."""
+
+    def refusal(given: Given) -> str:
+        found = next((option for option in options if option in given), None)
+        return "" if found is None else f"-{found} is for a process that runs already"
+
+    return refusal
+
+
+WRAPPERS: Final[Mapping[str, Wrapper]] = {
+    "env": Wrapper(
+        "u=unset C=chdir S=split-string",
+        moves=("chdir",),
+        refusal=lambda given: (
+            "-S splits a word into a command, which is not read; write its words themselves"
+            if "split-string" in given
+            else ""
+        ),
+    ),
+    "nice": Wrapper("n=adjustment"),
+    "ionice": Wrapper("c=class n=classdata", refusal=_other_process("p", "P", "u")),
+    "taskset": Wrapper(arguments=1, refusal=_other_process("p")),
+    "chrt": Wrapper(
+        "T=sched-runtime P=sched-period D=sched-deadline",
+        arguments=1,
+        refusal=_other_process("p"),
+    ),
+    "numactl": Wrapper(
+        "i=interleave w=weighted-interleave p=preferred P=preferred-many m=membind "
+        "N=cpunodebind C=physcpubind"
+    ),
+    "nohup": Wrapper(),
+    "setsid": Wrapper(),
+    "stdbuf": Wrapper("i=input o=output e=error"),
+    "time": Wrapper("o=output f=format"),
+    "timeout": Wrapper("k=kill-after s=signal", arguments=1),
+    "systemd-run": Wrapper(
+        "u=unit p=property E=setenv M=machine H=host description slice uid gid nice",
+        refusal=_systemd,
+    ),
+    "xvfb-run": Wrapper(
+        "e=error-file f=auth-file n=server-num p=xauth-protocol s=server-args w=wait"
+    ),
+    "srun": Wrapper(
+        "A=account b=begin D=chdir M=clusters C=constraint S=core-spec c=cpus-per-task "
+        "d=dependency m=distribution e=error x=exclude B=extra-node-info G=gpus i=input "
+        "J=job-name L=licenses F=nodefile w=nodelist N=nodes n=ntasks o=output p=partition "
+        "q=qos r=relative T=threads t=time W=wait "
+        "acctg-freq bb bbf bcast-exclude cluster-constraint comment container container-id "
+        "cores-per-socket cpu-bind cpu-freq cpus-per-gpu deadline delay-boot epilog export "
+        "export-file gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres "
+        "gres-flags het-group hint jobid mail-type mail-user mcs-label mem mem-bind mem-per-cpu "
+        "mem-per-gpu mincpus mpi msg-timeout network ntasks-per-core ntasks-per-gpu "
+        "ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode power prefer priority "
+        "profile prolog reservation signal slurmd-debug sockets-per-node switches task-epilog "
+        "task-prolog thread-spec threads-per-core time-min tmp tres-bind tres-per-task wckey",
+        moves=("chdir",),
+        refusal=_slurm,
+    ),
+}
+
+_CONTAINER: Final = (
+    "runs the command in a container, whose Python and files are not visible from here; "
+    "run trainfit in that container, as in `trainfit plan -- python train.py …`"
+)
+_SHELL: Final = (
+    "runs a shell's script, whose commands are not read; give the training command that it "
+    "runs, as in `python train.py …`"
+)
+_QUEUE: Final = (
+    "hands the command to a job queue, and runs nothing here; give the command that the job "
+    "runs, as in `python train.py …`"
+)
+_PROCESSES: Final = (
+    "starts the training in its own processes, where it cannot be simulated; give the command of "
+    "one process, as in `python train.py …`"
+)
+_PASSING: Final = (
+    "installs the program into an environment for this call only, into which trainfit cannot "
+    "look; install it into an environment, and give the command that starts it there"
+)
+#: Why a program is not unwrapped.
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("deepspeed", "horovodrun", "mpirun", "mpiexec", "ray"), _PROCESSES),
+    **dict.fromkeys(
+        ("docker", "podman", "apptainer", "singularity", "enroot", "nerdctl"), _CONTAINER
+    ),
+    **dict.fromkeys(("sh", "bash", "zsh", "dash", "fish", "ksh"), _SHELL),
+    **dict.fromkeys(("sbatch", "salloc", "qsub", "bsub", "condor_submit"), _QUEUE),
+    **dict.fromkeys(("uvx", "pipx"), _PASSING),
+    **dict.fromkeys(
+        ("sudo", "doas", "su", "runuser"),
+        "runs the command as another user, with that user's environment and Python; run trainfit "
+        "as that user, and leave it out of the command",
+    ),
+    "ssh": "runs the command on another machine; run trainfit there",
+}
+
+
+def refuse(name: str) -> None:
+    """Raise :class:`CommandError` where ``name`` is known to start no single process here."""
+    if reason := REFUSED.get(Path(name).name):
+        raise CommandError(f"{name!r} {reason}")
