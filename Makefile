@@ -87,7 +87,7 @@ package: .venv/.dev-ready
 	TRAINFIT_DIST=dist $(PYTEST) -q -m slow tests/test_packaging.py
 
 bench: .venv/.dev-ready
-	$(BIN)/python bench/newcomer.py --quick
+	$(BIN)/python bench/newcomer.py --quick --torch pinned --lend $(BIN)/python
 	$(BIN)/python bench/doctor.py
 	$(BIN)/python bench/loader_model.py
 	$(BIN)/python bench/loader_split.py
