@@ -9,6 +9,8 @@
 #   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
 #   make torch      another PyTorch than the pinned one for the tests: TORCH=2.8 or TORCH=newest
 #   make docs       the documentation as a site, in site/
+#   make screens    types what README and the guides say in a fresh clone of HEAD, and writes the sample
+#                   screens and pictures from what is printed (half an hour; an idle machine)
 #   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environments, the example's data and all caches
@@ -37,7 +39,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow test-real lint coverage torch docs package bench clean
+.PHONY: plan test test-slow test-real lint coverage torch docs screens package bench clean
 
 # As in an activated environment: the `python` of their commands is the one that has PyTorch.
 plan bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -79,12 +81,16 @@ torch: .venv/.dev-ready
 docs: .venv-docs/.ready
 	.venv-docs/bin/mkdocs build --strict --quiet
 
+screens: .venv/.dev-ready
+	$(BIN)/python bench/docs_walk.py --write
+
 package: .venv/.dev-ready
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation --outdir dist .
 	TRAINFIT_DIST=dist $(PYTEST) -q -m slow tests/test_packaging.py
 
 bench: .venv/.dev-ready
+	$(BIN)/python bench/newcomer.py --quick --torch pinned --lend $(BIN)/python
 	$(BIN)/python bench/doctor.py
 	$(BIN)/python bench/loader_model.py
 	$(BIN)/python bench/loader_split.py

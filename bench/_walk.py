@@ -43,9 +43,10 @@ class Outcome:
 
 
 def pages() -> list[str]:
-    """README, the home page, Getting started, then the guides in the order of the site."""
-    guides = re.findall(r": (guide/\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    return [*_FIRST, *(f"docs/{guide}" for guide in guides)]
+    """README, the home page, Getting started, the guides in the order of the site, the example."""
+    site = (ROOT / "mkdocs.yml").read_text("utf-8")
+    guides = re.findall(r": ((?:guide/\S+|agents)\.md)$", site, re.MULTILINE)
+    return [*_FIRST, *(f"docs/{guide}" for guide in guides), "examples/act/README.md"]
 
 
 def everything(_: str) -> bool:

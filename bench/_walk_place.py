@@ -56,13 +56,13 @@ class Place:
     def __init__(self, folder: Path, lent: Path | None = None, python: str = "python3") -> None:
         self.folder = folder.resolve()
         self.clone = self.folder / "trainfit"
-        self.lent = lent
+        self.lent = lent.absolute() if lent else None
         self._cwd = self.folder
         (self.folder / "home").mkdir(parents=True)
         self._variables = self._first_variables(python)
         if lent:
             _git_clone(self.clone)
-            _lend(lent, self.clone)
+            _lend(lent.absolute(), self.clone)
             self._cwd = self.clone
 
     def run(self, text: str, limit_s: float = 900.0) -> Done:

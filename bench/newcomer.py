@@ -1,7 +1,8 @@
 """The first ten minutes of a new user: an empty folder, README, and what it says to type.
 
-For each PyTorch (``--torch``, default 2.8 and the newest) a folder with an empty home is made;
-README's own lines clone this repository's HEAD, make the environment and install. Then
+``make plan`` in a bare clone must end with commands that work. For each PyTorch (``--torch``,
+default 2.8 and the newest) a folder with an empty home is made; README's own lines clone this
+repository's HEAD, make the environment and install. Then
 
 - README, Getting started and the guides are typed in order (`_walk.py`); samples are compared with
   figures masked, as they are of another machine and PyTorch;
@@ -31,7 +32,7 @@ from typing import Any, Final
 import _bad_commands
 from _bench import Figure, finish
 from _walk import Outcome, Walk, pages
-from _walk_place import Place
+from _walk_place import ADDRESS, Place
 
 ACT: Final = (
     "python examples/act/train.py --dataset=data/act-example '--batch_size={batch_size:8}' "
@@ -62,6 +63,8 @@ class Newcomer:
         """All that is measured, in the order in which a user meets it."""
         found = [*self._documented()]
         self._must(". .venv/bin/activate")
+        if self.place.lent is None:
+            self._must("pip install '.[example]'")
         self._must("python examples/act/make_dataset.py --out data/act-example")
         found += self._times("quiet", 0)
         if not self.quick:
@@ -70,6 +73,8 @@ class Newcomer:
 
     def _documented(self) -> Iterator[Figure]:
         outcomes: list[Outcome] = []
+        # It would put its pinned PyTorch in the place of this one.
+        self.walk.wanted = lambda text: text != "make plan"
         for page in pages()[: 1 if self.quick else None]:
             for outcome in self.walk.page(page):
                 print(outcome.row, file=sys.stderr, flush=True)
@@ -125,6 +130,24 @@ class Newcomer:
         return f"torch {self.torch}: {text}"
 
 
+def make_plan(python: str) -> Figure:
+    """Does ``make plan`` in a bare clone end with commands that work?"""
+    folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
+    try:
+        place = Place(folder / "user", python=python)
+        said = ""
+        for text in (f"git clone {ADDRESS}", "cd trainfit", "make plan", ". .venv/bin/activate"):
+            done = place.run(text, 1800)
+            if done.code:
+                print(f"{text}: exit code {done.code}: {done.last_words}", file=sys.stderr)
+                return Figure("make plan, and what it says to type next", 0, 1, False)
+            said = done.out if text == "make plan" else said
+        works = ". .venv/bin/activate" in said and place.run("trainfit --version").code == 0
+        return Figure("make plan, and what it says to type next", works, 1, False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def first_answer(lines: list[str]) -> float | None:
     """Seconds from the start to the line with the first answer; None without one."""
     stamps = [line.split(" ", 1) for line in lines if re.match(r"\d+[.,]\d+ ", line)]
@@ -176,6 +199,8 @@ def main() -> int:
     options = parser.parse_args()
     figures: list[Figure] = []
     details: dict[str, Any] = {}
+    if not options.quick and options.lend is None:
+        figures.append(make_plan(options.python))
     for torch in options.torch or ["2.8", "newest"]:
         folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
         try:
