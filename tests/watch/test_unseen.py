@@ -14,7 +14,8 @@ from helpers_cli import SCRIPTS, trainfit
 #: What each kind of run replaces at least; the script looks at all of it.
 SOME = {
     "watch": {
-        *("sys.exit", "sys.excepthook", "torch.save", "torch.autograd.backward", "autocast.__enter__"),
+        *("sys.exit", "sys.excepthook", "torch.save", "torch.autograd.backward"),
+        "autocast.__enter__",
         *("Module.__call__", "Optimizer.__init__", "DataLoader.__init__", "DataLoader.__iter__"),
         *("GradScaler.step", "_MapDatasetFetcher.fetch", "_BaseDataLoaderIter.__next__"),
     },
