@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+#: That a run's first files need at least.
+_LEAST_BYTES: Final = 1 << 14
 #: What the names of a run's files begin with.
 _OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
 
@@ -28,6 +30,23 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:  # no HOME, and a user that the system does not know
         return Path(tempfile.gettempdir())
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why no run can be recorded in ``folder``, which is created; empty where one can."""
+    probe = folder / f"rank.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A full disk takes names, but nothing in them.
+        probe.write_bytes(b"0" * _LEAST_BYTES)
+        probe.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        return f"{folder}: {error.strerror or error}"
+    return ""
 
 
 def remove_empty(folder: Path) -> bool:

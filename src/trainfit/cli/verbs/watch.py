@@ -19,15 +19,18 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.verbs.watched.next_command import accepted
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import add_verify, verified
 from trainfit.plan.command.tunables import fill, placeholders
+from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import exit_words, load_machines
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
-from trainfit.watch.run_folder import new_folder, remove_empty
+from trainfit.watch.recorder.process import switched_off
+from trainfit.watch.run_folder import new_folder, remove_empty, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.tail import tail_run
 
@@ -100,27 +103,56 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.verify:
         return verified(options, command, _new_folder(options, command))
     if command:
-        folder = _new_folder(options, command)
-        code = _watched(options, command, folder)
-    else:
-        folder, code = options.attach or options.read[0], 0
-        if options.attach is not None:
-            _follow_attached(options, folder)
-    result = judge(load_machines(options.read or [folder]))
+        return _run(options, command, output)
+    folder = options.attach or options.read[0]
+    if options.attach is not None:
+        _follow_attached(options, folder)
+    _tell(options, command, folder, output)
+    return 0
+
+
+def _run(options: argparse.Namespace, command: Sequence[str], output: Path | None) -> int:
+    """Returns the command's exit code, whatever can be recorded and said of it."""
+    folder = _new_folder(options, command)
+    if reason := _why_not(options, folder):
+        print(f"trainfit watch: not recorded: {reason}", file=sys.stderr)
+        return _watched(options, command, None)
+    code = _watched(options, command, folder)
+    try:
+        if not _tell(options, command, folder, output):
+            print(
+                f"trainfit watch: the command ended {exit_words(code)} before a training step; "
+                "nothing was recorded",
+                file=sys.stderr,
+            )
+    except (TrainfitError, OSError) as error:  # a disk that has become full
+        print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
+    return code
+
+
+def _why_not(options: argparse.Namespace, folder: Path) -> str:
+    """Why the command runs without the recorder; empty if it is recorded. A folder that the user
+    has named is an error of its own."""
+    if switched_off():
+        return "TRAINFIT_WATCH switches the recorder off; unset it"
+    reason = "" if options.folder is not None else why_unwritable(folder)
+    return reason and f"{reason}; name another folder with --folder DIR or XDG_STATE_HOME"
+
+
+def _tell(
+    options: argparse.Namespace, command: Sequence[str], folder: Path, output: Path | None
+) -> bool:
+    """Judge, save and print; ``False``: nothing was recorded, and nothing is left."""
+    result = accepted(judge(load_machines(options.read or [folder])))
     if output is not None:
         result.save(output)
     trained = result.header.torch is not None  # a full disk may have left nothing else
     kept = trained or options.json or options.folder is not None
     if command and not kept and remove_empty(folder):
-        print(
-            f"trainfit watch: the command ended {exit_words(code)} before a training step; "
-            "nothing was recorded",
-            file=sys.stderr,
-        )
-        return code
+        return False
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
-    return code
+    return True
 
 
 def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
@@ -135,12 +167,12 @@ def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
     return folder
 
 
-def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
+def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path | None) -> int:
     """Run the command, its placeholders filled with their current values, to its end; returns its
-    exit code."""
+    exit code. ``folder`` is where it is recorded; ``None``: it is not."""
     present = placeholders(command)
     words = [fill(word, present) for word in command]
-    drawn = _is_drawn(options)
+    drawn = folder is not None and _is_drawn(options)
     terminal = Terminal() if drawn else None
     sampler: SamplerHandle | None = None
     try:
@@ -148,7 +180,7 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) 
         with WatchedCommand(
             words, folder, output, typed=command, measures_noise=options.noise_scale
         ) as watched:
-            if watched.recorded:
+            if watched.recorded and folder is not None:
                 with contextlib.suppress(OSError):  # the run goes on without samples
                     sampler = start_sampler(folder, watched.pid)
             if terminal is not None:
@@ -178,8 +210,8 @@ def _is_drawn(options: argparse.Namespace) -> bool:
     return asked and sys.stdout.isatty() and sys.stderr.isatty() and not only_ascii()
 
 
-def _seen(folder: Path) -> WatchResult | None:
-    run = tail_run(folder)
+def _seen(folder: Path | None) -> WatchResult | None:
+    run = None if folder is None else tail_run(folder)
     return judge(run) if run is not None else None
 
 
