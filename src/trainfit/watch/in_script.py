@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shlex
 import sys
@@ -12,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.watch.recorder import process
-from trainfit.watch.run_folder import new_folder
+from trainfit.watch.run_folder import new_folder, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 if TYPE_CHECKING:
     from trainfit.results.watch.result import WatchResult
 
-#: Started as a script, of no use on a command line.
-_KERNELS: Final = ("ipykernel_launcher", "colab_kernel_launcher")
+#: What stands in the place of a script's name, of no use on a command line: kernels of notebooks,
+#: and code that is given as a word or on standard input.
+_NO_SCRIPT: Final = ("ipykernel_launcher", "colab_kernel_launcher", "-c", "-")
 
 #: Imported where trainfit itself runs the script, on the simulated GPU or to measure it: that is
 #: no training to be recorded.
@@ -29,7 +31,8 @@ _OWN_RUNS: Final = "trainfit.scripts.execute"
 class Watching:
     """A run that is recorded until :meth:`stop`, or the end of the ``with`` block or the process.
 
-    ``folder`` is where it is recorded; ``None``: ``TRAINFIT_WATCH`` switches the recorder off.
+    ``folder`` is where it is recorded; ``None``: nothing is, for ``TRAINFIT_WATCH`` switches the
+    recorder off, or the folder cannot be written to.
     """
 
     def __init__(self, folder: Path | None, stop: Callable[[], None]) -> None:
@@ -37,9 +40,12 @@ class Watching:
         self._stop = stop
 
     def stop(self) -> None:
-        """Record no more; safe to call twice."""
+        """Record no more; safe to call twice. Raises nothing."""
         stop, self._stop = self._stop, _nothing
-        stop()
+        try:
+            stop()
+        except Exception as error:
+            _say(f"{type(error).__name__}: {error}")
 
     def result(self) -> WatchResult | None:
         """What limits the run so far and what to change; ``None``: nothing is recorded.
@@ -71,20 +77,31 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     called a second time, the run that is recorded goes on. Raises nothing where the folder cannot
     be written to: the training goes on, and a line on stderr says so.
     """
+    try:
+        return _watch(folder)
+    except Exception as error:  # whatever it is, the training goes on
+        _say(f"not recorded: {type(error).__name__}: {error}")
+        return Watching(None, _nothing)
+
+
+def _watch(folder: str | os.PathLike[str] | None) -> Watching:
     if process.switched_off() or _OWN_RUNS in sys.modules:
         return Watching(None, _nothing)
     if process.is_on():
         return Watching(Path(os.environ[process.FOLDER]), _nothing)
     started = time.time(), time.monotonic()
-    script = "" if Path(sys.argv[0]).stem in _KERNELS else sys.argv[0]
+    script = "" if Path(sys.argv[0]).stem in _NO_SCRIPT else sys.argv[0]
     # As it was started: it can be run like this once more.
     command = shlex.join(["python", *sys.orig_argv[1:]]) if script else ""
     path = Path(folder) if folder is not None else new_folder(script)
+    if reason := why_unwritable(path):
+        _say(f"not recorded: {reason}; name another folder: trainfit.watch(FOLDER)")
+        return Watching(None, _nothing)
     restore = _environment(path, command, started)
     process.from_environment()
     sampler = _sampler(path)
     read = f"trainfit watch --read {shlex.quote(str(path))}"
-    print(f"trainfit watch: recorded in {path}; read it with `{read}`", file=sys.stderr)
+    _say(f"recorded in {path}; read it with `{read}`")
 
     def stop() -> None:
         process.end()
@@ -99,7 +116,6 @@ def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
 def _sampler(path: Path) -> SamplerHandle | None:
     """Next to this process, until it ends; ``None``: not here (the run goes on without)."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
         sampler = start_sampler(path, os.getpid())
     except OSError:
         return None
@@ -124,6 +140,11 @@ def _environment(path: Path, command: str, started: tuple[float, float]) -> Call
                 os.environ.pop(name, None)
 
     return restore
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(Exception):  # a script may have closed it
+        print(f"trainfit watch: {text}", file=sys.stderr)
 
 
 def _nothing() -> None:

@@ -17,6 +17,7 @@ from trainfit.watch.figures.view import RunView, median, percentile
 from trainfit.watch.limits import BY_KIND, limit
 from trainfit.watch.rules import gpu, host, input, learning, memory
 from trainfit.watch.rules.each_rank import look
+from trainfit.watch.rules.input.input_bound import USELESS
 from trainfit.watch.rules.rule import Rule, worst_first
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -131,7 +132,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"
     for finding in findings:
-        if finding.kind in _INPUT:
+        if finding.kind in _INPUT and USELESS not in finding.action:
             return f"trainfit loader -- {header.command}"
         words = [f"{name}={value}" for name, value in finding.settings.items() if _is_env(name)]
         if words:

@@ -55,14 +55,14 @@ def run_watched(command: Sequence[str], folder: Path) -> int:
 
 
 def injected(
-    folder: Path, command: str, environment: Mapping[str, str], started: tuple[float, float]
+    folder: Path | None, command: str, environment: Mapping[str, str], started: tuple[float, float]
 ) -> dict[str, str]:
-    """``environment`` with which Python records into ``folder``; unchanged where
+    """``environment`` with which Python records into ``folder``; unchanged where there is none, or
     ``TRAINFIT_WATCH`` says that nothing shall be.
 
     ``started`` is what times count from, by ``time.time()`` and ``time.monotonic()``.
     """
-    if environment.get(FOLDER, "off") in ("", "0"):
+    if folder is None or environment.get(FOLDER, "off") in ("", "0"):
         return dict(environment)
     lent = importlib.util.find_spec(_LENT)
     path = [str(_INJECTED), *filter(None, [environment.get("PYTHONPATH", "")])]
@@ -80,9 +80,9 @@ class WatchedCommand:
     """A command that runs, recorded; :meth:`poll` while something else is done, :meth:`wait` to
     its end. As a context manager it passes signals on (from the main thread only).
 
-    ``output`` is a file descriptor for what the command prints; ``None``: where ours goes.
-    ``typed`` is the command as the user typed it, where that differs (placeholders);
-    ``measures_noise``: the gradient noise scale is measured, too.
+    It is recorded in ``folder``; ``None``: it is not. ``output`` is a file descriptor for what the
+    command prints; ``None``: where ours goes. ``typed`` is the command as the user typed it, where
+    that differs (placeholders); ``measures_noise``: the gradient noise scale is measured, too.
 
     Raises :class:`WatchError` where the command cannot be started.
     """
@@ -90,7 +90,7 @@ class WatchedCommand:
     def __init__(
         self,
         command: Sequence[str],
-        folder: Path,
+        folder: Path | None,
         output: int | None = None,
         typed: Sequence[str] | None = None,
         *,
@@ -102,13 +102,14 @@ class WatchedCommand:
         self._finished = False
         self._oom_kills = oom_kills()
         self._signals = contextlib.ExitStack()
-        self.recorded = os.environ.get(FOLDER, "off") not in ("", "0")
+        self.recorded = folder is not None and os.environ.get(FOLDER, "off") not in ("", "0")
         """Is the recorder switched on?"""
         try:
-            if self.recorded:
+            if self.recorded and folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             environment = injected(folder, self._command, os.environ, self.started)
-            environment[NOISE_SCALE] = "1" if measures_noise else ""
+            if self.recorded:
+                environment[NOISE_SCALE] = "1" if measures_noise else ""
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         except OSError as error:
             what = error.filename if error.filename is not None else (command or ["?"])[0]
@@ -141,7 +142,7 @@ class WatchedCommand:
         self._process.send_signal(number)
 
     def _end(self, code: int) -> int:
-        if self.recorded and not self._finished:
+        if self.recorded and self.folder is not None and not self._finished:
             self._finished = True
             with contextlib.suppress(OSError):  # a full disk takes the headers, not the exit code
                 note = _oom_note(between(self._oom_kills, oom_kills())) if code else ""

@@ -10,6 +10,8 @@ from typing import Final
 
 from trainfit.results.files.state import state_folder
 
+#: That a run's first files need at least.
+_LEAST_BYTES: Final = 1 << 14
 #: What the names of a run's files begin with.
 _OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
 
@@ -20,6 +22,23 @@ def new_folder(script: str, pid: int | None = None) -> Path:
     name = Path(script).stem or "notebook"
     moment = time.strftime("%Y%m%d-%H%M%S")
     return state_folder() / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
+
+
+def why_unwritable(folder: Path) -> str:
+    """Why no run can be recorded in ``folder``, which is created; empty where one can."""
+    probe = folder / f"rank.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A full disk takes names, but nothing in them.
+        probe.write_bytes(b"0" * _LEAST_BYTES)
+        probe.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        return f"{folder}: {error.strerror or error}"
+    return ""
 
 
 def remove_empty(folder: Path) -> bool:

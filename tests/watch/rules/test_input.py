@@ -133,7 +133,7 @@ def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None
         run(
             **SLOW,
             fetches={"fetch_s": 0.9, "cpu_s": 0.9, "decode_s": 0.6},
-            machine={"cores_busy": busy},
+            machine={"cores_busy": busy, "cores_ours": busy - 0.2},
         )
     )
     found = finding(result, "input_bound")
@@ -141,6 +141,25 @@ def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None
     assert "the batches need 8.9 cores, 8 are usable" in found.cause
     assert "decoding" in found.cause
     assert "more workers would not help" in found.action
+    # What is said next is no search for a number of workers: the script is to change.
+    assert result.next_command == "trainfit watch -- python train.py"
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_nothing_is_said_of_workers_where_other_programs_have_the_cores(workers: int) -> None:
+    """Two busy loops on two cores: a worker would have its turns, and on a quiet machine a core."""
+    header = {"loaders": loader(num_workers=workers), "worker_threads": {"torch": 8}}
+    machine = {"cores_busy": 8.0, "cores_ours": 4.0, "runnable": 16.0}
+    fetches = {"fetch_s": 0.9, "cpu_s": 0.5, "decode_s": 0.6}
+    busy = {"cpu_cores": 0.5, "hottest_thread": 0.1}
+    result = judge(run(**SLOW, header=header, fetches=fetches, machine=machine, processes=busy))
+    found = finding(result, "input_bound")
+    assert "other programs keep 4.0 of them busy" in found.cause and not found.settings
+    assert "would not help" not in found.action and found.confidence == "possible"
+    # Its threads are enough to fill the cores by themselves.
+    assert ("first limit the 8 threads in each worker" in found.action) == (workers > 0)
+    assert "trainfit loader" in found.action
+    assert result.next_command == "trainfit loader -- python train.py"
 
 
 def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
@@ -238,7 +257,7 @@ def test_a_hand_off_that_waits_for_a_core_is_no_reason_against_workers() -> None
 
 def test_augmentations_go_to_the_gpu_only_where_there_is_one() -> None:
     cheap: dict[str, Any] = {"fetches": {"fetch_s": 0.9, "cpu_s": 0.9, "transform_s": 0.6}}
-    cheap["machine"] = {"cores_busy": 8.0}
+    cheap["machine"] = {"cores_busy": 8.0, "cores_ours": 7.8}
     assert "to the GPU" in finding(judge(run(**SLOW, **cheap)), "input_bound").action
     assert "GPU" not in finding(judge(run_on_cpu(**SLOW, **cheap)), "input_bound").action
 

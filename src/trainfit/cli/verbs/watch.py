@@ -18,17 +18,20 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.verbs.watched.next_command import accepted
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import verified
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
+from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 from trainfit.results.watch.result import WatchResult
 from trainfit.results.watch.run import exit_words, load_machines
 from trainfit.torch_private import tested
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
-from trainfit.watch.run_folder import new_folder, remove_empty
+from trainfit.watch.recorder.process import switched_off
+from trainfit.watch.run_folder import new_folder, remove_empty, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.tail import tail_run
 
@@ -53,28 +56,66 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.verify:
         return verified(options, command, _new_folder(options, command))
     if command:
-        folder = _new_folder(options, command)
-        code = _watched(options, command, folder)
-    else:
-        folder, code = options.attach or options.read[0], 0
-        if options.attach is not None:
-            _follow_attached(options, folder)
-    result = judge(load_machines(options.read or [folder]))
+        return _run(options, command, output)
+    folder = options.attach or options.read[0]
+    if options.attach is not None:
+        _follow_attached(options, folder)
+    result, _ = _tell(options, command, folder, output)
+    return gated(options, result, 0)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str], output: Path | None) -> int:
+    """Returns the command's exit code, whatever can be recorded and said of it."""
+    folder = _new_folder(options, command)
+    if reason := _why_not(options, folder):
+        print(f"trainfit watch: not recorded: {reason}", file=sys.stderr)
+        return _ungated(options, _watched(options, command, None))
+    code = _watched(options, command, folder)
+    try:
+        result, is_told = _tell(options, command, folder, output)
+    except (TrainfitError, OSError) as error:  # a disk that has become full
+        print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
+        return _ungated(options, code)
+    if not is_told:
+        print(
+            f"trainfit watch: the command ended {exit_words(code)} before a training step; "
+            "nothing was recorded",
+            file=sys.stderr,
+        )
+    return gated(options, result, code)
+
+
+def _ungated(options: argparse.Namespace, code: int) -> int:
+    """The command's exit code; 1 in place of 0 where --fail-if asks for what was not recorded."""
+    if options.fail_if:
+        print("trainfit: --fail-if: cannot tell: nothing was recorded", file=sys.stderr)
+    return code or int(bool(options.fail_if))
+
+
+def _why_not(options: argparse.Namespace, folder: Path) -> str:
+    """Why the command runs without the recorder; empty if it is recorded. A folder that the user
+    has named is an error of its own."""
+    if switched_off():
+        return "TRAINFIT_WATCH switches the recorder off; unset it"
+    reason = "" if options.folder is not None else why_unwritable(folder)
+    return reason and f"{reason}; name another folder with --folder DIR or XDG_STATE_HOME"
+
+
+def _tell(
+    options: argparse.Namespace, command: Sequence[str], folder: Path, output: Path | None
+) -> tuple[WatchResult, bool]:
+    """Judge, save and print; ``False``: nothing was recorded, and nothing is left."""
+    result = accepted(judge(load_machines(options.read or [folder])))
     tested.saw(result.header.torch or "")
     if output is not None:
         result.save(output)
     trained = result.header.torch is not None  # a full disk may have left nothing else
     kept = trained or options.json or options.folder is not None
     if command and not kept and remove_empty(folder):
-        print(
-            f"trainfit watch: the command ended {exit_words(code)} before a training step; "
-            "nothing was recorded",
-            file=sys.stderr,
-        )
-        return gated(options, result, code)
+        return result, False
     _print(result, options, folder)
     name_report(output or folder, json=options.json)
-    return gated(options, result, code)
+    return result, True
 
 
 def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
@@ -89,14 +130,14 @@ def _new_folder(options: argparse.Namespace, command: Sequence[str]) -> Path:
     return folder
 
 
-def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) -> int:
+def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path | None) -> int:
     """Run the command, its placeholders filled with their current values, to its end; returns its
-    exit code."""
+    exit code. ``folder`` is where it is recorded; ``None``: it is not."""
     present = placeholders(command)
     words, said = words_to_start([fill(word, present) for word in command])
     if said:
         print(f"trainfit watch: {said}", file=sys.stderr, flush=True)
-    drawn = _is_drawn(options)
+    drawn = folder is not None and _is_drawn(options)
     terminal = Terminal() if drawn else None
     sampler: SamplerHandle | None = None
     try:
@@ -104,7 +145,7 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) 
         with WatchedCommand(
             words, folder, output, typed=command, measures_noise=options.noise_scale
         ) as watched:
-            if watched.recorded:
+            if watched.recorded and folder is not None:
                 with contextlib.suppress(OSError):  # the run goes on without samples
                     sampler = start_sampler(folder, watched.pid)
             if terminal is not None:
@@ -134,8 +175,8 @@ def _is_drawn(options: argparse.Namespace) -> bool:
     return asked and sys.stdout.isatty() and sys.stderr.isatty() and not only_ascii()
 
 
-def _seen(folder: Path) -> WatchResult | None:
-    run = tail_run(folder)
+def _seen(folder: Path | None) -> WatchResult | None:
+    run = None if folder is None else tail_run(folder)
     return judge(run) if run is not None else None
 
 

@@ -37,8 +37,10 @@ class _Lent:
 
 def _run_the_users() -> None:
     """The sitecustomize that Python would have imported without this one."""
-    others = [each for each in sys.path if os.path.abspath(each or os.curdir) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    # The path is from now on what it is without us; processes that this one starts find us in the
+    # environment.
+    sys.path[:] = [each for each in sys.path if not each or os.path.abspath(each) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module

@@ -121,6 +121,23 @@ class Fetching:
         return checks.cores(self.rank)
 
     @functools.cached_property
+    def others(self) -> float | None:
+        """Cores that processes outside the run keep busy; ``None``: not measured."""
+        ours = median(self.rank.machine["cores_ours"])
+        return None if ours is None or self.cores is None else max(0.0, self.cores.busy - ours)
+
+    @property
+    def usable(self) -> float | None:
+        return checks.usable_cores(self.rank.header)
+
+    @property
+    def others_press(self) -> bool:
+        """Do other programs keep cores busy of which a worker more would get its turns?"""
+        if self.others is None or self.cores is None:
+            return False
+        return self.others >= thresholds.OTHERS_CORES * self.cores.usable
+
+    @functools.cached_property
     def cores_per_worker(self) -> float:
         """That a worker at work keeps busy; one where it is not measured."""
         cpu_s = self.most_cpu_s if self.waits else self.cpu_s
@@ -184,10 +201,7 @@ class Fetching:
     def _shared_cores(self) -> float:
         """Cores that workers which mostly wait get of those that other programs fill: their share
         of what these keep busy, as the scheduler gives a thread that comes back its turn."""
-        ours = median(self.rank.machine["cores_ours"])
-        if self.cores is None or ours is None:
-            return 0.0
-        return _FAIR * max(0.0, self.cores.busy - ours)
+        return _FAIR * (self.others or 0.0)
 
     def _more_by_ram(self) -> int | None:
         """How many workers like the current ones fit into the RAM that may be used; ``None``: their

@@ -13,6 +13,8 @@ from trainfit.watch.rules.input.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
 
 KIND: Final = "input_bound"
+#: Said of workers only where the run itself has the cores, or a batch is cheap.
+USELESS: Final = "workers would not help"
 
 _LESS_WORK: Final = {
     "disk": "copy the data to a local disk or into RAM, or pack it into larger files",
@@ -99,7 +101,7 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
 
 def _reason(fetching: Fetching) -> _Reason:
     needed, workers = fetching.needed_workers, fetching.workers
-    cores, usable = fetching.cores, checks.usable_cores(fetching.rank.header)
+    cores, usable = fetching.cores, fetching.usable
     if workers == 0 and fetching.is_cheap:
         return _cheap(fetching)
     if usable is not None and _fills(fetching, usable):
@@ -135,7 +137,7 @@ def _less_work(fetching: Fetching) -> str:
 def _cheap(fetching: Fetching) -> _Reason:
     return _Reason(
         "A batch is made as quickly as the training could take it from a worker",
-        f"workers would not help; {_less_work(fetching)}",
+        f"{USELESS}; {_less_work(fetching)}",
         "likely",
     )
 
@@ -177,13 +179,26 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
     wanted, demand = "", fetching.cores_needed
     if demand and demand > usable:
         wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
-    action = f"more workers would not help; {_less_work(fetching)}"
-    threads = checks.threads_of_worker(fetching.rank)
-    if threads > 1 and _crowded(fetching.rank, usable):
-        action = f"first limit the {threads} threads in each worker; {action}"
-    return _Reason(
-        f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}", action, "likely"
+    return _without_cores(
+        fetching, f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}"
     )
+
+
+def _without_cores(fetching: Fetching, cause: str) -> _Reason:
+    """No core is idle: where the run itself has them, a worker more gets none. What it would take
+    from other programs is told by no figure of the run."""
+    threads, usable = checks.threads_of_worker(fetching.rank), fetching.usable
+    many = threads > 1 and usable is not None
+    if fetching.others_press:
+        action = "stop them and watch again, or run `trainfit loader`, which tries more workers"
+        cause += f"; other programs keep {fetching.others:.1f} of them busy"
+        many = many and (fetching.workers or 0) * threads > (usable or 0.0)
+    else:
+        action = f"more {USELESS}; {_less_work(fetching)}"
+        many = many and _crowded(fetching.rank, usable or 0.0)
+    if many:
+        action = f"first limit the {threads} threads in each worker; {action}"
+    return _Reason(cause, action, "possible" if fetching.others_press else "likely")
 
 
 def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
@@ -194,11 +209,7 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
         cause += f" (most of a batch's time: {_named(part)})"
     value = needed if most is None else min(needed, most)
     if value <= workers:
-        return _Reason(
-            f"{cause}, and no core is idle",
-            f"more would not help; {_less_work(fetching)}",
-            "likely",
-        )
+        return _without_cores(fetching, f"{cause}, and no core is idle")
     action = f"set num_workers={value}"
     if value < needed:
         action += f" (more would need more idle cores), and {_less_work(fetching)}"
