@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--script",
         type=Path,
+        action="extend",
         nargs="+",
         metavar="FILE",
         help="also read training scripts for costly habits (--only script: nothing else)",
