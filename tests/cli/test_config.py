@@ -43,7 +43,6 @@ def test_values_have_the_types_of_their_options(tmp_path: Path) -> None:
     cpu = "cores=2,ghz=3"
     [pace]
     hz = [15, 30]
-    fix = "spin"
     [rehearse]
     pin-memory = false
     num_workers = 0
@@ -56,7 +55,7 @@ def test_values_have_the_types_of_their_options(tmp_path: Path) -> None:
     assert [each.limit for each in found.fail_if] == [22 * GIB, 1.0]
     assert found.cpu.cores == 2
     found = options(folder, "pace", "x.py:f")
-    assert (found.hz, found.fix) == ((15.0, 30.0), "spin")
+    assert found.hz == (15.0, 30.0)
     found = options(folder, "rehearse", "--", "python", "train.py")
     assert (found.gpu, found.pin_memory, found.num_workers) == ("RTX 4090", False, 0)
 
@@ -72,12 +71,11 @@ def test_the_command_line_goes_first(tmp_path: Path) -> None:
 
 
 def test_a_verbs_table_goes_before_what_is_for_all(tmp_path: Path) -> None:
-    text = 'gpu = "T4"\nallow-writes = true\n[plan]\ngpu = "A100"\nkeep-writes = "kept"\n'
+    text = 'gpu = "T4"\nloader = true\n[plan]\ngpu = "A100"\nno-loader = true\n'
     folder = write(tmp_path, text)
     found = options(folder, "plan", "--", "python")
-    assert (found.gpu, found.allow_writes, found.keep_writes) == ("A100", False, "kept")
-    found = options(folder, "simulate", "x.py")
-    assert (found.gpu, found.allow_writes, found.keep_writes) == ("T4", True, None)
+    assert (found.gpu, found.loader, found.no_loader) == ("A100", False, True)
+    assert options(folder, "simulate", "x.py").gpu == "T4"
 
 
 def test_the_nearest_file_counts_and_its_paths_are_relative_to_it(tmp_path: Path) -> None:
@@ -110,6 +108,9 @@ def test_the_nearest_file_counts_and_its_paths_are_relative_to_it(tmp_path: Path
         ("[plan]\nfail-if = 'x > 1'", "this result has no 'x'"),
         ("[plan]\nloader = true\nno-loader = true", "[plan] has loader and no-loader: keep one"),
         ("gpu = ", "Invalid value"),
+        ("[plan]\nallow-writes = true", "'allow-writes' in [plan] is for the command line alone"),
+        ("allow_writes = true", "'allow_writes' is for the command line alone"),
+        ("[pace]\nfix = 'spin'\n[plan]\nfix = 'spin'", "'fix' in [plan] is for the command line"),
     ],
 )
 def test_what_no_option_takes_is_refused_by_name(text: str, said: str, tmp_path: Path) -> None:
@@ -120,9 +121,9 @@ def test_what_no_option_takes_is_refused_by_name(text: str, said: str, tmp_path:
 
 
 def test_a_choice_is_checked(tmp_path: Path) -> None:
-    folder = write(tmp_path, '[pace]\nfix = "magic"\n')
-    done = trainfit("pace", "x.py:f", cwd=folder)
-    assert done.returncode == 2 and "expected one of spin, qos, governor" in done.stderr
+    folder = write(tmp_path, '[rehearse]\nstart-method = "magic"\n')
+    done = trainfit("rehearse", "--", "python", "x.py", cwd=folder)
+    assert done.returncode == 2 and "expected one of fork, spawn, forkserver" in done.stderr
 
 
 def test_keys_of_other_verbs_are_for_them(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ from trainfit.results.text import printable
 #: A file to read instead; empty: none.
 VARIABLE: Final = "TRAINFIT_CONFIG"
 _OWN, _PROJECT = "trainfit.toml", "pyproject.toml"
-#: Options that are no setting of a project.
-_NEVER: Final = ("help", "version", "undo")
+#: Options that a file may not set: a project that was cloned must not lift the protection of files,
+#: nor change the system.
+_TYPED_ONLY: Final = ("allow-writes", "fix", "undo")
+_NEVER: Final = ("help", "version", *_TYPED_ONLY)
 #: Values of options that name a file, and are none.
 _NO_FILES: Final = ("-", "gpuhunt")
 
@@ -234,6 +236,8 @@ def _text(value: Any) -> str:
 
 
 def _unknown(what: str, key: str, known: Collection[str]) -> str:
+    if _name(key) in _TYPED_ONLY:
+        return f"{printable(what)} is for the command line alone; leave it out here"
     near = difflib.get_close_matches(_name(key), known, 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown key {printable(what)}{meant} (keys are names of options, tables of verbs)"

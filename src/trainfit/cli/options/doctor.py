@@ -31,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     checks.add_argument(
         "--script",
         type=Path,
+        action="extend",
         nargs="+",
         metavar="FILE",
         help="also read training scripts for costly habits (--only script: nothing else)",
