@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from trainfit.cli.common import (
     UsageError,
     only_ascii,
@@ -19,6 +17,7 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.screen import make_console
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import add_verify, verified
 from trainfit.plan.command.tunables import fill, placeholders
@@ -152,7 +151,7 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path) 
                 with contextlib.suppress(OSError):  # the run goes on without samples
                     sampler = start_sampler(folder, watched.pid)
             if terminal is not None:
-                return terminal.follow(watched, lambda: _seen(folder), Console(stderr=True))
+                return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
             return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
     finally:
         if sampler is not None:
@@ -166,7 +165,7 @@ def _follow_attached(options: argparse.Namespace, folder: Path) -> None:
     if _is_drawn(options):
         terminal = Terminal()
         with contextlib.closing(terminal):
-            terminal.follow(running, lambda: _seen(folder), Console(stderr=True))
+            terminal.follow(running, lambda: _seen(folder), make_console(stderr=True))
     else:
         follow_lines(running, lambda: _seen(folder), quiet=options.quiet)
 
