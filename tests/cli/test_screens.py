@@ -47,7 +47,7 @@ SCREENS: tuple[tuple[str, ...], ...] = (
 #: Commands to copy are never broken into lines, and a path or a name cannot be.
 WHOLE = re.compile(
     r"^ *(fix|undo|to try|next:|tried:|next: trainfit|trainfit|python) |^ *(Recording: )?\S+$"
-    r"|^Recording: |^ *(\| |.*:\d+:\d+ )|\S{50}"
+    r"|^Recording: |^ *(\| |.*:\d+:\d+ )|.*\S{50}"
 )
 
 

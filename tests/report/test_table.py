@@ -56,6 +56,12 @@ def test_no_cell_is_cut_and_no_line_is_too_long(
     assert len(groups) in (len(rows), len(rows) + 1)
 
 
+def test_a_screen_of_many_blocks_that_may_not_go_is_cut() -> None:
+    blocks = [ScreenBlock((Line(f"line {at}"),)) for at in range(40)]
+    shown = screen(blocks, "details")
+    assert len(shown) == LINES and shown[0].text == "line 0"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(0, 1)), max_size=12),

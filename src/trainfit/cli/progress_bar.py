@@ -12,6 +12,7 @@ import rich.progress
 from rich.console import Console
 
 from trainfit.cli.common import progress
+from trainfit.cli.screen import make_console
 from trainfit.plan.dataloader.loading_process import Listener, Stage
 from trainfit.plan.runs.progress import FirstAnswer, Progress
 from trainfit.plan.runs.runs import PARALLEL
@@ -40,7 +41,7 @@ class TerminalProgress(Progress, Listener):
             rich.progress.SpinnerColumn(),
             rich.progress.BarColumn(_BAR),
             rich.progress.TextColumn("{task.description}", markup=False),
-            console=console or Console(stderr=True, highlight=False),
+            console=console or make_console(stderr=True),
             transient=True,
         )
         # With a total the bar shows a share, without one it pulses.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -46,13 +47,19 @@ def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
 def print_lines(shown: Sequence[Line] | str, *, stderr: bool = False) -> None:
     """Lines in their styles on a terminal; as they are in a pipe, and with NO_COLOR."""
     lines = lines_of(shown) if isinstance(shown, str) else shown
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal or console.no_color:
+    console = make_console(stderr=stderr)
+    if not console.is_terminal:
         print("\n".join(line.text for line in lines), file=console.file, flush=True)
         return
     for line in lines:
         # A command that is too long stays one line when it is copied.
         console.print(_text(line), soft_wrap=True)
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """The terminal; NO_COLOR, of which rich leaves bold and dim, means no styles at all."""
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)
 
 
 def styled(result: PlanResult, columns: int) -> list[Text]:

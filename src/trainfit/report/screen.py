@@ -11,6 +11,8 @@ from trainfit.results.text import columns, wrapped
 
 #: Lines of a default screen; what has no room on it is shown by ``--explain``.
 LINES: Final = 25
+#: Lines of a block from which it can be cut.
+_CUT: Final = 3
 #: Columns of the labels of facts.
 LABEL: Final = 16
 
@@ -62,6 +64,10 @@ def screen(blocks: Iterable[ScreenBlock], more: str, noun: str = "note") -> list
     while left < 0:
         longest = max(range(len(kept)), key=lambda at: len(kept[at].lines))
         lines = kept[longest].lines
+        if len(lines) < _CUT:
+            del kept[-1]
+            left = LINES - 1 - sum(len(block.lines) for block in kept)
+            continue
         cut = Line(clipped(f"{lines[-3].text} …"), lines[-3].style)
         kept[longest] = dataclasses.replace(kept[longest], lines=(*lines[:-3], cut))
         left += 2

@@ -97,7 +97,7 @@ def test_the_confidence_is_that_of_the_chosen_settings() -> None:
 
 def test_a_long_table_is_cut() -> None:
     many = tuple(Candidate(LoaderSettings(n), float(n + 1), 0.0, 1.0) for n in range(40))
-    assert "… 26 more, up to 39 workers" in loader_text(result(candidates=many))
+    assert "  26 more, up to 39 workers" in loader_text(result(candidates=many))
 
 
 def test_without_real_runs_and_without_a_step_that_is_said() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helpers_facts import machine
 from trainfit.report.machine.doctor import check_text, doctor_screen, doctor_text
+from trainfit.report.screen import plain_text
 from trainfit.results.machine.doctor import (
     Check,
     DoctorResult,
@@ -29,6 +30,10 @@ UNSURE = Check("frequency", "cannot_tell", "", "no cpufreq here", "the host's /s
 
 def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
     return DoctorResult(checks, machine(), script, 1.24, "0.1.0")
+
+
+def _screen(found: DoctorResult) -> str:
+    return plain_text(doctor_screen(found))
 
 
 def test_bad_comes_first_and_good_is_one_line() -> None:
@@ -88,17 +93,19 @@ def test_the_screen_names_what_is_good_and_keeps_the_rest() -> None:
     """Twenty good checks are a paragraph; what is bad or unknown keeps its why and fix."""
     good = [Check(f"check{number}", "good", "", "fine") for number in range(20)]
     seen = Check("gpu", "good", "", "PyTorch sees 1 GPU")
-    text = doctor_screen(result(*good, seen, UNSURE))
+    text = _screen(result(*good, seen, UNSURE))
     assert len(text.splitlines()) <= 25
     assert all(check.name in text for check in good) and "fine" not in text
     assert "ok    gpu               PyTorch sees 1 GPU" in text
     assert check_text(UNSURE) in text and "--explain" in text
-    assert check_text(BAD) in doctor_screen(result(*good, BAD))
+    lines = _screen(result(*good, BAD)).splitlines()
+    assert set(check_text(BAD).splitlines()) <= set(lines)
+    assert "      fix " in lines[2] and lines[1].startswith("BAD   shm")
 
 
 def test_unknown_checks_are_in_short_where_there_is_more_to_read() -> None:
-    for text in (doctor_screen(result(BAD, UNSURE)), doctor_screen(result(*3 * [UNSURE]))):
+    for text in (_screen(result(BAD, UNSURE)), _screen(result(*3 * [UNSURE]))):
         assert "no cpufreq here" in text and UNSURE.why not in text
-        assert "needed            --explain says it" in text
+        assert "figures of good checks: --explain" in text
     whole = doctor_text(result(BAD, UNSURE))
     assert check_text(UNSURE) in whole and "--explain" not in whole

@@ -13,7 +13,8 @@ from tests.plan.steps.test_speed import SPEED
 from tests.report.plan.test_text import GIB, MEMORY, PLAN, with_now
 from trainfit.report.memory.table import without_prefix
 from trainfit.report.plan.facts import facts
-from trainfit.report.plan.screen import COLUMNS, LINES, NARROWEST, plan_screen, screen_text
+from trainfit.report.plan.screen import COLUMNS, NARROWEST, plan_screen, screen_text
+from trainfit.report.screen import LINES
 from trainfit.results.files.notes import Note, complete
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.plan.amp import AmpChoice, AmpHazard
@@ -26,6 +27,7 @@ from trainfit.results.plan.speed import Speed, StepSpeed
 from trainfit.results.plan.versus_cpu import VersusCpu
 from trainfit.results.runs.coverage import Coverage
 from trainfit.results.runs.steps import StepMakeup, StepPattern
+from trainfit.results.text import WIDEST
 
 KNOWN = MemoryFigures(
     *(6 * GIB, 7 * GIB, 8 * GIB, GIB, (GIB, GIB)),
@@ -128,7 +130,8 @@ Memory on RTX 4090 at batch size 8, AMP bfloat16 (90% prediction interval)
   at the peak          parameters 67%, activations 33%
   in modules           encoder 50%, decoder 33%
 Batch size and speed (predicted)
-  batch size  8: smallest with 95% of the best throughput; fits safely up to 32
+  batch size  8: smallest with 95% of the best throughput; largest batch with a
+              10% safety margin: 32
   AMP         bfloat16: 79.1 ms, largest batch 42; off: 7.39 GiB, largest batch
               15
   step        79.1 (63.3 to 103) ms, limited by memory bandwidth; epoch 12 s
@@ -147,7 +150,7 @@ def test_a_recommended_batch_other_than_the_present_one() -> None:
     assert text.startswith(first)
     assert "batch size 8 batch size 24, recommended" in text
     assert "8.00 (7.00 to 9.50) GiB 20.00 (7.00 to 9.50) GiB" in text
-    assert "24: the largest with a 10% safety margin" in text
+    assert "24: largest batch with a 10% safety margin" in text
     assert "step batch size 8: 79.1 (63.3 to 103) ms" in text and "24: 220 (" in text
 
 
@@ -162,7 +165,10 @@ def test_another_precision_is_asked_for() -> None:
     assert text.startswith(f"{first}recommended 24 with AMP float16 (220 ms a step")
     assert "batch size 8 batch size 24, float16" in text
     assert "AMP float16: 1.83 times the samples/s of no AMP" in text
-    assert "24: smallest with 95% of the best throughput; fits safely up to 40" in text
+    assert (
+        "24: smallest with 95% of the best throughput; largest batch with a 10% safety margin: 40"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,9 +177,12 @@ def test_another_precision_is_asked_for() -> None:
         (BatchLimits(None, None, reason="no step time: keeping 8"), "8: no step time: keeping 8"),
         (BatchLimits(32, 8, data_set=20), "throughput; the data set has 20 samples"),
         (BatchLimits(8, 8, data_set=8), "8: the whole data set; the data set has 8 samples"),
-        (BatchLimits(32, 8, at_least=True), "throughput; fits safely up to 32 or more"),
+        (
+            BatchLimits(32, 8, at_least=True),
+            "throughput; largest batch with a 10% safety margin: at least 32",
+        ),
         (BatchLimits(32, 8, 16.0, 8), "8: smallest that trains 95% as fast as any at this noise"),
-        (BatchLimits(32, 8, data_set=40, epoch_steps=5), "up to 32; an epoch is then 5 steps"),
+        (BatchLimits(32, 8, data_set=40, epoch_steps=5), "margin: 32; an epoch is then 5 steps"),
     ],
 )
 def test_what_the_recommendation_follows_from(limits: BatchLimits, says: str) -> None:
@@ -418,7 +427,7 @@ def test_one_screen(plan: PlanResult) -> None:
 
 @pytest.mark.parametrize("columns", [1, NARROWEST, 66, 79, 80, 200])
 def test_terminals_of_any_width(columns: int) -> None:
-    width = max(NARROWEST, min(columns, COLUMNS))
+    width = max(NARROWEST, min(columns, WIDEST))
     found = [line.text for line in plan_screen(EVERYTHING, columns)]
     assert all(len(line) <= width for line in found if line != f"  {EVERYTHING.launch}")
 

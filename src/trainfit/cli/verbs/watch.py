@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
@@ -18,6 +16,7 @@ from trainfit.cli.common import (
 )
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
+from trainfit.cli.screen import make_console
 from trainfit.cli.verbs.watched.next_command import accepted
 from trainfit.cli.verbs.watched.printing import print_noise, print_result
 from trainfit.cli.verbs.watched.verify_change import verified
@@ -149,7 +148,7 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
                 with contextlib.suppress(OSError):  # the run goes on without samples
                     sampler = start_sampler(folder, watched.pid)
             if terminal is not None:
-                return terminal.follow(watched, lambda: _seen(folder), Console(stderr=True))
+                return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
             return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
     finally:
         if sampler is not None:
@@ -163,7 +162,7 @@ def _follow_attached(options: argparse.Namespace, folder: Path) -> None:
     if _is_drawn(options):
         terminal = Terminal()
         with contextlib.closing(terminal):
-            terminal.follow(running, lambda: _seen(folder), Console(stderr=True))
+            terminal.follow(running, lambda: _seen(folder), make_console(stderr=True))
     else:
         follow_lines(running, lambda: _seen(folder), quiet=options.quiet)
 

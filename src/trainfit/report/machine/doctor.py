@@ -10,7 +10,7 @@ from trainfit.report.gpus.live_figures import gpus_now_text
 from trainfit.report.machine.script import script_blocks, script_text
 from trainfit.report.screen import Line, ScreenBlock, blank, block, lines_of, made, screen
 from trainfit.results.format import duration
-from trainfit.results.machine.doctor import Check, DoctorResult, Fix, Verdict
+from trainfit.results.machine.doctor import Check, DoctorResult, Evidence, Fix, Verdict
 from trainfit.results.text import printable, wrapped
 
 MARKS: dict[Verdict, str] = {"bad": "BAD", "cannot_tell": "?", "good": "ok"}
@@ -49,20 +49,27 @@ def doctor_screen(result: DoctorResult) -> list[Line]:
 def _bad_blocks(check: Check, number: int) -> list[ScreenBlock]:
     """What is bad and what fixes it go before why."""
     head = tuple(lines_of(_first_lines(check), "bad"))
-    found = [
-        ScreenBlock(head, min(number, 9), notes=1),
-        made(_field("cause", check.cause), 60 + number),
-        made(_field("why", check.why) if check.why else "", 41 + number),
-    ]
     # A fix is never shown without its undo and what it costs.
-    for at, fix in enumerate(check.fixes):
-        found.append(made(_fixes([fix], "fix"), 10 + number + 40 * at))
-    return found
+    fixes = [
+        made(_fixes([fix], "fix"), 10 + number + 40 * at) for at, fix in enumerate(check.fixes)
+    ]
+    return [
+        ScreenBlock(head, min(number, 9), notes=1),
+        *fixes,
+        made(_field("why", check.why) if check.why else "", 41 + number),
+        made(_field("cause", check.cause), 60 + number),
+        *(made(_evidence(each), 70 + number) for each in check.evidence),
+    ]
 
 
 def _unknown_blocks(check: Check, number: int, few: bool) -> list[ScreenBlock]:
     needed = _field("needed", check.why) if few and check.why else ""
-    return [made(_first_lines(check), 22 + number), made(needed, 80 + number)]
+    tried = _fixes(check.fixes, "to try") if few else []
+    return [
+        made(_first_lines(check), 22 + number),
+        made(needed, 80 + number),
+        made(tried, 85 + number),
+    ]
 
 
 def doctor_lines(result: DoctorResult) -> list[Line]:
@@ -97,12 +104,14 @@ def check_text(check: Check) -> str:
         lines.append(_field("why" if check.verdict == "bad" else "needed", check.why))
     if check.verdict == "bad":
         lines.append(_field("cause", check.cause))
-        for found in check.evidence:
-            text = f"{found.what}: {found.value} ({found.source})"
-            lines.append(_field("evidence", text))
+        lines.extend(map(_evidence, check.evidence))
     # Trying the fix may show what a check cannot tell.
     lines.extend(_fixes(check.fixes, "fix" if check.verdict == "bad" else "to try"))
     return "\n".join(lines)
+
+
+def _evidence(found: Evidence) -> str:
+    return _field("evidence", f"{found.what}: {found.value} ({found.source})")
 
 
 def _first_lines(check: Check) -> str:
