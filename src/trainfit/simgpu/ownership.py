@@ -42,6 +42,13 @@ class Ownership:
         for buffer in buffers_of(module).values():
             self.mark(buffer, "buffer")
 
+    def materialize(self, tensor: torch.Tensor) -> None:
+        """A parameter or buffer of a lazy module got its shape."""
+        if isinstance(tensor, torch.nn.Parameter):
+            self.mark_parameter(tensor, self._owners.get(id(tensor), -1))
+        else:
+            self.mark(tensor, "buffer")
+
     def mark(self, tensor: Any, kind: str, module: int = -1) -> None:
         """Say what a tensor's memory is for (:data:`trainfit.results.runs.recording.KINDS`)."""
         if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:

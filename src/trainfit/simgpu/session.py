@@ -239,6 +239,7 @@ class Simulation:
             self._patches,
             clear_casts=self._autocast.clear,
             moved=self._ownership.move,
+            materialized=self._ownership.materialize,
             compiled=self._compilation.compile,
         )
         self._modules.install()

@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import parameter
 
+from trainfit.simgpu.dispatch.devices import complete
+from trainfit.simgpu.dispatch.subclasses import become
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA
-from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine
+from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine, vars_of
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS
-from trainfit.torch_private.tensors import COMPATIBLE_TYPE, has_compatible_type, use_count
+from trainfit.torch_private.tensors import (
+    COMPATIBLE_TYPE,
+    NoTorchFunction,
+    has_compatible_type,
+    use_count,
+)
 from trainfit.torch_private.training import FOREACH_TYPES, GROUP_TENSORS
 
 
@@ -21,12 +29,14 @@ def install(
     *,
     clear_casts: Callable[[], None],
     moved: Callable[[torch.nn.Module], None],
+    materialized: Callable[[torch.Tensor], None],
     compiled: Callable[..., Any],
 ) -> None:
     """Patch them.
 
     ``clear_casts`` forgets autocast's copies, ``moved`` is told of every module whose own tensors
-    were moved, and ``compiled`` stands for ``torch.compile``.
+    were moved, ``materialized`` of every parameter or buffer of a lazy module that got its shape,
+    and ``compiled`` stands for ``torch.compile``.
     """
     for place in FOREACH_TYPES:
         patches.set(*place, [*place.now, SimulatedTensor])
@@ -52,6 +62,8 @@ def install(
     patches.set(torch.Tensor, "is_pinned", _is_pinned)
     patches.set(*COMPATIBLE_TYPE, _sets_data)
     patches.set(*APPLY, _watched_apply(APPLY.now, moved))
+    lazy: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    patches.set(lazy, "materialize", _materializer(lazy.materialize, materialized))
     patches.set(torch, "compile", compiled)
     patches.set(*FLATTENS_RNN_WEIGHTS, lambda: True)
 
@@ -66,13 +78,41 @@ def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:
         return isinstance(tensor, DeviceTensor) or bool(has_compatible_type(tensor, other))
     if not isinstance(tensor, torch.nn.Parameter):
         return False
-    held = use_count(tensor) > 1 + tensor.requires_grad
+    with NoTorchFunction():  # a lazy module's parameter refuses to tell
+        held = use_count(tensor) > 1 + tensor.requires_grad
     if held:
         current_engine().assume(
             "a parameter changed the device while a graph held it: it was replaced, and an "
             "optimizer created before keeps the old one"
         )
     return not held
+
+
+def _materializer(
+    original: Callable[..., None], materialized: Callable[[torch.Tensor], None]
+) -> Callable[..., None]:
+    """``materialize`` of a lazy module's parameter or buffer, which changes its class.
+
+    On the device a parameter's class is another than the one that PyTorch would set.
+    """
+
+    @functools.wraps(original)
+    def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        own = self.data
+        device = own.device if device is None else complete(device)
+        value = torch.empty(shape, device=device, dtype=dtype or own.dtype)
+        if not isinstance(value, DeviceTensor):
+            original(self, shape, device, dtype)
+            return
+        with NoTorchFunction():
+            requires_grad, attributes = self.requires_grad, vars_of(self)
+        if issubclass(self.cls_to_become, torch.nn.Parameter):
+            value = self.cls_to_become(value, requires_grad)
+        vars(value).update(attributes)
+        become(self, value)
+        materialized(self)
+
+    return materialize
 
 
 def _watched_apply(

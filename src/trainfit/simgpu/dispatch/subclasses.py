@@ -136,7 +136,12 @@ def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
         current_engine().set_data(target, value)
         return
     with private.NoTorchFunctionOfSubclasses():
-        made = _moved(target, value)
+        become(target, _moved(target, value))
+
+
+def become(target: torch.Tensor, made: torch.Tensor) -> None:
+    """Let ``target`` be what ``made`` is, for whoever holds it, without a gradient."""
+    with private.NoTorchFunctionOfSubclasses():
         target.grad = None
         _swap_tensors(target, made)
 

@@ -15,6 +15,7 @@ from trainfit.simgpu.tensors.device import CPU, META
 from trainfit.simgpu.tensors.tensor import SimulatedTensor
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten
 
@@ -91,6 +92,7 @@ def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
 
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
     """Host to device: the host casts, then the bytes are copied."""
+    source = _without_class(source)
     if not (kwargs.get("non_blocking") and source.is_pinned()):
         engine.wait_for_device()
     with engine.copying_input():
@@ -104,6 +106,14 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
     if source.device.type == "cpu" and worth_keeping(source):
         engine.values.write(result, source)
     return result
+
+
+def _without_class(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a class of its own as a plain one: a lazy module's refuses to tell its shape."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    with NoTorchFunction(), no_dispatch():
+        return as_subclass(tensor, torch.Tensor)
 
 
 @handles(aten.copy_.default)

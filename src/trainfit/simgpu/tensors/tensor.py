@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainfit.results.machine.gpu_spec import GpuSpec
 from trainfit.simgpu.recording.device_memory import DeviceMemory
@@ -228,6 +229,9 @@ class DeviceTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
+        if is_lazy(self):  # it refuses whatever is not to move it
+            with private.NoTorchFunction():
+                return self.detach()
         return self.detach()
 
     @data.setter
@@ -377,8 +381,10 @@ def plain(tensor: torch.Tensor) -> SimulatedTensor:
     """A tensor on the device as the engine knows them: itself, or one over the same storage."""
     if type(tensor) is SimulatedTensor:
         return tensor
+    with private.NoTorchFunction():  # a lazy module's parameter refuses to tell
+        is_inference = tensor.is_inference()
     # Views that inference mode makes of an ordinary tensor are ordinary ones.
-    with private.InferenceMode(tensor.is_inference()):
+    with private.InferenceMode(is_inference):
         meta = view_of(tensor)
         return wrap(meta, spec_of(meta), current_engine().memory.adopt(meta))
 
@@ -387,5 +393,5 @@ def view_of(tensor: torch.Tensor) -> torch.Tensor:
     """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
     with private.NoTorchFunction(), no_dispatch():
         meta = torch.empty(0, dtype=tensor.dtype, device=META)
-        meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return meta
