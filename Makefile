@@ -7,6 +7,8 @@
 #                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
 #   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
+#   make test-newest  a part of the tests on the newest PyTorch there is, in its build with CUDA and
+#                   an environment of its own (.ci/newest-pytorch)
 #   make torch      another PyTorch than the pinned one for the tests: TORCH=2.8 or TORCH=newest
 #   make docs       the documentation as a site, in site/
 #   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
@@ -19,6 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
+NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # For two cores: a fifth of the time they wait for child processes. 0: in one process. Tests marked
@@ -37,7 +40,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow test-real lint coverage torch docs package bench clean
+.PHONY: plan test test-newest test-slow test-real lint coverage torch docs package bench clean
 
 plan: .venv/.plan-ready $(DATA)/meta.json
 	$(BIN)/trainfit plan --gpu "$(GPU)" -- python examples/act/train.py \
@@ -47,6 +50,14 @@ test: .venv/.dev-ready
 	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
 	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch/real
 	$(PYTEST) -q -n $(WAITING_WORKERS) -m "alone and not slow" tests/watch/sampler
+
+# The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
+# command says which none does.
+test-newest:
+	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
+		-m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
+		@tests/newest/chosen.txt
+	$(NEWEST)/python -m tests.newest.touched
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow
@@ -104,7 +115,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
