@@ -7,6 +7,8 @@
 #                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
 #   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
+#   make test-newest  a part of the tests on the newest PyTorch there is, in its build with CUDA and
+#                   an environment of its own (.ci/newest-pytorch)
 #   make torch      another PyTorch than the pinned one for the tests: TORCH=2.8 or TORCH=newest
 #   make docs       the documentation as a site, in site/
 #   make screens    types what README and the guides say in a fresh clone of HEAD, and writes the sample
@@ -21,6 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 BIN := .venv/bin
+NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # For two cores: a fifth of the time they wait for child processes. 0: in one process. Tests marked
@@ -39,7 +42,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-slow test-real lint coverage torch docs screens package bench clean
+.PHONY: plan test test-newest test-slow test-real lint coverage torch docs screens package bench clean
 
 # As in an activated environment: the `python` of their commands is the one that has PyTorch.
 plan bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -55,6 +58,14 @@ test: .venv/.dev-ready
 	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone"
 	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch/real
 	$(PYTEST) -q -n $(WAITING_WORKERS) -m "alone and not slow" tests/watch/sampler
+
+# The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
+# command says which none does.
+test-newest:
+	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
+		-m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
+		@tests/newest/chosen.txt
+	$(NEWEST)/python -m tests.newest.touched
 
 test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m slow
@@ -116,7 +127,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def test_every_check_is_a_target_of_the_makefile() -> None:
     checks = [command for command in commands() if command not in PREPARES_THE_RUNNER]
     called = {command.split()[1] for command in checks if command.split()[0] == "make"}
     assert all(command.startswith("make ") for command in checks)
-    assert called == {"lint", "test", "test-slow", "torch", "docs", "package"}
+    assert called == {"lint", "test", "test-newest", "test-slow", "torch", "docs", "package"}
     assert called <= make_targets()
 
 
@@ -86,6 +87,18 @@ def test_pytorches_are_the_oldest_that_pyproject_admits_and_the_newest() -> None
     assert tested.release[:2] == Version(oldest).release
     lines = (ROOT / f"requirements/torch-{newest}.txt").read_text().splitlines()
     assert "torch" in lines, "the newest is not pinned"
+
+
+def test_the_newest_pytorch_is_tested_in_its_build_with_cuda() -> None:
+    job = WORKFLOW["jobs"]["newest"]
+    assert job["env"] == {"PIP_EXTRA_INDEX_URL": ""}, "the CPU's builds would be taken"
+    assert "make test-newest" in [step.get("run") for step in job["steps"]]
+    script = (ROOT / ".ci/newest-pytorch").read_text()
+    assert "--upgrade -r requirements/torch-newest.txt" in script
+    assert os.access(ROOT / ".ci/newest-pytorch", os.X_OK)
+    (clean,) = (line for line in recipe("clean") if ".venv " in line)
+    assert ".venv-newest" in clean
+    assert ".venv-newest/" in (ROOT / ".gitignore").read_text()
 
 
 def test_the_pinned_pytorch_is_tested_and_admitted() -> None:

@@ -53,7 +53,9 @@ from trainfit.simgpu.tensors.tensor import (
     set_engine,
 )
 from trainfit.torch_private import compiled
+from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.dispatching import lift_cpu_only, lifts_cpu_only
+from trainfit.torch_private.refusal import MissingNameError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -215,6 +217,7 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._lifts_cpu_only = False
+        self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._default_device = devices.DefaultDevice()
         self._collectives = Collectives(self._recorder)
         self._triton = TritonKernels(self.engine, self._kernels)
@@ -229,11 +232,14 @@ class Simulation:
         subclasses.install(self.engine, self._patches)
         generators.install(self._patches)
         checkpoints.install(self._patches)
-        flex_attention.install(self._patches, self._compilation.inside)
+        self._optional(
+            "FlexAttention",
+            lambda: flex_attention.install(self._patches, self._compilation.inside),
+        )
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
-        self._collectives.install(self._patches)
+        self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
         torch_patches.install(
             self._patches,
@@ -252,6 +258,13 @@ class Simulation:
         lift_cpu_only(True)
         self._modes.install(self._patches)
         self._time.install(self._patches)
+
+    def _optional(self, feature: str, install: Callable[[], None]) -> None:
+        """What most scripts do without is left out where PyTorch has changed it."""
+        try:
+            install()
+        except MissingNameError as error:
+            self._missing.append(f"{feature} is not simulated: this PyTorch has no {error.name}")
 
     def _remove(self) -> None:
         global _active
@@ -345,7 +358,11 @@ class Simulation:
                 "context_parts": [dataclasses.asdict(part) for part in used],
                 "other_processes_bytes": self.constants.other_processes_bytes,
                 "profile": self.constants.profile,
-                "notes": [*self.constants.notes, *_other_version(self.constants.torch)],
+                "notes": [
+                    *self.constants.notes,
+                    *_other_version(self.constants.torch),
+                    *self._missing,
+                ],
                 "command": self._command,
                 "torch": str(torch.__version__),
                 "assumptions": self._assumptions(),

@@ -45,7 +45,7 @@ _SOME_VERSIONS: Final = _names(
     """
 )
 #: Functions of C that the simulated device supplies.
-C_FUNCTIONS: Final = _CUDA | _ACCELERATOR | _SOME_VERSIONS
+_C_FUNCTIONS: Final = _CUDA | _ACCELERATOR | _SOME_VERSIONS
 
 with needed():
     from torch.nn.parallel import _functions as _parallel_functions
@@ -64,8 +64,8 @@ CUDNN_INIT = place(torch.backends.cudnn.m, "_init")  # type: ignore[attr-defined
 
 
 def c_function(name: str) -> PrivateName:
-    """Where a function of :data:`C_FUNCTIONS` stands, or would in a build with CUDA."""
-    assert name in C_FUNCTIONS, name
+    """Where a function that the simulated device supplies stands, or would in a build with CUDA."""
+    assert name in _C_FUNCTIONS, name
     return PrivateName(torch._C, f"_{name}")
 
 

@@ -19,14 +19,14 @@ with needed():
     )
 
     MapFetcher: Any = fetch._MapDatasetFetcher
-    IterableFetcher: Any = fetch._IterableDatasetFetcher
+    _IterableFetcher: Any = fetch._IterableDatasetFetcher
     INDEXED: Any = _DatasetKind.Map
     pinned: Callable[..., Any] = pin_memory.pin_memory
 
 #: The iterator of a DataLoader, with workers or without.
 LoaderIterator: Any = _BaseDataLoaderIter
 #: What makes a batch of its indices, in a worker or in the main process.
-FETCHERS: tuple[Any, ...] = (MapFetcher, IterableFetcher)
+FETCHERS: tuple[Any, ...] = (MapFetcher, _IterableFetcher)
 
 GET_ITERATOR = place(DataLoader, "_get_iterator")
 NEXT_INDEX = place(LoaderIterator, "_next_index")

@@ -25,7 +25,7 @@ parameters_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_pa
 buffers_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_buffers")
 children_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_modules")
 #: ``None`` where the module is not compiled in place.
-compiled_call: Callable[[nn.Module], Any] = attribute(nn.Module, "_compiled_call_impl")
+_compiled_call: Callable[[nn.Module], Any] = attribute(nn.Module, "_compiled_call_impl")
 attribute(nn.Module, "_call_impl")
 
 APPLY = place(nn.Module, "_apply")
@@ -44,7 +44,7 @@ def uncompiled(model: Any) -> Any:
 
 def is_compiled(module: nn.Module) -> bool:
     """By ``torch.compile`` or its own ``compile``: the calls of its layers are not seen."""
-    return hasattr(module, "_orig_mod") or compiled_call(module) is not None
+    return hasattr(module, "_orig_mod") or _compiled_call(module) is not None
 
 
 def is_wrapper_of_compiled(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from trainfit.torch_private.needed import attribute, needed
 
-aten: Any = torch.ops.aten
+_aten: Any = torch.ops.aten
 
 with needed():
     from torch._decomp import decomposition_table
@@ -29,53 +29,53 @@ with needed():
     PythonOperator: Any = custom_ops.CustomOpDef
     _destroy: Callable[[Any], None] = torch.library.Library._destroy
 
-    addmm_activation = aten._addmm_activation
-    amp_foreach_non_finite_check_and_unscale_ = aten._amp_foreach_non_finite_check_and_unscale_
-    amp_update_scale_ = aten._amp_update_scale_
-    batch_norm_impl_index = aten._batch_norm_impl_index
-    ctc_loss = aten._ctc_loss
-    ctc_loss_backward = aten._ctc_loss_backward
-    cudnn_rnn = aten._cudnn_rnn
-    cudnn_rnn_backward = aten._cudnn_rnn_backward
-    cudnn_rnn_flatten_weight = aten._cudnn_rnn_flatten_weight
-    dirichlet_grad = aten._dirichlet_grad
-    fft_c2c = aten._fft_c2c
-    fft_c2r = aten._fft_c2r
-    fft_r2c = aten._fft_r2c
-    foreach_copy_ = aten._foreach_copy_
-    foreach_norm = aten._foreach_norm
-    fused_adam_ = aten._fused_adam_
-    fused_adamw_ = aten._fused_adamw_
-    fused_dropout = aten._fused_dropout
-    index_put_impl_ = aten._index_put_impl_
-    int_mm = aten._int_mm
-    is_all_true = aten._is_all_true
-    is_any_true = aten._is_any_true
-    local_scalar_dense = aten._local_scalar_dense
-    log_softmax = aten._log_softmax
-    log_softmax_backward_data = aten._log_softmax_backward_data
-    nested_tensor_from_mask_left_aligned = aten._nested_tensor_from_mask_left_aligned
-    pack_padded_sequence = aten._pack_padded_sequence
-    pin_memory = aten._pin_memory
-    safe_softmax = aten._safe_softmax
-    sample_dirichlet = aten._sample_dirichlet
-    scaled_dot_product_attention_math = aten._scaled_dot_product_attention_math
-    scaled_dot_product_cudnn_attention = aten._scaled_dot_product_cudnn_attention
-    scaled_dot_product_cudnn_attention_backward = aten._scaled_dot_product_cudnn_attention_backward
-    scaled_dot_product_efficient_attention = aten._scaled_dot_product_efficient_attention
+    addmm_activation = _aten._addmm_activation
+    amp_foreach_non_finite_check_and_unscale_ = _aten._amp_foreach_non_finite_check_and_unscale_
+    amp_update_scale_ = _aten._amp_update_scale_
+    batch_norm_impl_index = _aten._batch_norm_impl_index
+    ctc_loss = _aten._ctc_loss
+    ctc_loss_backward = _aten._ctc_loss_backward
+    cudnn_rnn = _aten._cudnn_rnn
+    cudnn_rnn_backward = _aten._cudnn_rnn_backward
+    cudnn_rnn_flatten_weight = _aten._cudnn_rnn_flatten_weight
+    dirichlet_grad = _aten._dirichlet_grad
+    fft_c2c = _aten._fft_c2c
+    fft_c2r = _aten._fft_c2r
+    fft_r2c = _aten._fft_r2c
+    foreach_copy_ = _aten._foreach_copy_
+    foreach_norm = _aten._foreach_norm
+    fused_adam_ = _aten._fused_adam_
+    fused_adamw_ = _aten._fused_adamw_
+    fused_dropout = _aten._fused_dropout
+    index_put_impl_ = _aten._index_put_impl_
+    int_mm = _aten._int_mm
+    is_all_true = _aten._is_all_true
+    is_any_true = _aten._is_any_true
+    local_scalar_dense = _aten._local_scalar_dense
+    log_softmax = _aten._log_softmax
+    log_softmax_backward_data = _aten._log_softmax_backward_data
+    nested_tensor_from_mask_left_aligned = _aten._nested_tensor_from_mask_left_aligned
+    pack_padded_sequence = _aten._pack_padded_sequence
+    pin_memory = _aten._pin_memory
+    safe_softmax = _aten._safe_softmax
+    sample_dirichlet = _aten._sample_dirichlet
+    scaled_dot_product_attention_math = _aten._scaled_dot_product_attention_math
+    scaled_dot_product_cudnn_attention = _aten._scaled_dot_product_cudnn_attention
+    scaled_dot_product_cudnn_attention_backward = _aten._scaled_dot_product_cudnn_attention_backward
+    scaled_dot_product_efficient_attention = _aten._scaled_dot_product_efficient_attention
     scaled_dot_product_efficient_attention_backward = (
-        aten._scaled_dot_product_efficient_attention_backward
+        _aten._scaled_dot_product_efficient_attention_backward
     )
-    scaled_dot_product_flash_attention = aten._scaled_dot_product_flash_attention
-    scaled_dot_product_flash_attention_backward = aten._scaled_dot_product_flash_attention_backward
-    scaled_mm = aten._scaled_mm
-    softmax = aten._softmax
-    softmax_backward_data = aten._softmax_backward_data
-    to_copy = aten._to_copy
-    trilinear = aten._trilinear
-    unique2 = aten._unique2
-    unsafe_view = aten._unsafe_view
-    weight_norm_interface_backward = aten._weight_norm_interface_backward
+    scaled_dot_product_flash_attention = _aten._scaled_dot_product_flash_attention
+    scaled_dot_product_flash_attention_backward = _aten._scaled_dot_product_flash_attention_backward
+    scaled_mm = _aten._scaled_mm
+    softmax = _aten._softmax
+    softmax_backward_data = _aten._softmax_backward_data
+    to_copy = _aten._to_copy
+    trilinear = _aten._trilinear
+    unique2 = _aten._unique2
+    unsafe_view = _aten._unsafe_view
+    weight_norm_interface_backward = _aten._weight_norm_interface_backward
 
 try:
     from torch._library.triton import triton_ops_to_kernels

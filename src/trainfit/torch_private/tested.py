@@ -28,8 +28,8 @@ def newer_than_tested(version: str) -> str:
     if _release(version) <= _release(NEWEST):
         return ""
     return (
-        f"PyTorch {version} is newer than {NEWEST}, the newest that this trainfit was tested with; "
-        "what it does differently is not simulated"
+        f"PyTorch {version} is newer than {NEWEST}, the newest that this trainfit was tested with: "
+        "results may be wrong where it differs"
     )
 
 

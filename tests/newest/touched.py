@@ -1,0 +1,125 @@
+"""Which private names of PyTorch the chosen tests use: ``python -m tests.newest.touched``.
+
+A name of ``torch_private`` counts as used when a line ran that takes it, outside of that room.
+Lines are those of the coverage data that ``make test-newest`` leaves behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCE: Final = ROOT / "src" / "trainfit"
+ROOM: Final = SOURCE / "torch_private"
+#: Modules that hold no name of PyTorch's that could be missing.
+WITHOUT: Final = frozenset({"__init__", "frames", "needed", "refusal", "tested"})
+#: Names whose use takes what the tests' machines have not, with the reason.
+UNREACHED: Final[Mapping[str, str]] = {
+    "cuda.sleep": "keeps a real GPU awake",
+}
+
+
+class Use(NamedTuple):
+    """A line that takes a name."""
+
+    path: Path
+    line: int
+
+
+def names() -> set[str]:
+    """The public names of the room, as ``module.name``."""
+    found = set()
+    for path in ROOM.glob("*.py"):
+        if path.stem not in WITHOUT:
+            found |= {f"{path.stem}.{name}" for name in _defined(path)}
+    return found
+
+
+def _defined(path: Path) -> Iterator[str]:
+    for node in _statements(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from _public(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    yield from _public(target.id)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            for alias in node.names:
+                if alias.asname == alias.name:  # handed on
+                    yield from _public(alias.name)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, ast.With | ast.Try):
+            yield from _statements(node.body)
+
+
+def _public(name: str) -> Iterator[str]:
+    if not name.startswith("_"):
+        yield name
+
+
+@functools.cache
+def uses() -> dict[str, list[Use]]:
+    """By name of the room: where it is taken, but for imports."""
+    found: dict[str, list[Use]] = {}
+    for path in SOURCE.rglob("*.py"):
+        if ROOM in path.parents or "torch_private" not in (text := path.read_text()):
+            continue
+        for name, line in _taken(ast.parse(text)):
+            found.setdefault(name, []).append(Use(path, line))
+    return found
+
+
+def _taken(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    modules: dict[str, str] = {}
+    single: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "trainfit.torch_private":
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "trainfit.torch_private."
+        ):
+            module = (node.module or "").rpartition(".")[2]
+            single |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in modules:
+                yield f"{modules[node.value.id]}.{node.attr}", node.lineno
+        elif isinstance(node, ast.Name) and node.id in single:
+            yield single[node.id], node.lineno
+
+
+def untouched(lines: Mapping[Path, set[int]]) -> dict[str, list[Use]]:
+    """Names that no line that ran takes, with where they are taken."""
+    taken = uses()
+    return {
+        name: taken.get(name, [])
+        for name in sorted(names() - UNREACHED.keys())
+        if not any(use.line in lines.get(use.path, ()) for use in taken.get(name, []))
+    }
+
+
+def main() -> int:
+    """The exit code: 1 if a name is not used."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(ROOT / ".coverage-newest"))
+    data.read()
+    lines = {Path(file): set(data.lines(file) or ()) for file in data.measured_files()}
+    missed = untouched(lines)
+    for name, places in missed.items():
+        at = ", ".join(f"{use.path.relative_to(ROOT)}:{use.line}" for use in places) or "nowhere"
+        print(f"no chosen test uses torch_private.{name} (taken at: {at})", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
