@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 from urllib.parse import urlparse
 
 from trainfit.scripts.sandbox.network import hub, trackers
 from trainfit.scripts.sandbox.network.post_import import after_import
 from trainfit.scripts.sandbox.state import note
+from trainfit.simgpu.patching import PatchSet
 
 #: What the libraries read; each library's own documentation and source.
 VARIABLES = {
@@ -34,6 +36,8 @@ _HOSTS = (
     *("wandb.ai", "comet.com", "comet.ml", "neptune.ai", "clear.ml", "aimstack.io"),
     *("google-analytics.com", "sentry.io", "posthog.com", "segment.io", "mixpanel.com"),
 )
+#: What is replaced for the rest of the process's life.
+_patches: Final = PatchSet()
 
 
 class OfflineError(ConnectionRefusedError):
@@ -71,7 +75,6 @@ def _host(address: str) -> str | None:
 
 def _refuse_hosts(hosts: tuple[str, ...]) -> None:
     """Whoever asks for such a host's address in Python, or connects to it, is refused."""
-    getaddrinfo, connect = socket.getaddrinfo, socket.socket.connect
 
     def check(host: Any) -> None:
         name = host.decode(errors="replace") if isinstance(host, bytes) else str(host or "")
@@ -80,14 +83,20 @@ def _refuse_hosts(hosts: tuple[str, ...]) -> None:
             note(f"a connection to {name} was refused")
             raise OfflineError(f"trainfit blocks connections to the experiment tracker {name}")
 
-    def checked_getaddrinfo(host: Any, *args: Any, **more: Any) -> Any:
-        check(host)
-        return getaddrinfo(host, *args, **more)
+    def of_address(getaddrinfo: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(host: Any, *args: Any, **more: Any) -> Any:
+            check(host)
+            return getaddrinfo(host, *args, **more)
 
-    def checked_connect(self: socket.socket, address: Any) -> None:
-        if isinstance(address, tuple):
-            check(address[0])
-        return connect(self, address)
+        return checked
 
-    socket.getaddrinfo = checked_getaddrinfo
-    socket.socket.connect = checked_connect  # type: ignore[method-assign, assignment]
+    def of_connection(connect: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(self: socket.socket, address: Any) -> Any:
+            if isinstance(address, tuple):
+                check(address[0])
+            return connect(self, address)
+
+        return checked
+
+    _patches.hook(socket, "getaddrinfo", of_address)
+    _patches.hook(socket.socket, "connect", of_connection)

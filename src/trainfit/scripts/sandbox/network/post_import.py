@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -35,7 +36,4 @@ def with_arguments(function: Callable[..., Any], **forced: Any) -> Callable[...,
     def called(*args: Any, **more: Any) -> Any:
         return function(*args, **{**more, **forced})
 
-    called.__name__ = getattr(function, "__name__", "called")
-    called.__doc__ = function.__doc__
-    called.__wrapped__ = function  # type: ignore[attr-defined]
-    return called
+    return functools.update_wrapper(called, function)

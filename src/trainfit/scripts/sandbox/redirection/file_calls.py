@@ -44,7 +44,7 @@ class FileCalls:
         _pass_on(installed)
 
     def install(self) -> None:
-        builtins.open = io.open = self.open
+        builtins.open = io.open = _standing_for(self._open, io.__name__, self.open)
         looks = {name: self._looking(name, follow=True) for name in _LOOKS}
         looks |= {name: self._looking(name, follow=False) for name in _LOOKS_AT_LINK}
         changes = {name: self._changing(name) for name in (*_CHANGES, *_CREATES)}
@@ -59,7 +59,7 @@ class FileCalls:
         for name, function in {**looks, **changes, **own}.items():
             original = self._calls.get(name)
             if original is not None:
-                setattr(os, name, functools.wraps(original)(_plain(function)))
+                setattr(os, name, _standing_for(original, os.__name__, function))
         _pass_on(self._calls)
         for kind in ("supports_dir_fd", "supports_fd", "supports_follow_symlinks"):
             names = {each.__name__ for each in getattr(os, kind)}
@@ -270,12 +270,16 @@ def _pass_on(former: Mapping[str, Callable[..., Any]]) -> None:
                 setattr(kind, name, staticmethod(getattr(os, name)))
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain function: a bound method has no attributes of its own."""
+def _standing_for(
+    original: Callable[..., Any], module: str, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A plain function in the place of ``original`` in ``module``, pickled by its name there."""
 
     def called(*args: Any, **more: Any) -> Any:
         return function(*args, **more)
 
+    functools.update_wrapper(called, original)
+    called.__module__, called.__qualname__ = module, original.__name__
     return called
 
 
