@@ -18,6 +18,7 @@ from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
+from trainfit.results.text import short
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _check_ran(result: LoaderResult) -> None:
     """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
     if not result.candidates and result.faults:
-        fix = result.faults[-1].fix
+        fix = short(result.faults[-1].fix)
         raise ScriptError(f"{result.loader}: {result.reason}; {fix}")
 
 
