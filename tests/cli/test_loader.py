@@ -11,6 +11,7 @@ import pytest
 from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
 from helpers_loader import result
 from trainfit.cli.main import main
+from trainfit.cli.options.loader import step_time
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu
@@ -107,7 +108,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--output . --loader a:b", "is a folder; name a file in it"),
         ("--time-limit 10 --loader a:b", "--time-limit 10 includes --probe-time 20: raise"),
         ("--step-time 0 --loader a:b", "expected a time of a step above 0 and up to an hour"),
-        ("--step-time -4ms --loader a:b", "expected one argument"),
+        ("--step-time -4ms --loader a:b", "such as 0.04 or 40ms, got '-4ms'"),
         ("--step-time nan --loader a:b", "got 'nan'"),
         ("--step-time 1e9 --loader a:b", "got '1e9'"),
         ("--step-time 4000 --loader a:b", "got '4000'"),
@@ -138,7 +139,7 @@ def test_bad_input(
     [("0.04", 0.04), ("40ms", 0.04), ("40 ms", 0.04), ("800us", 8e-4), ("2s", 2.0), (".5", 0.5)],
 )
 def test_times_of_a_step(text: str, seconds: float) -> None:
-    assert loader.step_time(text) == pytest.approx(seconds)
+    assert step_time(text) == pytest.approx(seconds)
 
 
 # -- progress ----------------------------------------------------------------------------------

@@ -330,10 +330,10 @@ def test_bad_input(words: list[str], says: str, tmp_path: Path) -> None:
             ["simulate", "--time-limit", "nan", "s.py"],
             "expected a positive number of seconds, got 'nan'",
         ),
-        (["simulate", "--out", "x", "s.py"], "unrecognized arguments: --out"),
+        (["simulate", "--out", "x", "s.py"], "unknown option '--out'; did you mean '--output'?"),
         (["show"], "the following arguments are required: FILE"),
-        (["paln"], "invalid choice: 'paln'"),
-        ([], "required: VERB"),
+        (["paln"], "unknown command 'paln'; did you mean 'plan'?"),
+        ([], "start with:   trainfit plan"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

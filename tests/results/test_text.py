@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.text import one_line, printable, short, wrapped
+from trainfit.results.text import instructions, one_line, printable, short, wrapped
 
 
 @given(st.text())
@@ -34,3 +34,12 @@ def test_shortened_text_is_short_and_on_one_line(text: str, most: int) -> None:
 def test_which_end_is_kept() -> None:
     assert short("\n  first line is long\nsecond", 8) == "first l…"
     assert one_line("Traceback\n  ValueError: no", 8) == "…ror: no"
+
+
+def test_instructions_keep_the_lines_of_code() -> None:
+    text = "shard by worker:\n    for index in " + "x" * 80 + ":\n\tyield\x1b\nor set num_workers=1"
+    said = instructions(text, "fix: ", "     ").splitlines()
+    assert said[0] == "fix: shard by worker:"
+    assert said[1] == "         for index in " + "x" * 80 + ":"
+    assert said[2:] == ["             yield\\x1b", "     or set num_workers=1"]
+    assert "\\x0a" not in "".join(said)

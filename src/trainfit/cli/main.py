@@ -82,7 +82,8 @@ def _report(error: TrainfitError) -> int:
         code = report_fault(fault)
     else:
         code = error.exit_code
-        print(f"trainfit: error: {printable(str(error))}", file=sys.stderr)
+        said = printable(" ".join(str(error).splitlines()))
+        print(f"trainfit: error: {said}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(f"trainfit: {printable(note)}", file=sys.stderr)
     output = getattr(error, "script_output", "")

@@ -86,6 +86,18 @@ def wrapped(text: str, first: str, rest: str, width: int | None = None) -> str:
     )
 
 
+def instructions(text: str, first: str, rest: str) -> str:
+    """What to do, of one line or several, printable: prose is wrapped, and lines that are indented
+    are code, of which none is broken or loses its indentation."""
+    lines = []
+    for number, line in enumerate(text.split("\n")):
+        start = rest if number else first
+        code = line.startswith((" ", "\t"))
+        said = printable(line.expandtabs())
+        lines.append(start + said if code else wrapped(said, start, rest))
+    return "\n".join(lines)
+
+
 def short(text: str, most: int = 160) -> str:
     """The first line that says something, printable, its end cut off where it is long."""
     line = printable(next((line.strip() for line in text.splitlines() if line.strip()), ""))

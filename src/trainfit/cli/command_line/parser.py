@@ -58,7 +58,7 @@ class OptionParser(argparse.ArgumentParser):
         """Say it with one line of usage; exit code 2."""
         first = " ".join(self.format_usage().split("\n")[0].split())
         usage = f"{first} ({self.prog} --help: all options)"
-        self.exit(2, f"{self.prog}: error: {printable(message)}\n{usage}\n")
+        self.exit(2, f"{usage}\n{self.prog}: error: {printable(message)}\n")
 
     def _checked(self, words: Sequence[str]) -> list[str]:
         """The words as argparse understands them: a negative number is the value that it is.
@@ -115,8 +115,8 @@ def read_words(words: Sequence[str]) -> tuple[Verb, argparse.Namespace, list[str
         _refuse(f"trainfit {__version__} fits a PyTorch job to the hardware it runs on.",
                 f"start with:   {_FIRST}", "all commands: trainfit --help")  # fmt: skip
     _refuse(
-        f"trainfit: error: {printable(_not_a_verb(first, words))}",
         "usage: trainfit COMMAND [options] (trainfit --help: all commands)",
+        f"trainfit: error: {printable(_not_a_verb(first, words))}",
     )
 
 

@@ -22,6 +22,7 @@ from trainfit.report.loader.screen import loader_screen
 from trainfit.report.loader.text import loader_text
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.runs.loading import Consumer
+from trainfit.results.text import short
 from trainfit.torch_private import tested
 
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _check_ran(result: LoaderResult) -> None:
     """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
     if not result.candidates and result.faults:
-        fix = result.faults[-1].fix
+        fix = short(result.faults[-1].fix)
         raise ScriptError(f"{result.loader}: {result.reason}; {fix}")
 
 

@@ -216,6 +216,8 @@ def remedy(outcome: TraceOutcome, output: str) -> str:
         return "use a smaller model or input, or name a larger GPU"
     if outcome.status == "died" and "SIGKILL" in outcome.message:
         return "the system kills processes this way when RAM runs out: see the system log"
+    if _is_syntax_error(outcome):
+        return "fix that line"
     if outcome.status == "died":
         return "its last lines are below" if output else "it printed nothing"
     return "its traceback is below"
@@ -235,9 +237,17 @@ def exit_hint(outcome: TraceOutcome, output: str, command: Command | None = None
 
 
 def unsaid(outcome: TraceOutcome, output: str) -> str:
-    """What the script printed; empty where the line on how it exited has it already."""
+    """What the script printed; empty where the line on how it ended says it all."""
+    if _is_syntax_error(outcome):
+        return ""
     _, _, said = outcome.message.partition(": ")
     return "" if outcome.status == "exited" and output.split() == said.split() else output
+
+
+def _is_syntax_error(outcome: TraceOutcome) -> bool:
+    """Did Python not even begin to run the script? Its traceback has no frames then."""
+    text = outcome.traceback
+    return outcome.status == "failed" and bool(text) and "Traceback (most recent" not in text
 
 
 def _seen(outcome: TraceOutcome) -> str:

@@ -13,7 +13,7 @@ from trainfit.results.format import core_count, count, duration, percent, rate
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.rehearsal import Cause, Dip, Rehearsal, Timeline
 from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import columns, instructions, printable, wrapped
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _EIGHTHS_ASCII: Final = " ...::###"
@@ -337,7 +337,7 @@ def _fault(fault: Fault) -> str:
     lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
     evidence = fault.evidence.rstrip().splitlines()
     lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
-    return "\n".join([*lines, wrapped(printable(fault.fix), "  Fix: ", "  ")])
+    return "\n".join([*lines, instructions(fault.fix, "  Fix: ", "  ")])
 
 
 def verdict_line(result: Rehearsal) -> str:

@@ -19,7 +19,7 @@ from trainfit.results.loader.candidates import Confirmed
 from trainfit.results.loader.probe import Fault
 from trainfit.results.loader.result import BUSY, Limit, LoaderResult
 from trainfit.results.loader.settings import LoaderSettings, steady
-from trainfit.results.text import one_line, printable, wrapped
+from trainfit.results.text import instructions, one_line, printable, wrapped
 
 #: A prediction that is further than this from a measurement is called inaccurate: twice the
 #: 90th percentile that the model aims at.
@@ -233,7 +233,7 @@ def _faults_section(faults: Sequence[Fault]) -> str:
         where = f" (with {settings_words(fault.settings)})" if fault.settings is not None else ""
         said = f"{fault.summary}{where}"
         lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
-        lines.append(wrapped(printable(fault.fix), "      fix: ", " " * 12))
+        lines.append(instructions(fault.fix, "      fix: ", " " * 12))
         lines.append(_evidence(one_line(fault.evidence)))
     return "\n".join(filter(None, lines))
 

@@ -262,7 +262,7 @@ def failure_text(result: PaceResult) -> str:
     if failure is None:
         return ""
     head = f"Call {failure.call} raised {failure.error_type}: {failure.message}"
-    lines = [wrapped(printable(head), "FAILED: ", "  ")]
+    lines = [wrapped(printable(" ".join(head.split())), "FAILED: ", "  ")]
     lines += ["  " + printable(line) for line in failure.traceback.splitlines()]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.plan.loading import DataLoading
 from trainfit.results.plan.result import HostCpu, PlanResult
-from trainfit.results.text import printable, wrapped
+from trainfit.results.text import instructions, printable, wrapped
 
 #: Column of the text next to a name.
 _COLUMN = 18
@@ -201,7 +201,8 @@ def _doubts(found: LoaderResult) -> Iterator[str]:
 
 def _faults(found: LoaderResult) -> Iterator[str]:
     for fault in found.faults[:_SHOWN]:
-        yield _line(f"{printable(fault.summary)}; {printable(fault.fix)}")
+        yield _line(printable(fault.summary))
+        yield instructions(fault.fix, "    fix: ", " " * 9)
 
 
 def _elsewhere(found: LoaderResult) -> Iterator[str]:

@@ -1,0 +1,119 @@
+"""Whose fault: told by the frames of a traceback, and by the text of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfit.loader.inspection.tracebacks import own_fault_in
+from trainfit.results.files.errors import TrainfitError
+from trainfit.scripts import fault
+from trainfit.scripts.fault import own_fault, script_traceback
+
+#: A frame of ours, by what it does with what the script gave it.
+OURS = {
+    "an attribute": ("return given.absent", AttributeError, True),
+    "an item": ("return {}[given]", KeyError, True),
+    "an index": ("return [][given]", IndexError, True),
+    "an assert": ("assert not given", AssertionError, True),
+    "a name": ("return absent", NameError, True),
+    "a call": ("return given()", TypeError, True),
+    "a conversion": ("return int('x')", ValueError, True),
+    "unpacking": ("one, two = (1,)", ValueError, True),
+    "the script's call passed on": ("return len(*args)", TypeError, False),
+    "on purpose": ("raise RuntimeError('Expected all tensors')", RuntimeError, False),
+    "to be acted on": ("raise TrainfitError('no GPU')", TrainfitError, False),
+    "a file": ("return open('/absent')", OSError, False),
+    "memory": ("raise MemoryError", MemoryError, False),
+    "syntax": ("compile('def f(:', 'x.py', 'exec')", SyntaxError, False),
+}
+SCRIPT = "def called(function):\n    return function(1, 2, 3)\n"
+
+
+def of_file(path: str, text: str, **names: Any) -> dict[str, Any]:
+    exec(compile(text, path, "exec"), names)
+    return names
+
+
+def raised(body: str, path: str) -> BaseException:
+    """What a function of ours with this body raises, called by a script."""
+    text = f"def ours(given, *args):\n    {body}\n"
+    ours = of_file(path, text, TrainfitError=TrainfitError)["ours"]
+    script = of_file("/home/user/train.py", SCRIPT)["called"]
+    try:
+        script(ours)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def place(name: str = "engine.py") -> str:
+    return str(Path(fault.__file__).parents[1] / "simgpu" / name)
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_by_the_innermost_frame(case: str) -> None:
+    body, kind, is_ours = OURS[case]
+    error = raised(body, place())
+    found = own_fault(error)
+    assert isinstance(error, kind) and (found is not None) == is_ours
+    if found is not None:
+        assert found.place == "trainfit/simgpu/engine.py:2"
+        assert found.error.startswith(type(error).__name__) and "train.py" in found.traceback
+
+
+def test_a_refusal_of_pytorch_is_the_scripts() -> None:
+    """Also where the frame of ours did not pass on the very arguments."""
+    torch = pytest.importorskip("torch")
+    text = "def ours(*args):\n    return torch.zeros(3).sum(7)\n"
+    ours = of_file(place(), text, torch=torch)["ours"]
+    script = of_file("/home/user/train.py", SCRIPT)["called"]
+    with pytest.raises(IndexError) as told:
+        script(ours)
+    assert own_fault(told.value) is None
+
+
+@pytest.mark.parametrize("how", ["raise ValueError('mine') from error", "raise ValueError('mine')"])
+def test_an_error_in_answer_to_ours_is_ours(how: str) -> None:
+    ours = of_file(place(), "def ours(*args):\n    return args.absent\n")["ours"]
+    text = (
+        f"def called(f):\n    try:\n        f()\n    except AttributeError as error:\n        {how}"
+    )
+    script: Callable[..., Any] = of_file("/home/user/train.py", text)["called"]
+    with pytest.raises(ValueError) as told:
+        script(ours)
+    found = own_fault(told.value)
+    assert found is not None and found.error.startswith("AttributeError")
+
+
+def test_an_error_of_the_script_below_a_frame_of_ours_is_its_own() -> None:
+    ours = of_file(place(), "def ours(function):\n    return function()\n")["ours"]
+    script = of_file("/home/user/train.py", "def act():\n    return None.absent\n")["act"]
+    with pytest.raises(AttributeError) as told:
+        ours(script)
+    assert own_fault(told.value) is None
+    text = script_traceback(told.value)
+    assert text.count("  File ") == 1 and 'File "/home/user/train.py", line 2, in act' in text
+
+
+def test_the_script_sees_no_frame_of_ours() -> None:
+    text = script_traceback(raised("raise RuntimeError('no')", place()))
+    assert text.count("  File ") == 1 and 'File "/home/user/train.py", line 2, in called' in text
+    assert text.endswith("RuntimeError: no\n")
+
+
+def test_by_the_text_of_a_process_that_died() -> None:
+    head = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+    ours = f'  File "{place()}", line 7, in install\n    x.y\n'
+    users = '  File "/home/user/train.py", line 3, in <module>\n    f()\n'
+    found = own_fault_in("a warning\n" + head + ours + "AttributeError: no 'y'\n")
+    assert found is not None
+    assert (found.error, found.place) == ("AttributeError: no 'y'", "trainfit/simgpu/engine.py:7")
+    assert own_fault_in(head + users + ours + "AttributeError: no 'y'\n") is None
+    assert own_fault_in(head + ours + "OSError: [Errno 28] No space left on device\n") is None
+    assert own_fault_in(head + ours + "ModuleNotFoundError: No module named 'torch'\n") is None
+    assert own_fault_in(head + "SyntaxError: x\n") is None
+    assert own_fault_in("killed\n") is None and own_fault_in(head + ours) is None
