@@ -120,8 +120,7 @@ class Walk:
         self, page: str, part: Command, done: dict[str, Done], left: dict[str, str]
     ) -> Outcome:
         reason = part.reason
-        if reason is None and self.place.installs(part.text):
-            reason = "the environment is lent"
+        reason = reason or self.place.has(part.text)
         if reason is None and not self.wanted(part.text):
             reason = "left out of this walk"
         if reason is not None:

@@ -235,6 +235,14 @@ def test_a_shell_keeps_its_folder_and_variables(place: Any) -> None:
     assert place.run("echo $HOME").out.strip() == str(place.folder / "home")
 
 
+def test_an_installation_is_typed_once(bench: Any, place: Any, tmp_path: Path) -> None:
+    own = bench.walk_place.Place(tmp_path / "own")
+    assert place.has("pip install '.[report]'") == "the environment is lent"
+    assert place.has("make plan") is place.has("trainfit gpus") is None
+    assert own.has("cd trainfit") is None
+    assert own.has("cd trainfit") == "typed before"
+
+
 def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     place.run(". .venv/bin/activate")
     assert place.run("which trainfit").out.strip() == str(place.clone / ".venv/bin/trainfit")
