@@ -74,11 +74,15 @@ class Walk:
 
     def prepare(self) -> None:
         """Have what README's reader has: the environment, the files, the example's data."""
+        self.save_files()
+        self._must("python examples/act/make_dataset.py --out data/act-example")
+
+    def save_files(self) -> None:
+        """Activate the environment and save the files of README, nothing more."""
         self._must(". .venv/bin/activate")
         for part in parts((ROOT / "README.md").read_text("utf-8")):
             if isinstance(part, SavedFile):
                 self.place.save(part.name, part.text)
-        self._must("python examples/act/make_dataset.py --out data/act-example")
 
     def page(self, name: str) -> Iterator[Outcome]:
         """Walk one page; its outcomes as they come."""

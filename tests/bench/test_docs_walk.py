@@ -14,8 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 
-#: Commands that need no run of a script: seconds, on a busy machine too.
-QUICK = ("trainfit gpus", "trainfit doctor --machine", "trainfit batch explain --noise-scale")
+#: Commands of a few seconds, none of which times anything.
+QUICK = (
+    *("trainfit gpus", "trainfit doctor --machine", "trainfit batch explain --noise-scale"),
+    *("trainfit simulate --gpu T4", "trainfit show recording.trainfit"),
+)
 
 PAGE = """# A page
 
@@ -250,15 +253,13 @@ def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     assert asked.out.strip() == str(place.clone / "src/trainfit/__init__.py")
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/guide/gpus.md", "docs/guide/doctor.md", "docs/guide/batch.md"]
-)
+@pytest.mark.parametrize("page", ["gpus", "doctor", "batch", "memory"])
 def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None:
-    place.run(". .venv/bin/activate")
     walk = bench.walk.Walk(
         place, wanted=lambda text: text.startswith(QUICK) and "plan.json" not in text
     )
-    outcomes = list(walk.page(page))
+    walk.save_files()
+    outcomes = list(walk.page(f"docs/guide/{page}.md"))
     assert [o.row for o in outcomes if o.verdict in ("failed", "differs")] == []
     assert [o for o in outcomes if o.verdict == "ok"]
 
