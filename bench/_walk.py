@@ -162,7 +162,9 @@ class Walk:
                 return Outcome(page, part.first, "screen", text, "not run", why)
             done[part.command] = self.place.run(part.command, self.limit_s)
         printed = done[part.command].out.splitlines()
-        self._written.setdefault(page, []).append((part, rewritten(part.text, printed)))
+        # What a failed command printed is no sample.
+        if done[part.command].code in (0, 1):
+            self._written.setdefault(page, []).append((part, rewritten(part.text, printed)))
         missing = different(part.text, printed, part.measured or not self.exact)
         if not missing:
             return Outcome(page, part.first, "screen", text, "ok")

@@ -264,6 +264,22 @@ def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None
     assert [o for o in outcomes if o.verdict == "ok"]
 
 
+def test_screens_are_written_into_their_page(
+    bench: Any, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (
+        "Type\n\n    python -c 'print(1); print(2)'\n\nIt prints\n\n    …\n\nand\n\n"
+        "<!-- screen of `python -c 'exit(3)'` -->\n\n    3\n\nEnd.\n"
+    )
+    (tmp_path / "page.md").write_text(page)
+    monkeypatch.setattr(bench.walk, "ROOT", tmp_path)
+    walk = bench.walk.Walk(place)
+    verdicts = [outcome.verdict for outcome in walk.page("page.md")]
+    assert verdicts == ["ok", "ok", "differs"]
+    assert walk.write() == ["page.md"]
+    assert (tmp_path / "page.md").read_text() == page.replace("    …", "    1\n    2")
+
+
 @pytest.mark.slow
 def test_everything_that_a_reader_types(bench: Any, tmp_path: Path) -> None:
     """README, Getting started and the guides in order, in a clone of their own."""
