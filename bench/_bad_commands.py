@@ -92,7 +92,7 @@ trainfit loader --loader missing.py:make
 trainfit loader --loader policy.py:nofn
 trainfit loader --loader policy.py
 trainfit loader --loader policy.py:act
-trainfit loader --gpu T5000 -- python train.py
+trainfit loader --gpu "Voodoo 3" -- python train.py
 trainfit loader -- python missing.py
 trainfit rehearse --step-time 100ms
 trainfit rehearse -- python missing.py

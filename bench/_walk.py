@@ -74,11 +74,15 @@ class Walk:
 
     def prepare(self) -> None:
         """Have what README's reader has: the environment, the files, the example's data."""
+        self.save_files()
+        self._must("python examples/act/make_dataset.py --out data/act-example")
+
+    def save_files(self) -> None:
+        """Activate the environment and save the files of README, nothing more."""
         self._must(". .venv/bin/activate")
         for part in parts((ROOT / "README.md").read_text("utf-8")):
             if isinstance(part, SavedFile):
                 self.place.save(part.name, part.text)
-        self._must("python examples/act/make_dataset.py --out data/act-example")
 
     def page(self, name: str) -> Iterator[Outcome]:
         """Walk one page; its outcomes as they come."""
@@ -120,8 +124,7 @@ class Walk:
         self, page: str, part: Command, done: dict[str, Done], left: dict[str, str]
     ) -> Outcome:
         reason = part.reason
-        if reason is None and self.place.installs(part.text):
-            reason = "the environment is lent"
+        reason = reason or self.place.has(part.text)
         if reason is None and not self.wanted(part.text):
             reason = "left out of this walk"
         if reason is not None:
@@ -159,7 +162,9 @@ class Walk:
                 return Outcome(page, part.first, "screen", text, "not run", why)
             done[part.command] = self.place.run(part.command, self.limit_s)
         printed = done[part.command].out.splitlines()
-        self._written.setdefault(page, []).append((part, rewritten(part.text, printed)))
+        # What a failed command printed is no sample.
+        if done[part.command].code in (0, 1):
+            self._written.setdefault(page, []).append((part, rewritten(part.text, printed)))
         missing = different(part.text, printed, part.measured or not self.exact)
         if not missing:
             return Outcome(page, part.first, "screen", text, "ok")

@@ -12,6 +12,8 @@ command before it. Comments that only the source shows say the rest, each before
     <!-- no screen: REASON -->             neither commands nor a screen
     <!-- picture: COMMAND -->              draws the picture that follows
 
+A new sample may begin as "…" alone: writing it makes it the screen.
+
 markdown-it-py parses the page (rich brings it): it knows the lines of each block, which is what
 rewriting one in place needs.
 """

@@ -58,6 +58,7 @@ class Place:
         self.clone = self.folder / "trainfit"
         self.lent = lent.absolute() if lent else None
         self._cwd = self.folder
+        self._installed: set[str] = set()
         (self.folder / "home").mkdir(parents=True)
         self._variables = self._first_variables(python)
         if lent:
@@ -102,9 +103,16 @@ class Place:
         """Save a file in the current folder, as the page tells the reader to."""
         (self._cwd / name).write_text(text, "utf-8")
 
-    def installs(self, text: str) -> bool:
-        """Is this a command that a lent environment makes unnecessary?"""
-        return bool(self.lent and INSTALLS.match(text))
+    def has(self, text: str) -> str | None:
+        """Why this installation is not needed, or None: a lent environment, an earlier page."""
+        if not INSTALLS.match(text):
+            return None
+        if self.lent:
+            return "the environment is lent"
+        if text in self._installed:
+            return "typed before"
+        self._installed.add(text)
+        return None
 
     def _first_variables(self, python: str) -> dict[str, str]:
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}

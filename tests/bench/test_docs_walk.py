@@ -14,8 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 
-#: Commands that need no run of a script: seconds, on a busy machine too.
-QUICK = ("trainfit gpus", "trainfit doctor --machine", "trainfit batch explain --noise-scale")
+#: Commands of a few seconds, none of which times anything.
+QUICK = (
+    *("trainfit gpus", "trainfit doctor --machine", "trainfit batch explain --noise-scale"),
+    *("trainfit simulate --gpu T4", "trainfit show recording.trainfit"),
+)
 
 PAGE = """# A page
 
@@ -235,6 +238,14 @@ def test_a_shell_keeps_its_folder_and_variables(place: Any) -> None:
     assert place.run("echo $HOME").out.strip() == str(place.folder / "home")
 
 
+def test_an_installation_is_typed_once(bench: Any, place: Any, tmp_path: Path) -> None:
+    own = bench.walk_place.Place(tmp_path / "own")
+    assert place.has("pip install '.[report]'") == "the environment is lent"
+    assert place.has("make plan") is place.has("trainfit gpus") is None
+    assert own.has("cd trainfit") is None
+    assert own.has("cd trainfit") == "typed before"
+
+
 def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     place.run(". .venv/bin/activate")
     assert place.run("which trainfit").out.strip() == str(place.clone / ".venv/bin/trainfit")
@@ -242,17 +253,31 @@ def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     assert asked.out.strip() == str(place.clone / "src/trainfit/__init__.py")
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/guide/gpus.md", "docs/guide/doctor.md", "docs/guide/batch.md"]
-)
+@pytest.mark.parametrize("page", ["gpus", "doctor", "batch", "memory"])
 def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None:
-    place.run(". .venv/bin/activate")
     walk = bench.walk.Walk(
         place, wanted=lambda text: text.startswith(QUICK) and "plan.json" not in text
     )
-    outcomes = list(walk.page(page))
+    walk.save_files()
+    outcomes = list(walk.page(f"docs/guide/{page}.md"))
     assert [o.row for o in outcomes if o.verdict in ("failed", "differs")] == []
     assert [o for o in outcomes if o.verdict == "ok"]
+
+
+def test_screens_are_written_into_their_page(
+    bench: Any, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (
+        "Type\n\n    python -c 'print(1); print(2)'\n\nIt prints\n\n    …\n\nand\n\n"
+        "<!-- screen of `python -c 'exit(3)'` -->\n\n    3\n\nEnd.\n"
+    )
+    (tmp_path / "page.md").write_text(page)
+    monkeypatch.setattr(bench.walk, "ROOT", tmp_path)
+    walk = bench.walk.Walk(place)
+    verdicts = [outcome.verdict for outcome in walk.page("page.md")]
+    assert verdicts == ["ok", "ok", "differs"]
+    assert walk.write() == ["page.md"]
+    assert (tmp_path / "page.md").read_text() == page.replace("    …", "    1\n    2")
 
 
 @pytest.mark.slow
