@@ -60,8 +60,8 @@ class Runs:
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
     no placeholder for it, or ``batch_constant`` which constant of the script; ``counted`` what its
-    steps are. ``early`` gets what the first run has recorded by its second step, where that run goes
-    on for seconds, in a thread of ours. Leaving the context ends what still runs.
+    steps are. ``early`` gets what the first run has recorded by its second step, where that run
+    goes on for seconds, in a thread of ours. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
