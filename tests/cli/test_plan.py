@@ -493,3 +493,46 @@ def test_an_interrupt_ends_the_children(number: int, code: int, tmp_path: Path) 
     assert len(pids) == 2
     for pid in pids:
         assert not Path("/proc", pid.name.removeprefix("pid-")).exists()
+
+
+# -- the first answer --------------------------------------------------------------------------
+
+#: Its second step lasts; the third comes once the test has seen an answer.
+SLOW = """
+import os, sys, time, torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    model(torch.randn(int(sys.argv[1]), 64, device="cuda")).sum().backward()
+    optimizer.step()
+    if sys.argv[1] == "8" and step == 0:
+        time.sleep(4.5)
+    if sys.argv[1] == "8" and step == 1:
+        end = time.monotonic() + 90
+        while not os.path.exists("answered"):
+            time.sleep(0.05)
+            assert time.monotonic() < end, "no answer by then"
+"""
+
+
+def test_a_slow_script_has_an_answer_before_its_run_is_over(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    words = [*GPU, "--allow-writes", "--no-loader", "--", "python", "slow.py", "{batch_size:8}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainfit", "plan", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        said = next((line for line in process.stderr if "first answer" in line), "")
+        (tmp_path / "answered").touch()
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert said.startswith("trainfit: first answer: fits, ") and "at batch size 8" in said
+    assert process.returncode == 0, err
+    assert out.startswith("Fits: ") and "first answer" not in err

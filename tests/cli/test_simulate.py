@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 
 GPU = ("--gpu", "custom:2GiB")
 
@@ -358,3 +361,29 @@ def test_without_a_gpu_and_without_a_name(tmp_path: Path) -> None:
     if done.returncode != 0:
         assert done.returncode == 2, done.stderr
         assert 'name one, as in --gpu "RTX 4090"' in error_line(done)
+
+
+# -- interrupted -----------------------------------------------------------------------------
+
+
+def test_what_an_interrupted_run_has_is_kept(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM to the process and to its group."""
+    write(tmp_path, f"{STEPS}step(); step(); open('two', 'w')\nimport time; time.sleep(600)\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainfit", "simulate", *GPU, "--allow-writes", "--json",
+         "script.py"],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while not (tmp_path / "two").exists() and process.poll() is None:
+            time.sleep(0.05)
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two that wait are one
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 143, err
+    assert json.loads(out)["steps"] == 2
+    assert err.splitlines()[-1] == "trainfit: interrupted"
+    assert (tmp_path / "recording.trainfit").is_file()

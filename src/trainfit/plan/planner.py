@@ -48,6 +48,7 @@ from trainfit.results.machine.constants import LIBRARIES, DeviceConstants, total
 from trainfit.results.machine.profile import Rates
 from trainfit.results.plan.remedies import Remedies
 from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.runs.recording import Recording
 from trainfit.speed.model.step import Machine
 
 
@@ -143,6 +144,8 @@ class _Planner:
         self._constants = constants
         self._progress = progress
         self._first_run = FirstRun(command, runs, gpu, self._answer)
+        self._has_answered = False
+        self._runs.early = self._early_answer
         self.options = CommandOptions(command, command)
 
     def so_far(self, interrupt: KeyboardInterrupt) -> PlanResult:
@@ -240,11 +243,19 @@ class _Planner:
         settings, profile = self._settings, self._constants.profile
         return machine_of(self._gpu, settings.cpu, settings.rates, profile)
 
+    def _early_answer(self, recording: Recording) -> None:
+        """Tell of the job as its second step shows it, while its run goes on."""
+        text = self._command.present.get("batch_size")
+        self._tell(recording, None if text is None else int(text))
+
     def _answer(self, first: Trace, batch: int | None) -> None:
         """Tell of the job as it is, while other runs are still to come."""
-        if self._runs.is_over:
+        self._tell(recording_of(first), batch)
+
+    def _tell(self, recording: Recording, batch: int | None) -> None:
+        if self._runs.is_over or self._has_answered:
             return
-        recording = recording_of(first)
+        self._has_answered = True
         context = context_parts(recording)
         memory_model = dataclasses.replace(self._memory_model(), context=context)
         shown, fits = memory_model.shown(Stream.of(recording))

@@ -88,13 +88,14 @@ def watch(
     done: threading.Event,
     late: Callable[[Any], bool],
     stopped: Callable[[str, Any], bool] | None = None,
+    why_stopped: Callable[[], str] = sandbox.stopped,
 ) -> threading.Thread:
     """End the process when its time is over, its sandbox asks for it, or its parent has died.
 
     ``late(place)`` writes the outcome of a run whose time is over and returns whether it did;
-    ``place`` is the user's line. ``stopped(reason, place)`` does that for a run that wrote more
-    than it may. Nothing is ended once ``done`` is set, with which the thread that is returned
-    ends.
+    ``place`` is the user's line. ``stopped(reason, place)`` does that for a run that has to end
+    as ``why_stopped`` says (by default because it wrote more than it may). Nothing is ended once
+    ``done`` is set, with which the thread that is returned ends.
     """
     main, parent = threading.main_thread().ident, os.getppid()
     deadline = started + limit_s
@@ -104,7 +105,7 @@ def watch(
         while not done.wait(max(0.0, min(_TICK_S, deadline - time.monotonic()))):
             if os.getppid() != parent:
                 os._exit(1)
-            if stopped is not None and (reason := sandbox.stopped()):
+            if stopped is not None and (reason := why_stopped()):
                 place = frame_of_user(sys._current_frames().get(main or 0))
                 if stopped(reason, place):
                     os._exit(0)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
+from trainfit.results.runs.run_status import EARLY_FILE, INTERRUPT_FILE, STATUS_FILE, RunStatus
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
 from trainfit.scripts import sandbox
@@ -47,6 +47,10 @@ from trainfit.simgpu.session import Simulation
 
 #: Seconds between two words of a run about itself, if no step is over meanwhile.
 _TELL_S = 0.5
+#: Why a run ends that the user ended.
+_INTERRUPTED = "interrupted"
+#: Steps after which a run may tell what it has, and seconds that the rest must last for that.
+_EARLY_STEPS, _EARLY_S = 2, 4.0
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 
@@ -120,9 +124,10 @@ class Runner:
         """This process runs the script from now on."""
         self._started = self._told = time.monotonic()
         self._process = os.getpid()
+        self._steps_at: list[float] = []
         self._done = threading.Event()
-        limit = self._request.time_limit_s
-        self._watch = watch(self._started, limit, self._done, self._late, self._stopped)
+        limit, callbacks = self._request.time_limit_s, (self._late, self._stopped)
+        self._watch = watch(self._started, limit, self._done, *callbacks, self._why_stopped)
 
     # -- as a stem -------------------------------------------------------------------------
 
@@ -171,6 +176,8 @@ class Runner:
         self._coverage.stepped(steps)
         if not self._seen_enough(steps):
             self._tell()
+            self._steps_at.append(time.monotonic())
+            self._tell_early()
             return
         self._finish("finished", {})
         self._stopper.stop()
@@ -178,6 +185,7 @@ class Runner:
     def _after_batch(self) -> None:
         if time.monotonic() - self._told >= _TELL_S:
             self._tell()
+            self._tell_early()
 
     def _tell(self) -> None:
         """Say how far the run is; a full disk is no reason to end it."""
@@ -194,6 +202,20 @@ class Runner:
         )
         with contextlib.suppress(OSError):
             status.save(Path(request.outcome).with_name(STATUS_FILE))
+
+    def _tell_early(self) -> None:
+        """Save what was recorded by now, once, where the rest of the run lasts."""
+        now, at = time.monotonic(), self._steps_at
+        if not self._request.tells_early or len(at) < _EARLY_STEPS:
+            return
+        # One more step would last as long as the last one did, or some already have.
+        if max(at[-1] - at[-2], now - at[_EARLY_STEPS - 1]) < _EARLY_S:
+            return
+        path = Path(self._request.outcome).with_name(EARLY_FILE)
+        if path.exists() or not self._is_run() or (recording := self._snapshot()) is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk is no reason to end it
+            recording.save(path)
 
     def _after_call(self) -> None:
         """A model was called: a step where calls are counted, else maybe the last of an
@@ -217,8 +239,13 @@ class Runner:
     def _late(self, place: str | None) -> bool:
         return self._finish("timeout", {"location": place})
 
+    def _why_stopped(self) -> str:
+        asked = Path(self._request.outcome).with_name(INTERRUPT_FILE).exists()
+        return sandbox.stopped() or (_INTERRUPTED if asked else "")
+
     def _stopped(self, reason: str, place: str | None) -> bool:
-        return self._finish("failed", {"message": reason, "location": place})
+        status: Status = "interrupted" if reason == _INTERRUPTED else "failed"
+        return self._finish(status, {"message": reason, "location": place})
 
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?

@@ -192,6 +192,8 @@ def what_happened(outcome: TraceOutcome) -> str:
         return f"the script exited with {code}" + (f" ({one_line(said)})" if said else "")
     if outcome.status == "timeout":
         return f"the time limit was reached{place}"
+    if outcome.status == "interrupted":
+        return f"interrupted{place}"
     if outcome.status == "died":
         return f"the script ended unexpectedly ({outcome.message})"
     if outcome.status == "out_of_memory":

@@ -16,6 +16,7 @@ from trainfit.plan.runs.failures import NotSimulated, require_step
 from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.ram import GaveWay, RamGate
 from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import (
     Counted,
     ForcedAmp,
@@ -59,7 +60,8 @@ class Runs:
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
     no placeholder for it, or ``batch_constant`` which constant of the script; ``counted`` what its
-    steps are. Leaving the context ends what still runs.
+    steps are. ``early`` gets what the first run has recorded by its second step, where that run
+    goes on for seconds, in a thread of ours. Leaving the context ends what still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
@@ -72,6 +74,7 @@ class Runs:
         self._gate = RamGate(self._progress.warn)
         self._asked = 0
         self._only_finished = False
+        self.early: Callable[[Recording], None] | None = None
         self.loader_index: int | None = None
         self.batch_constant: str | None = None
         self.counted: Counted = "steps"
@@ -183,6 +186,7 @@ class Runs:
                 constants=constants,
                 heard=functools.partial(self._progress.status, number),
                 look=functools.partial(self._gate.look, number),
+                early=self.early if number == 1 else None,
             )
         finally:
             self._progress.end(number)

@@ -33,14 +33,14 @@ def simulate_command(
     progress: Callable[[str], None],
     batch_size: int | None = None,
     constants: DeviceConstants | None = None,
-) -> tuple[RecordingSummary, ScriptError | None]:
+) -> tuple[RecordingSummary, ScriptError | KeyboardInterrupt | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
 
     ``batch_size`` goes into its placeholder, else into the DataLoader that feeds the first
     step, which a first run of one step finds out.
 
-    Returns its figures and, where the script failed after a step, how. The recording is
-    saved whatever becomes of the script; raises :class:`ScriptError` where it made no
+    Returns its figures and, where the script failed after a step, how, or the user's interrupt. The
+    recording is saved whatever becomes of the script; raises :class:`ScriptError` where it made no
     optimizer step on the GPU for another reason than memory.
     """
     settings = allocator_settings(command)
@@ -59,7 +59,8 @@ def simulate_command(
     shown = as_progress(progress)
     shown.expect(1)
     shown.begin(1, f"simulating {command.name} on {gpu.key}")
-    with Tracer(command, gpu, steps=steps, limited=True, **common) as tracer:
+    common |= {"limited": True, "keeps_interrupted": True}
+    with Tracer(command, gpu, steps=steps, **common) as tracer:
         heard = functools.partial(shown.status, 1)
         trace = tracer.trace(values, loader=loader, heard=heard)
     shown.end(1)
@@ -79,11 +80,15 @@ def simulate_command(
         try:
             require_step(trace, command)
         except ScriptError as error:
+            if trace.interrupt is not None:
+                raise trace.interrupt from None
             if recording is not None:
                 error.add_note(f"the recording so far is in {str(output)!r}")
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
+    if trace.interrupt is not None:
+        return summary, trace.interrupt
     failure = None if full else shortfall(trace, command)
     if failure is None:
         return summary, None

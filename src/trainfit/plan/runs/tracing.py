@@ -25,7 +25,7 @@ from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.format import signal_name, size
 from trainfit.results.machine.constants import DeviceConstants
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.run_status import STATUS_FILE, RunStatus
+from trainfit.results.runs.run_status import EARLY_FILE, INTERRUPT_FILE, STATUS_FILE, RunStatus
 from trainfit.results.runs.sandbox import Protection
 from trainfit.results.runs.trace import (
     Counted,
@@ -44,6 +44,8 @@ from trainfit.torch_private import refusal, tested
 _GRACE_S = 20.0
 #: Seconds past the time limit after which the child is taken not to see to it itself.
 _OVERTIME_S = 30.0
+#: Seconds that an interrupted run gets to tell what it has.
+_INTERRUPT_S = 10.0
 #: Seconds between looks at a running process.
 _TICK_S = 0.02
 #: Seconds between looks at how far a run is.
@@ -62,11 +64,13 @@ class Stopped(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """One simulated run: its outcome, its recording, and the end of what it printed."""
+    """One simulated run: its outcome, its recording, and the end of what it printed; and the user's
+    interrupt that ended it, if one did and what it had by then was asked for."""
 
     outcome: TraceOutcome
     recording: Recording | None
     output: str
+    interrupt: KeyboardInterrupt | None = None
 
 
 def recording_of(trace: Trace) -> Recording:
@@ -80,7 +84,9 @@ class Tracer:
 
     It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
     from a process that has imported PyTorch already, where the system allows that.
-    ``steps`` of ``None`` are as many as memory needs to settle, within bounds.
+    ``steps`` of ``None`` are as many as memory needs to settle, within bounds. With
+    ``keeps_interrupted`` a run in the main thread that the user interrupts is asked for what it
+    has.
     """
 
     def __init__(
@@ -93,8 +99,10 @@ class Tracer:
         time_limit_s: float = 600.0,
         constants: DeviceConstants | None = None,
         warm: bool = False,
+        keeps_interrupted: bool = False,
     ) -> None:
         self._command = command
+        self._keeps_interrupted = keeps_interrupted
         self._warm = warm and can_fork()
         self._servers: dict[Any, WarmProcess] = {}
         self._lock = threading.Lock()
@@ -151,12 +159,14 @@ class Tracer:
         constants: Mapping[str, int] | None = None,
         heard: Callable[[RunStatus], None] = lambda status: None,
         look: Callable[[], None] = lambda: None,
+        early: Callable[[Recording], None] | None = None,
     ) -> Trace:
         """Simulate the command with ``values`` in its placeholders, with ``variables``, and with
         ``constants`` of its script.
 
         ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
-        ends the run by raising.
+        ends the run by raising. ``early`` gets what a run that goes on for seconds after its second
+        step has recorded by then.
         """
         values = dict(values or {})
         batch = values.get("batch_size", self._command.present.get("batch_size"))
@@ -177,6 +187,7 @@ class Tracer:
             count=count,
             command=self._command.line(**values),
             batch_size=None if batch is None else int(batch),
+            tells_early=early is not None,
             **self._common,
         )
         (folder / "request.json").write_text(request.to_json())
@@ -184,10 +195,13 @@ class Tracer:
         # A script that was forked at its arguments has its constants by then.
         grows = not (interventions or survey or constants)
         status = _StatusReader(folder / STATUS_FILE, heard)
+        listeners = [early] if early is not None else []
 
         def looks() -> None:
             look()
             status()
+            if listeners and (folder / EARLY_FILE).is_file():
+                listeners.pop()(Recording.load(folder / EARLY_FILE))
 
         return self._run(folder, environment, looks, grows)
 
@@ -200,11 +214,14 @@ class Tracer:
     ) -> Trace:
         started = time.monotonic()
         process = self._start(folder, environment, grows)
+        interrupt = None
+        if self._keeps_interrupted:
+            interrupt = _asked_when_interrupted(process, folder, self._limit, self._stopped, look)
         child = _child(process, folder, started, self._limit, self._stopped, look)
-        recording = _recording(folder)
+        outcome, recording = _outcome(folder, child, self._limit), _recording(folder)
         if recording is not None:
             tested.saw(str(recording.header["torch"]))
-        return Trace(_outcome(folder, child, self._limit), recording, child.output)
+        return Trace(outcome, recording, child.output, interrupt)
 
     def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
         if not self._warm:
@@ -290,6 +307,29 @@ def _child(
     output = tail_of_file(folder / "output.txt")
     refusal.check(code, output)
     return Child(code, seconds, output, protection_of(folder))
+
+
+def _asked_when_interrupted(
+    process: Process,
+    folder: Path,
+    limit_s: float,
+    stopped: threading.Event,
+    look: Callable[[], None],
+) -> KeyboardInterrupt | None:
+    """Wait for a run; upon the user's interrupt, for what it then tells of itself."""
+    outcome = folder / "outcome.json"
+    try:
+        _wait(process, outcome, limit_s, stopped, look)
+    except KeyboardInterrupt as interrupt:
+        (folder / INTERRUPT_FILE).touch()
+        deadline = time.monotonic() + _INTERRUPT_S
+        while process.poll() is None and time.monotonic() < deadline and not outcome.is_file():
+            time.sleep(_TICK_S)
+        if not outcome.is_file():
+            process.end()
+            raise
+        return interrupt
+    return None
 
 
 def protection_of(folder: Path) -> Protection | None:

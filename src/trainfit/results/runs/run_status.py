@@ -8,6 +8,10 @@ from trainfit.results.files.exchange import Exchanged
 
 #: Its file, next to the run's outcome.
 STATUS_FILE = "status.json"
+#: What was recorded by the second step, or soon after it, there too.
+EARLY_FILE = "early.trainfit"
+#: The file, there too, that asks the process to end and to tell what it has by then.
+INTERRUPT_FILE = "interrupt"
 
 
 @dataclasses.dataclass(frozen=True)

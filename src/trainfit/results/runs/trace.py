@@ -22,6 +22,7 @@ Status = Literal[
     "out_of_memory",  # the simulated GPU was full
     "unsupported",  # an operator cannot be simulated
     "timeout",  # the time limit was reached
+    "interrupted",  # the user ended it
     "died",  # the process ended without a word (killed, crashed)
 ]
 
@@ -91,6 +92,7 @@ class TraceRequest(Exchanged):
     ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
     of the batch size (``None``: nothing). ``variables`` are set in the process when the script
     comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
+    ``tells_early``: what is recorded soon after the second step is saved then, too.
     """
 
     target: Target
@@ -110,6 +112,7 @@ class TraceRequest(Exchanged):
     constants: DeviceConstants | None = None
     command: str = ""
     batch_size: int | None = None
+    tells_early: bool = False
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
