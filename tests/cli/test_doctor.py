@@ -48,7 +48,7 @@ def _count(result: DoctorResult, verdict: str) -> int:
 
 @pytest.mark.parametrize("name", ["workstation", "driver-too-old", "container-quota"])
 def test_a_recorded_machine(name: str, tmp_path: Path) -> None:
-    done = run("doctor", "--machine", MACHINES / f"{name}.json", cwd=tmp_path)
+    done = run("doctor", "--explain", "--machine", MACHINES / f"{name}.json", cwd=tmp_path)
     assert done.returncode in (0, 1), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     cause = document(name)["expected_cause"]

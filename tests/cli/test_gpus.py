@@ -62,18 +62,19 @@ def has(text: str, value: float) -> bool:
 def rows(text: str) -> dict[str, list[str]]:
     """Cells of each row of the table by the GPU's name (all but name and architecture)."""
     head, *lines = text.split("\n\n")[0].splitlines()
-    for place in reversed(range(len(lines))):  # a long name has a line of its own
-        if not lines[place][18:].strip() or len(lines[place]) < 60:
-            name = lines.pop(place)
-            assert not lines[place][:18].strip()
-            lines[place] = f"{name}|{lines[place]}"
     assert " ".join(head.split()) == "GPU architecture GiB GB/s fp32 tf32 bf16 fp16 fp8 W"
-    named = ((line.rpartition("|")[0] or line[:18], line.rpartition("|")[2]) for line in lines)
-    return {name.strip(): line[33:].split() for name, line in named}
+    start, found = head.index("architecture"), list[tuple[str, list[str]]]()
+    for line in lines:
+        name, cells = line[:start].strip(), line[start:].split()
+        if cells:
+            found.append((name, cells[2:]))
+        else:  # a long name goes on in the next line
+            found[-1] = (f"{found[-1][0]} {name}", found[-1][1])
+    return dict(found)
 
 
 def test_the_table_has_every_card_and_its_figures(tmp_path: Path) -> None:
-    done = run(cwd=tmp_path)
+    done = run("--list", cwd=tmp_path)
     assert max(map(len, done.stdout.splitlines())) <= 80
     table = rows(done.stdout)
     names = {s.key: s.key + " (shared)" * s.shared_memory_device for s in ALL}
@@ -97,10 +98,18 @@ def test_the_table_has_every_card_and_its_figures(tmp_path: Path) -> None:
 
 
 def test_the_newest_generation_and_the_largest_memory_come_first(tmp_path: Path) -> None:
-    names = [name.partition(" (")[0] for name in rows(run(cwd=tmp_path).stdout)]
+    names = [name.partition(" (")[0] for name in rows(run("--list", cwd=tmp_path).stdout)]
     order = [find_gpu(name) for name in names]
     keys = [(spec.capability, spec.memory_bytes) for spec in order]
     assert keys == sorted(keys, reverse=True)
+
+
+def test_without_names_all_cards_are_named_on_one_screen(tmp_path: Path) -> None:
+    text = " ".join(run(cwd=tmp_path).stdout.split())
+    assert text.startswith(f"{len(ALL)} GPUs ") and "trainfit gpus --list" in text
+    assert all(f"{spec.key} (" in text for spec in ALL)
+    done = trainfit("gpus", "--list", "--explain", cwd=tmp_path)
+    assert "--list" in error_line(done)
 
 
 def test_named_cards_alone_in_the_order_of_asking(tmp_path: Path) -> None:
@@ -110,8 +119,9 @@ def test_named_cards_alone_in_the_order_of_asking(tmp_path: Path) -> None:
 
 def test_a_laptop_is_marked_and_its_long_name_stays_whole(tmp_path: Path) -> None:
     name = "GeForce RTX 3050 Mobile Refresh 6 GB"
-    lines = run(name, cwd=tmp_path).stdout.splitlines()
-    assert lines[1] == f"{name} (laptop)" and len(lines[2]) <= 80
+    text = run(name, cwd=tmp_path).stdout
+    assert list(rows(text)) == [f"{name} (laptop)"]
+    assert max(map(len, text.splitlines())) <= 80
     assert "device's maker" in says(find_gpu(name), "power")
 
 

@@ -113,8 +113,10 @@ def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
     done = trainfit(
         "pace", "policy.py:slow", "--hz", "40", "--duration", "1", "--no-attribution", cwd=folder
     )
-    assert done.returncode == 0
-    assert re.search(r"40 Hz cannot be reached: a call needs [\d.]+ ms", done.stdout)
+    assert done.returncode == 1
+    assert done.stdout.startswith("40 Hz cannot be held: a call needs ")
+    assert "as fast as back to back" not in done.stdout
+    assert re.search(r"40 Hz cannot be held: a call needs [\d.]+ ms", done.stdout)
 
 
 def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -> None:

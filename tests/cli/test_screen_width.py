@@ -40,7 +40,7 @@ def test_text_is_laid_out_for_the_width_that_is_set_and_then_as_before() -> None
     with laid_out_for(70):
         assert max(map(len, wrapped(text, "", "").splitlines())) <= 70
         with laid_out_for(500):  # longer lines are hard to read
-            assert columns() == 100
+            assert columns() == 120
         with laid_out_for(10):
             assert columns() == 60
         assert columns() == 70

@@ -26,11 +26,14 @@ from helpers_paced_machine import (
     SimulatedCallee,
     SimulatedFixer,
     SimulatedMachine,
+    SimulatedWork,
 )
 from trainfit.pace.machine.device import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.machine.pace import pace_text
 from trainfit.report.machine.pace_screen import merged, pace_screen
+from trainfit.report.page.subjects.pace import pace_headline
+from trainfit.report.screen import plain_text
 from trainfit.results.machine.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
@@ -77,7 +80,22 @@ def test_a_rate_that_cannot_be_reached_is_said_with_what_can() -> None:
     slow = found.rates[1]
     assert not slow.is_reached and found.rates[0].is_reached
     assert slow.missed_share == 1.0 and slow.consecutive_share == 1.0
-    assert "120 Hz cannot be reached" in pace_text(found)
+    assert pace_text(found).startswith("120 Hz cannot be held: a call needs ")
+
+
+def test_that_a_rate_cannot_be_held_is_the_headline() -> None:
+    """Also where the call is as fast as back to back, and does the work once in many calls."""
+    slow = SimulatedWork(prepare_s=0.2, launches=10, launch_s=1e-6, gpu_s=5e-3, waits=1)
+    found = measured(HEALTHY, slow, hz=(30.0,))
+    (line, *_) = pace_screen(found)
+    assert line.text.startswith("30 Hz cannot be held: a call needs 20")
+    assert line.style == "bad" and "as fast as" not in pace_text(found)
+    assert pace_headline(found).tone == "bad"
+    assert [hz for hz, _ in found.unheld] == [30.0]
+    # In every tenth call it has a third of a second, in every third 100 ms.
+    assert not dataclasses.replace(found, period=10).unheld
+    (often, *_) = pace_screen(dataclasses.replace(found, period=3))
+    assert often.text.startswith("30 Hz cannot be held: one call in 3 needs 20")
 
 
 class Chunked(SimulatedCallee):
@@ -322,7 +340,7 @@ def test_the_screen_has_the_answer_the_arms_and_the_fix(traits: MachineTraits) -
                for hz in (15, 30)]  # fmt: skip
     doubts += ["other processes used 1.3 cores during the measurement"]
     found = dataclasses.replace(found, warnings=tuple(doubts))
-    text = pace_screen(found)
+    text = plain_text(pace_screen(found))
     assert len(text.splitlines()) <= 25, text
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert text.startswith(pace_text(found).partition("\n")[0])

@@ -221,7 +221,7 @@ def test_a_difference_below_one_percent_is_none_however_certain() -> None:
     result = compare(run(steps), run(1.008 * steps))
     assert result.verdict == "no difference"
     assert result.main is not None and result.main.detectable == 0.01
-    assert "detectable from 1% on" in comparison_screen(result, 100)[0].text
+    assert "detectable from 1% on" in comparison_screen(result)[0].text
 
 
 def test_with_few_steps_it_cannot_be_told_but_what_differs_can() -> None:

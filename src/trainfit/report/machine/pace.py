@@ -105,14 +105,18 @@ def times_table(result: PaceResult, *, short: bool = False) -> list[str]:
 
 def _unheld(result: PaceResult) -> list[str]:
     """The rates that cannot be held, each with what a call needs."""
-    every = f"every {result.period}th call" if result.period > 1 else "a call"
     lines = []
     for hz, seconds in result.unheld:
-        text = f"{hz:g} Hz cannot be held: {every} needs {duration(seconds)} of {duration(1 / hz)}"
-        if result.period == 1:
-            text += f", which allows {rate(1 / seconds)} Hz"
+        text = (
+            f"{hz:g} Hz cannot be held: {_every(result)} needs {duration(seconds)} of "
+            f"{duration(result.period / hz)}, which allows {rate(result.period / seconds)} Hz"
+        )
         lines.append(wrapped(text, "  ", "    "))
     return lines
+
+
+def _every(result: PaceResult) -> str:
+    return f"one call in {result.period}" if result.period > 1 else "a call"
 
 
 def _details(result: PaceResult) -> list[str]:
@@ -124,7 +128,7 @@ def _details(result: PaceResult) -> list[str]:
         if row.pops is not None
     ]
     for row in result.rates:
-        if row.is_held and row.overrun is not None:
+        if result.is_held(row) and row.overrun is not None:
             repeats = ""
             if row.consecutive_share is not None:
                 again = percent(row.consecutive_share)
@@ -290,7 +294,7 @@ def _compared(result: PaceResult) -> str:
     slower = [row for row in result.rates if row.is_slower]
     if result.back_to_back is None:
         return ""
-    if not slower and not any(row.is_held for row in result.rates):
+    if not slower and not any(map(result.is_held, result.rates)):
         text = ""  # whether such calls are as fast as back to back helps nobody
     elif not slower:
         text = _not_slower(result)
@@ -313,10 +317,9 @@ def _cannot_hold(result: PaceResult) -> str:
         return ""
     rates = ", ".join(f"{hz:g}" for hz, _ in result.unheld)
     hz, seconds = max(result.unheld)
-    every = f"every {result.period}th call" if result.period > 1 else "a call"
     return (
-        f"{rates} Hz cannot be held: {every} needs {duration(seconds)}, and the next is due after "
-        f"{duration(1 / hz)}"
+        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}, and the next is "
+        f"due after {duration(result.period / hz)}"
     )
 
 

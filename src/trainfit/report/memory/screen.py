@@ -164,12 +164,12 @@ def _recording_blocks(summary: RecordingSummary) -> Iterator[ScreenBlock]:
             *recording_notes(summary),
         ]
     )
-    yield made(
-        f"Recording: {printable(summary.file)} "
-        f"({count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, "
-        f"torch {printable(summary.torch)})"
+    yield made(f"Recording: {printable(summary.file)}")
+    text = (
+        f"{count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, "
+        f"torch {printable(summary.torch)}; trainfit memory explains it, trainfit report opens it"
     )
-    yield block("trainfit memory explains it, trainfit report opens it", 50, first="  ")
+    yield block(text, 20, first="  ", rest="  ")
 
 
 def _notes(notes: Iterable[Note]) -> Iterator[ScreenBlock]:

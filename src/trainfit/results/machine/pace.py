@@ -154,11 +154,6 @@ class RateSummary:
     """Calls a second that were made, or could be where the rate is too high."""
     is_reached: bool
 
-    @property
-    def is_held(self) -> bool:
-        """Does half of the calls that do the work end before the next is due?"""
-        return self.hz is None or self.calls.p50 <= 1 / self.hz
-
 
 @dataclasses.dataclass(frozen=True)
 class ArmEffect:
@@ -307,11 +302,14 @@ class PaceResult(ResultFile):
     @property
     def unheld(self) -> tuple[tuple[float, float], ...]:
         """Rates that cannot be held, each with the seconds that a call with work needs: at that
-        rate, or back to back where it was not measured."""
+        rate, or back to back where it was not measured.
+
+        A call has until the next one with work: ``period`` calls later.
+        """
         needed = {row.hz: row.calls.p50 for row in self.rates}
         back = self.back_to_back.calls.p50 if self.back_to_back is not None else 0.0
         times = ((hz, needed.get(hz, back)) for hz in self.hz)
-        return tuple((hz, seconds) for hz, seconds in times if seconds > 1 / hz)
+        return tuple((hz, seconds) for hz, seconds in times if seconds > self.period / hz)
 
     def quantities(self) -> Mapping[str, float | None]:
         """As of :class:`Metered`; of several rates the worst, of which nothing is known unless all
@@ -327,3 +325,7 @@ class PaceResult(ResultFile):
             "slowdown": max(ratios, default=None) if len(ratios) == len(rates) else None,
             "reached_hz": max(rates, key=lambda each: each.hz or 0.0).reached_hz if rates else None,
         }
+
+    def is_held(self, row: RateSummary) -> bool:
+        """Is it back to back, or at a rate that can be held?"""
+        return all(hz != row.hz for hz, _ in self.unheld)

@@ -74,7 +74,7 @@ def pace_headline(result: PaceResult) -> Headline:
             duration(row.calls.p50),
             f"median; 99%: {duration(row.calls.p99)}"
             + (f"; {times(row.ratio.value)}" if row.ratio is not None else ""),
-            tone="bad" if row.is_slower or not row.is_held else "plain",
+            tone="bad" if row.is_slower or not result.is_held(row) else "plain",
         )
         for row in _rows(result)
     ]
