@@ -23,7 +23,7 @@ from trainfit.results.runs.sandbox import SandboxRequest
 #: GPUs in it keep time by the speed model.
 _START = (
     "import sys; sys.path.append({source!r}); {before}"
-    "from trainfit.torch_private.refusal import tells_parent\n"
+    "from trainfit.torch_private.tested import tells_parent\n"
     "with tells_parent():\n"
     "    from trainfit.simgpu.cuda import clock\n"
     "    from trainfit.speed.model.device_clock import StepClock; clock.use(StepClock)\n"
