@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "src" / "trainfit"
 ROOM: Final = SOURCE / "torch_private"
 #: Modules that hold no name of PyTorch's that could be missing.
-WITHOUT: Final = frozenset({"__init__", "frames", "needed", "refusal", "tested"})
+WITHOUT: Final = frozenset({"__init__", "frames", "needed", "tested"})
 #: Names whose use takes what the tests' machines have not, with the reason.
 UNREACHED: Final[Mapping[str, str]] = {
     "cuda.sleep": "keeps a real GPU awake",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,9 +16,9 @@ from torch.utils import data
 import trainfit
 from tests.helpers_cli import SCRIPTS
 from trainfit.cli.main import main
-from trainfit.torch_private import cuda, refusal, tested
+from trainfit.torch_private import cuda, tested
 from trainfit.torch_private.needed import attribute, needed, place
-from trainfit.torch_private.refusal import MissingNameError, RefusedError
+from trainfit.torch_private.tested import MissingNameError, RefusedError
 
 #: Takes a name from PyTorch as soon as that is imported, in every Python process.
 TAKES = """
@@ -59,7 +60,7 @@ def test_a_missing_attribute_of_a_module_is_named() -> None:
 
 def test_missing_modules_names_and_operators_are_named() -> None:
     with pytest.raises(MissingNameError) as caught, needed():
-        import torch._never_there
+        importlib.import_module("torch._never_there")
     assert caught.value.name == "torch._never_there"
     with pytest.raises(MissingNameError) as caught, needed():
         from torch.utils._pytree import _never_there  # noqa: F401
@@ -85,16 +86,16 @@ def test_other_errors_pass() -> None:
 
 
 def test_a_childs_refusal_is_understood_and_nothing_else() -> None:
-    with pytest.raises(SystemExit) as ended, refusal.tells_parent():
+    with pytest.raises(SystemExit) as ended, tested.tells_parent():
         raise MissingNameError("torch._gone")
     code = ended.value.code
     assert isinstance(code, int)
     line = f"trainfit: refused: {MissingNameError('torch._gone')}"
     with pytest.raises(RefusedError, match=r"has no torch\._gone"):
-        refusal.check(code, f"a script's line\n{line}\n")
-    refusal.check(0, line)
-    refusal.check(code, "a script that ends with this code")
-    refusal.check(None, "")
+        tested.check(code, f"a script's line\n{line}\n")
+    tested.check(0, line)
+    tested.check(code, "a script that ends with this code")
+    tested.check(None, "")
 
 
 @pytest.mark.parametrize("verb", [["simulate", "--gpu", "RTX 4090"], ["loader"]])

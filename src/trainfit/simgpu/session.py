@@ -55,7 +55,7 @@ from trainfit.simgpu.tensors.tensor import (
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.dispatching import lift_cpu_only, lifts_cpu_only
-from trainfit.torch_private.refusal import MissingNameError
+from trainfit.torch_private.tested import MissingNameError
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None

@@ -14,14 +14,13 @@ from trainfit.simgpu.dispatch.subclasses import become
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine, vars_of
-from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS
+from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
 from trainfit.torch_private.tensors import (
     COMPATIBLE_TYPE,
     NoTorchFunction,
     has_compatible_type,
     use_count,
 )
-from trainfit.torch_private.training import FOREACH_TYPES, GROUP_TENSORS
 
 
 def install(

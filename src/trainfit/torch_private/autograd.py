@@ -21,11 +21,11 @@ with needed():
     _engine: Any = autograd.Variable._execution_engine
     #: Calls a function at the end of the backward pass that goes on.
     queue_callback: Callable[[Callable[[], None]], None] = _engine.queue_callback
+    torch._C._FunctionBase._sequence_nr  # noqa: B018
     _apply = vars(autograd.Function)["apply"].__get__
 
 #: How often a tensor was changed in place.
 version: Callable[[torch.Tensor], int] = attribute(torch.Tensor, "_version")
-attribute(autograd.graph.Node, "_sequence_nr")
 #: The number of a node.
 node_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 

@@ -1,4 +1,4 @@
-"""Modules: their parts, how they are called and moved, base classes of layers."""
+"""Modules and what trains them: layers, calls, optimizers, gradient scaling, autocast."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.amp import autocast_mode
+from torch.optim import optimizer as optim
 
 from trainfit.torch_private.needed import attribute, needed, place
 
@@ -14,6 +16,7 @@ with needed():
     from torch.nn.modules.batchnorm import _BatchNorm
     from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
     from torch.nn.modules.dropout import _DropoutNd
+    from torch.utils import _foreach_utils
 
 Convolution = _ConvNd
 TransposedConvolution = _ConvTransposeNd
@@ -72,3 +75,32 @@ def fast_call(
         return outermost(self, args, kwargs)
 
     return __call__
+
+
+# -- what trains them ------------------------------------------------------------------------------
+
+#: The types of tensors that optimizers take lists of, in each module that has the list.
+FOREACH_TYPES = tuple(
+    place(module, "_foreach_supported_types") for module in (_foreach_utils, optim)
+)
+GROUP_TENSORS = place(torch._C, "_group_tensors_by_device_and_dtype")
+UNSCALE_GRADS = place(torch.amp.GradScaler, "_unscale_grads_")
+
+attribute(torch.amp.GradScaler, "_scale")
+#: Is a context of autocast switched on?
+autocast_is_on: Callable[[Any], bool] = attribute(autocast_mode.autocast, "_enabled")
+
+
+def scale_of(scaler: Any) -> Any:
+    """A GradScaler's scale: a tensor on the device once it is used."""
+    return getattr(scaler, "_scale", None)
+
+
+def switch_off(context: Any) -> None:
+    """Let a context of autocast change nothing."""
+    context._enabled = False
+
+
+def unscales_itself(optimizer: Any) -> None:
+    """Let a GradScaler leave the gradients to the optimizer, as it does for fused ones."""
+    optimizer._step_supports_amp_scaling = True

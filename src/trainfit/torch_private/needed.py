@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from trainfit.torch_private.refusal import MissingNameError
+from trainfit.torch_private.tested import MissingNameError
 
 
 class PrivateName(NamedTuple):

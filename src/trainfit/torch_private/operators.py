@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from trainfit.torch_private.needed import attribute, needed
+from trainfit.torch_private.tested import MissingNameError
 
 _aten: Any = torch.ops.aten
 
@@ -94,7 +95,16 @@ packet: Callable[[Any], Any] = attribute(OpOverload, "_overloadpacket")
 fake_kernel: Callable[[Any], Any] = attribute(PythonOperator, "_abstract_fn")
 bodies: Callable[[Any], dict[Any, Any]] = attribute(PythonOperator, "_backend_fns")
 full_name: Callable[[Any], str] = attribute(PythonOperator, "_qualname")
-autocast_dtype: Callable[[Any], Any] = attribute(PythonOperator, "_autocast_dtype")
+try:
+    _casts = attribute(PythonOperator, "_autocast_dtype")
+except MissingNameError:  # in older versions: a name for each kind of device
+    _casts = attribute(PythonOperator, "_autocast_cuda_dtype")
+
+
+def casts_itself(operator: Any) -> bool:
+    """Was an operator that is written in Python told its dtype in autocast on a GPU?"""
+    told = _casts(operator)
+    return bool(told.get("cuda") if isinstance(told, dict) else told)
 
 
 def destroy(library: torch.library.Library) -> None:

@@ -19,8 +19,7 @@ from trainfit.batch.measure.per_example import Examples
 from trainfit.batch.measure.summary import Log, of_steps, summarize
 from trainfit.results.batch.noise import Method, NoiseResult
 from trainfit.torch_private.autograd import version
-from trainfit.torch_private.modules import uncompiled
-from trainfit.torch_private.training import scale_of
+from trainfit.torch_private.modules import scale_of, uncompiled
 
 _WINDOW: Final = 512
 _OTHER_COUNT: Final = "its accumulation differed from that of the previous step"

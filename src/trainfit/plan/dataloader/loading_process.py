@@ -17,7 +17,7 @@ from trainfit.plan.runs.processes import OwnProcess
 from trainfit.plan.runs.tracing import protection_of, tail_of_file
 from trainfit.results.runs.loading import LoadingOutcome, LoadingRequest
 from trainfit.results.runs.sandbox import Protection
-from trainfit.torch_private import refusal
+from trainfit.torch_private import tested
 
 _MODULE: Final = "trainfit.plan.dataloader.child"
 _TICK_S: Final = 0.05
@@ -107,7 +107,7 @@ class LoadingProcess:
             process.end()
         self._follow()
         loaded = self._loaded(code)
-        refusal.check(code, tail_of_file(self._folder / "output.txt"))
+        tested.check(code, tail_of_file(self._folder / "output.txt"))
         return dataclasses.replace(loaded, protection=protection_of(self._folder))
 
     def _end(self, process: OwnProcess) -> int | None:

@@ -22,7 +22,7 @@ from trainfit.results.runs.sandbox import SandboxRequest
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
 #: GPUs in it keep time by the speed model.
 _START = (
-    "{before}from trainfit.torch_private.refusal import tells_parent\n"
+    "{before}from trainfit.torch_private.tested import tells_parent\n"
     "with tells_parent():\n"
     "    from trainfit.simgpu.cuda import clock\n"
     "    from trainfit.speed.model.device_clock import StepClock; clock.use(StepClock)\n"

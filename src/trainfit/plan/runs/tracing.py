@@ -38,7 +38,7 @@ from trainfit.results.runs.trace import (
 )
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.recording.settling import MOST_STEPS
-from trainfit.torch_private import refusal, tested
+from trainfit.torch_private import tested
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
@@ -298,14 +298,14 @@ def _child(
     look: Callable[[], None] = lambda: None,
 ) -> Child:
     """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
-    and :class:`ProtectionError` or :class:`refusal.RefusedError` where it was not made."""
+    and :class:`ProtectionError` or :class:`tested.RefusedError` where it was not made."""
     try:
         code = _wait(process, folder / "outcome.json", limit_s, stopped, look)
     finally:
         process.end()
     seconds = time.monotonic() - started
     output = tail_of_file(folder / "output.txt")
-    refusal.check(code, output)
+    tested.check(code, output)
     return Child(code, seconds, output, protection_of(folder))
 
 

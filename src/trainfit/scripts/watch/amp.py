@@ -21,7 +21,7 @@ from trainfit.scripts.watch.accelerate import AccelerateWatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.torch_private.autograd import apply_function
-from trainfit.torch_private.operators import PythonOperator, autocast_dtype, full_name
+from trainfit.torch_private.operators import PythonOperator, casts_itself, full_name
 
 #: Whose classes of ``torch.autograd.Function`` know of autocast, or are not the script's.
 _OWN = ("torch.", "trainfit.")
@@ -110,7 +110,7 @@ class AmpWatch:
 
     def _operated(self, operator: Any) -> None:
         name = full_name(operator)
-        if name not in self._operators and _in_autocast() and not autocast_dtype(operator):
+        if name not in self._operators and _in_autocast() and not casts_itself(operator):
             self._operators[name] = user_frame() or ""
 
 

@@ -12,7 +12,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.results.runs.trace import ForcedAmp
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.recording.user_location import user_frame
-from trainfit.torch_private.training import autocast_is_on, switch_off
+from trainfit.torch_private.modules import autocast_is_on, switch_off
 
 _DTYPES: Final = ("bfloat16", "float16")
 

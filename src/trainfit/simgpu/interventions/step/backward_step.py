@@ -13,7 +13,7 @@ from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.optimizers import lines_of
 from trainfit.simgpu.recording.user_location import user_frame
-from trainfit.torch_private.training import UNSCALE_GRADS
+from trainfit.torch_private.modules import UNSCALE_GRADS
 
 
 class OptimizerInBackward(Intervention):

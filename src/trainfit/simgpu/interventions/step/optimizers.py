@@ -11,7 +11,7 @@ from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.interventions.base import Intervention
 from trainfit.simgpu.interventions.script_state import MadeOptimizer, Scene
 from trainfit.simgpu.interventions.step.eight_bit import EIGHT_BIT, EightBitOptimizer
-from trainfit.torch_private.training import unscales_itself
+from trainfit.torch_private.modules import unscales_itself
 
 #: Bytes of state a parameter element, from the optimizers' own ``init_state``: momentum of
 #: SGD, the two moments of Adam in float32; one byte and its share of a scale in 8 bits.

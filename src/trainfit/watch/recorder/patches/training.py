@@ -18,8 +18,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.modules import fast_call
-from trainfit.torch_private.training import autocast_is_on, scale_of
+from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
 from trainfit.watch.recorder.patches.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.step import phases as ph
 
