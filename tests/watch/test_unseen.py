@@ -4,12 +4,13 @@ others, which are given some of it."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers_cli import SCRIPTS, trainfit
+from helpers_cli import SCRIPTS, environment, trainfit
 
 #: What each kind of run replaces at least; the script looks at all of it.
 SOME = {
@@ -91,3 +92,51 @@ def test_other_processes_can_be_sent_what_is_hooked(tmp_path: Path) -> None:
     assert done.returncode == 5, done.stderr
     assert done.stdout.splitlines()[:3] == [f"{method} 3 True" for method in methods]
     assert len([*tmp_path.glob("*.pt")]) == 3 * 10
+
+
+#: Says what torch.compile makes of a training, and what else a script can see of its process.
+COMPILED = """
+import sys, threading
+import torch
+from torch._dynamo.utils import counters
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        self.last = torch.nn.Linear(4, 4)
+    def forward(self, x): return self.last(self.first(x))
+
+torch.manual_seed(0)
+net = Net(); optimizer = torch.optim.SGD(net.parameters(), .1)
+whole = torch.compile(net, backend="eager", fullgraph=True)
+for _ in range(6):
+    whole(torch.ones(2, 4)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+
+def step(x):
+    net(x).sum().backward()
+    return torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+
+step = torch.compile(step, backend="eager")
+for _ in range(3): step(torch.ones(2, 4)); optimizer.step(); optimizer.zero_grad()
+
+@torch.compile(backend="eager", fullgraph=True)
+def half(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16): return net.first(x)
+
+print(half(torch.ones(2, 4)).sum().item(), dict(counters["stats"]), len(counters["graph_break"]))
+print(sys.argv, sys.path, sys.flags, sys.gettrace())
+"""
+
+
+def test_a_compiled_training_is_compiled_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    words = [sys.executable, "compiled.py", "--epochs=1"]
+    alone = subprocess.run(
+        words, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    watched = trainfit(
+        *("watch", "--folder", "run", "--quiet", "--", *words), cwd=tmp_path, PYTHONUNBUFFERED="1"
+    )
+    assert watched.returncode == 0 and watched.stdout == alone.stdout
+    assert "unique_graphs" in alone.stdout
