@@ -95,6 +95,16 @@ def test_an_error_in_answer_to_ours_is_ours(how: str) -> None:
     assert found is not None and found.error.startswith("AttributeError")
 
 
+def test_a_refusal_in_answer_to_an_error_of_ours_is_none() -> None:
+    text = (
+        "def ours(*args):\n  try:\n    {}['a']\n  except KeyError:\n    raise RuntimeError('no')\n"
+    )
+    script = of_file("/home/user/train.py", SCRIPT)["called"]
+    with pytest.raises(RuntimeError) as told:
+        script(of_file(place(), text)["ours"])
+    assert own_fault(told.value) is None
+
+
 def test_an_error_of_the_script_below_a_frame_of_ours_is_its_own() -> None:
     ours = of_file(place(), "def ours(function):\n    return function()\n")["ours"]
     script = of_file("/home/user/train.py", "def act():\n    return None.absent\n")["act"]
