@@ -242,6 +242,7 @@ report other.json --format docx
 report folder
 completion
 completion tcsh
+completion bash zsh
 """.strip().splitlines()
 
 

@@ -33,7 +33,11 @@ def own_fault(error: BaseException, started: Sequence[str] = ()) -> OwnFault | N
     """
     for cause in causes(error):
         last = _last_frame(cause, started)
-        if last is not None:
+        if last is None:
+            continue
+        if _is_on_purpose(cause, last):
+            return None  # whatever it answered to was seen to
+        if _is_at_fault(cause, last):
             text = "".join(traceback.format_exception(error))
             said = f"{type(cause).__name__}: {cause}".removesuffix(": ")
             return OwnFault(said, place_of(last), text)
@@ -92,11 +96,7 @@ def _starts(filename: str) -> bool:
 
 
 def _last_frame(error: BaseException, started: Sequence[str]) -> TracebackType | None:
-    """The innermost frame, where it is ours and at fault."""
-    if type(error).__module__.startswith("trainfit.") or isinstance(error, _OF_FILES):
-        return None
-    if not isinstance(error, Exception):
-        return None
+    """The innermost frame, where it is ours; those of ``started`` alone are none."""
     trace, has_begun = error.__traceback__, False
     last = None
     while trace is not None:
@@ -105,9 +105,23 @@ def _last_frame(error: BaseException, started: Sequence[str]) -> TracebackType |
         last, trace = trace, trace.tb_next
     if last is None or not has_begun or not is_own(last.tb_frame.f_code.co_filename):
         return None
-    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+    return last
+
+
+def _is_on_purpose(error: BaseException, last: TracebackType) -> bool:
+    is_ours = type(error).__module__.startswith("trainfit.")
+    is_raised = _instruction(last) == "RAISE_VARARGS" and not isinstance(error, AssertionError)
+    return is_ours or is_raised
+
+
+def _is_at_fault(error: BaseException, last: TracebackType) -> bool:
+    if not isinstance(error, Exception) or isinstance(error, _OF_FILES):
+        return False
+    instruction = _instruction(last)
     if instruction == "CALL_FUNCTION_EX":
-        return None
-    if instruction == "RAISE_VARARGS":
-        return last if isinstance(error, AssertionError) else None
-    return None if "CALL" in instruction and isinstance(error, _OF_A_CALL) else last
+        return False
+    return "CALL" not in instruction or not isinstance(error, _OF_A_CALL)
+
+
+def _instruction(trace: TracebackType) -> str:
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]]
