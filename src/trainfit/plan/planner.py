@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import platform
@@ -246,7 +247,9 @@ class _Planner:
     def _early_answer(self, recording: Recording) -> None:
         """Tell of the job as its second step shows it, while its run goes on."""
         text = self._command.present.get("batch_size")
-        self._tell(recording, None if text is None else int(text))
+        # What cannot be told of it yet is told when its run is over.
+        with contextlib.suppress(Exception):
+            self._tell(recording, None if text is None else int(text))
 
     def _answer(self, first: Trace, batch: int | None) -> None:
         """Tell of the job as it is, while other runs are still to come."""
@@ -255,7 +258,6 @@ class _Planner:
     def _tell(self, recording: Recording, batch: int | None) -> None:
         if self._runs.is_over or self._has_answered:
             return
-        self._has_answered = True
         context = context_parts(recording)
         memory_model = dataclasses.replace(self._memory_model(), context=context)
         shown, fits = memory_model.shown(Stream.of(recording))
@@ -268,6 +270,7 @@ class _Planner:
                 step_s=step_seconds(recording, self._machine()),
             )
         )
+        self._has_answered = True
 
     def _accumulation(self, job: PlannedJob, chosen: AmpSetting) -> Accumulation:
         """What keeps the effective batch size, by an option that has that effect."""

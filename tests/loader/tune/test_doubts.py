@@ -246,6 +246,18 @@ def test_three_disturbed_runs_in_a_row_are_the_last() -> None:
     assert chosen == search(model, goal(present=LoaderSettings(0))).best()
 
 
+def test_without_a_run_that_counts_small_gains_get_no_workers() -> None:
+    """What the model predicts from disturbed runs does not tell settings within 10% apart."""
+    choice = search(fitted(2), goal(present=LoaderSettings(0)))
+    rates = {LoaderSettings(0): 2.0, LoaderSettings(2): 9.3, LoaderSettings(3): 10.0}
+    for settings, rate in rates.items():
+        choice.candidates[settings] = dataclasses.replace(choice.look(settings), batches_per_s=rate)
+    choice.candidates = {each: choice.candidates[each] for each in rates}
+    unsure = Confirmation(choice, lambda *_: beside(FOUR, 1.0), 0, within=1 / 1.1)
+    assert unsure.run() == LoaderSettings(2)
+    assert Confirmation(choice, lambda *_: beside(FOUR, 1.0), 0).run() == LoaderSettings(3)
+
+
 def test_a_gpu_that_never_waits_disturbed_does_not_without_them() -> None:
     choice = search(fitted(2), goal(step_s=0.1, present=FOUR))
     run = dataclasses.replace(beside(FOUR, 10.0), waited=np.zeros(500))

@@ -13,7 +13,7 @@ from trainfit.loader.calibration.probe_runs import RUN_NOISE
 from trainfit.loader.measure.run import Run
 from trainfit.loader.processes.other_processes import is_disturbed, stays_busy
 from trainfit.loader.tune.estimates import estimated_rates
-from trainfit.loader.tune.search import Choice, search
+from trainfit.loader.tune.search import WITHIN, Choice, search
 from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.runs.loading import Consumer
 
@@ -78,7 +78,8 @@ class Confirmation:
 
     ``after`` is called after each of them; ``in_time`` says whether there is time for one that is
     not needed, to look for something faster. ``noise`` is by how much runs of the same settings
-    differ (:func:`~trainfit.loader.tune.estimates.estimated_rates`).
+    differ (:func:`~trainfit.loader.tune.estimates.estimated_rates`). ``within`` is what the
+    smallest settings must have of the best predicted rate where no run counts.
     """
 
     choice: Choice
@@ -87,6 +88,7 @@ class Confirmation:
     after: Callable[[Confirmation], None] = lambda confirmation: None
     in_time: Callable[[], bool] = lambda: True
     noise: float = RUN_NOISE
+    within: float = WITHIN
     trials: list[ConfirmingRun] = field(default_factory=list)
     refitted: bool = False
     _others: list[float | None] = field(default_factory=list)
@@ -241,4 +243,6 @@ class Confirmation:
         """The smallest of the best that was run; of all where nothing was."""
         rates = self._rates()
         ran = {settings: rate for settings, rate in rates.items() if self._trial(settings)}
-        return self.choice.smallest(ran, _MEASURED_WITHIN) if ran else self.choice.smallest(rates)
+        if ran:
+            return self.choice.smallest(ran, _MEASURED_WITHIN)
+        return self.choice.smallest(rates, self.within)

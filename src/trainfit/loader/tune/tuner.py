@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,16 @@ from trainfit.loader.tune import feasible
 from trainfit.loader.tune.confirmation import Confirmation, ConfirmingRun, measured_rate
 from trainfit.loader.tune.doubts import doubts, is_disturbed
 from trainfit.loader.tune.probe import Measured
-from trainfit.loader.tune.search import BUBBLE, Choice, Goal, beyond_knee, keep_workers, search
-from trainfit.loader.tune.verdicts import Decision, decide
+from trainfit.loader.tune.search import (
+    BUBBLE,
+    WITHIN,
+    Choice,
+    Goal,
+    beyond_knee,
+    keep_workers,
+    search,
+)
+from trainfit.loader.tune.verdicts import PREDICTED_GAIN, Decision, decide
 from trainfit.loader.tune.watched_run import run_watched
 from trainfit.results.format import byte_rate, duration, percent, rate
 from trainfit.results.format import count as count_of
@@ -110,6 +119,7 @@ class Tuner:
             after=self._keep,
             in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
             noise=self._noise,
+            within=1 / PREDICTED_GAIN if self._measured.stays_busy else WITHIN,
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
@@ -140,14 +150,20 @@ class Tuner:
         )
 
     def _most_workers(self, asked: int | None) -> int:
-        """Two a core, and more where batches mostly wait; no more than are asked for."""
+        """Two a core, and more where batches mostly wait; no more than are asked for.
+
+        Where other processes keep the cores busy, one a core: waiting for these looks like any
+        other, and what taking turns costs was not measured.
+        """
         probe = self._measured.probe
         each: float = _WORKERS_A_CORE
         if probe.fetch_s and probe.fetch_cpu_s is not None:
             works = max(probe.fetch_cpu_s / probe.fetch_s, 1 / _WAITING_A_CORE)
             each = max(each, 1 / works)
         most = max(2, round(each * self._machine.usable_cores))
-        for bound in (asked, self._measured.bounds.workers):
+        cores = max(2, math.ceil(self._machine.usable_cores))
+        busy = cores if self._measured.stays_busy else None
+        for bound in (asked, self._measured.bounds.workers, busy):
             most = most if bound is None else min(most, bound)
         return most
 

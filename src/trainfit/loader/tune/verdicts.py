@@ -26,7 +26,7 @@ _AS_FAST: Final = 0.96
 
 #: What other settings must be predicted to gain where other processes disturbed all runs: the model
 #: is from these.
-_PREDICTED_GAIN: Final = 1.1
+PREDICTED_GAIN: Final = 1.1
 
 #: What is said of a limit that no setting of the DataLoader moves.
 _LIMITS: Final = {
@@ -99,10 +99,10 @@ def decide(
             + (_fewer(present, chosen) if sure and gain >= WITHIN else ""),
             keeps=chosen.num_workers >= present.num_workers or gain < WITHIN or not sure,
         )
-    if disturbed and ran >= _PREDICTED_GAIN:
+    if disturbed and ran >= PREDICTED_GAIN:
         return Decision("change", f"{times(ran)} as many batches ({BUSY})", is_predicted=True)
     if disturbed:
-        reason = f"no other settings give {percent(_PREDICTED_GAIN - 1)} more ({BUSY})"
+        reason = f"no other settings give {percent(PREDICTED_GAIN - 1)} more ({BUSY})"
         return Decision("keep", reason, keeps=True, is_predicted=True)
     if chosen.num_workers < present.num_workers and gain >= WITHIN and ran >= _AS_FAST:
         return Decision(

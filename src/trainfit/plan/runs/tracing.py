@@ -201,7 +201,8 @@ class Tracer:
             look()
             status()
             if listeners and (folder / EARLY_FILE).is_file():
-                listeners.pop()(Recording.load(folder / EARLY_FILE))
+                with contextlib.suppress(ResultFileError):
+                    listeners.pop()(Recording.load(folder / EARLY_FILE))
 
         return self._run(folder, environment, looks, grows)
 
