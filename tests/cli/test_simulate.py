@@ -143,7 +143,7 @@ def test_out_of_memory_is_bad_news_with_a_place(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     text = " ".join(done.stdout.split())
     assert f"does not fit: {script}:9: OutOfMemoryError: CUDA out of memory. Tried to" in text
-    assert "(1 optimizer step, " in text
+    assert "1 optimizer step, " in text
 
 
 def test_assumptions_on_data_are_stated(tmp_path: Path) -> None:

@@ -414,10 +414,10 @@ GPU utilization over 3 s, as nvidia-smi reads it (busy share of each 500 ms)
   mean 67%; 77% after the start (from 500 ms on)
 
 The GPU was idle for 1 s of 3 s
-  S start-up           500 ms    17%   the first batch came after 500 ms
-  E epoch boundary     400 ms    13%   at 1.1 s: the first batch came after 400 ms;
-                                       persistent_workers=True keeps the workers
-    transfer           100 ms     3%   transfer of ready batches to the main process
+  S  start-up        500 ms  17%  the first batch came after 500 ms
+  E  epoch boundary  400 ms  13%  at 1.1 s: the first batch came after 400 ms;
+                                  persistent_workers=True keeps the workers
+     transfer        100 ms   3%  transfer of ready batches to the main process
 
 Rates (after the start)
   19.2 of at most 25.0 batches/s, 614 samples/s; 20% of the time waiting for batches

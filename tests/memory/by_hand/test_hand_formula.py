@@ -29,7 +29,7 @@ from trainfit.memory.by_hand.hand_formula import (
 )
 from trainfit.memory.by_hand.operators import ATTENTION, PRODUCTS
 from trainfit.memory.explain.explanation import ExplainError, Source
-from trainfit.report.memory.by_hand import by_hand_text
+from trainfit.report.memory.by_hand import by_hand_screen, by_hand_text
 from trainfit.results.memory.by_hand import HandReport
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
@@ -71,7 +71,7 @@ def compared(recording: Recording) -> HandReport:
     assert sum(row.by_hand_bytes or 0 for row in report.rows) == report.by_hand_bytes
     difference = sum(cause.nbytes for cause in report.causes) + report.unexplained_bytes
     assert difference == report.allocated_bytes - report.by_hand_bytes
-    assert len(by_hand_text(report).splitlines()) <= 25
+    assert len(by_hand_screen(report)) <= 25
     return report
 
 
@@ -335,7 +335,7 @@ def test_the_command_shows_it(file: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 25 and max(map(len, lines[1:])) <= 100
-    assert lines[0].endswith("batch size 64)")
+    assert lines[0].startswith("By hand ") and " simulated " in lines[0]
     for words in ("weights", "gradients", "10 to 30% for the rest", "From the hand formula"):
         assert words in done.stdout
 

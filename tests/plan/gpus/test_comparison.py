@@ -21,7 +21,7 @@ from trainfit.plan.steps.batch_scaling import memory_law
 from trainfit.plan.steps.costing import machine_of
 from trainfit.plan.steps.curve import curve_of
 from trainfit.plan.steps.speed import speed
-from trainfit.report.gpus.comparison import comparison_text
+from trainfit.report.gpus.comparison import comparison_screen, comparison_text
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.plan.gpu_comparison import GpuComparison, GpuEstimate
 from trainfit.results.plan.result import Recorded
@@ -295,7 +295,13 @@ def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     for gpu in catalogue():
         assert any(line.startswith(gpu.key) for line in table.splitlines()), gpu.key
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert "cheapest: " in text and "fastest: " in text
+    assert text.startswith("Cheapest and best per USD")
+    short = [line.text for line in comparison_screen(compare_gpus(job, catalogue(), prices))]
+    assert len(short) <= 25 and short[0].startswith("Cheapest and best per USD")
+    shown = [
+        gpu.key for gpu in catalogue() if any(line.startswith(f"{gpu.key} ") for line in short)
+    ]
+    assert len(shown) == 10 and any("36 more GPUs" in line for line in short)
 
 
 def test_gpus_for_a_job(
@@ -324,7 +330,7 @@ def test_gpus_for_a_job(
         (["--for", "missing.json"], "there is no such file"),
         (["--for", "ONE", "--budget", "3"], "add --price FILE"),
         (["--for", "ONE", "--price", "PRICES", "--budget", "3"], "add --samples N"),
-        (["--for", "ONE", "--explain"], "name some"),
+        (["--for", "ONE", "--list"], "--list shows figures"),
         (["--for", "ONE", "--measured", "0.2s"], "expected GPU=TIME"),
         (["--for", "ONE", "--measured", "RTX 9999=0.2s"], "RTX 9999"),
         (["--for", "ONE", "--samples", "0"], "expected a positive integer"),
