@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "trainfit"
 #: Modules of a room at most.
-MOST = 12
+MOST = 20
 ROOMS = sorted(init.parent for init in SOURCE.rglob("__init__.py") if init.parent != SOURCE)
 
 

@@ -84,13 +84,13 @@ def test_every_document_is_one_of_ours() -> None:
 
 def test_commands_print_json() -> None:
     """That their options exist is a test of tests/test_docs.py, for code blocks."""
-    from trainfit.cli.main import parsed
+    from trainfit.cli.command_line.parser import read_words
 
     for _, command, _ in rows(AGENTS, "to find out"):
         import shlex
 
         words = shlex.split(command.strip("`"))
-        assert words[0] == "trainfit" and parsed(words[1:])[1].json
+        assert words[0] == "trainfit" and read_words(words[1:])[1].json
 
 
 def test_exit_codes_are_those_that_are_used() -> None:
@@ -111,8 +111,7 @@ def test_exit_codes_are_those_that_are_used() -> None:
                     for each in ast.walk(value)
                     if isinstance(each, ast.Constant) and type(each.value) is int
                 }
-    # 70 comes with the change that tells trainfit's own faults from the script's.
-    assert named - used <= {70}
+    assert named <= used  # a return in cli may be a count of something else
     assert {0, 1, 2, 130, 141, 143} <= named
 
 
@@ -152,14 +151,14 @@ def test_the_workflow_uses_inputs_and_outputs_that_the_action_has() -> None:
 
 
 def test_the_configuration_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfit.cli.main import parsed
+    from trainfit.cli.command_line.parser import read_words
 
     block = GUIDE.split("## Defaults: trainfit.toml\n\n")[1].split("\nThe nearest")[0]
     (tmp_path / "trainfit.toml").write_text("\n".join(line[4:] for line in block.splitlines()))
     monkeypatch.chdir(tmp_path)
-    found = parsed(["plan", "--", "python", "x.py"])[1]
+    found = read_words(["plan", "--", "python", "x.py"])[1]
     assert (found.gpu, found.headroom, len(found.fail_if)) == ("RTX 4090", 0.1, 2)
-    assert parsed(["pace", "x.py:f"])[1].hz == (15.0, 30.0)
+    assert read_words(["pace", "x.py:f"])[1].hz == (15.0, 30.0)
 
 
 def test_the_adapters_are_those_that_there_are() -> None:

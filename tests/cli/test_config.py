@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from helpers_cli import ROOT, trainfit
-from trainfit.cli.main import parsed
+from trainfit.cli.command_line.parser import read_words
 
 PLAN = ROOT / "tests" / "fixtures" / "results" / "plan-v13.json"
 GIB = 2**30
@@ -20,7 +20,7 @@ GIB = 2**30
 def options(folder: Path, *words: str) -> argparse.Namespace:
     """Those of a command line in the folder."""
     with mock.patch.object(Path, "cwd", lambda: folder):
-        return parsed(words)[1]
+        return read_words(words)[1]
 
 
 def write(folder: Path, text: str, name: str = "trainfit.toml") -> Path:
