@@ -125,7 +125,7 @@ def half(x):
     with torch.autocast("cpu", dtype=torch.bfloat16): return net.first(x)
 
 print(half(torch.ones(2, 4)).sum().item(), dict(counters["stats"]), len(counters["graph_break"]))
-print(sys.argv, sys.path, sys.flags, sys.gettrace())
+print(sys.argv, sys.path, sys.flags, sys.gettrace(), threading.active_count())
 """
 
 

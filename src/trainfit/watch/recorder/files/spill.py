@@ -8,8 +8,10 @@ them; so does a disk that is full, whose file keeps whole rows only.
 
 from __future__ import annotations
 
+import _thread
 import collections
 import contextlib
+import os
 import struct
 import threading
 from collections.abc import Callable
@@ -119,6 +121,32 @@ class Ring:
             self.first_lost = int(row[0])
 
 
+class UnlistedThread:
+    """A daemon thread that :mod:`threading` does not list: scripts count threads, and wait until
+    none but their own are left."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        self._target = target
+        self._over = threading.Event()
+        self._process = self._ident = -1
+
+    def start(self) -> None:
+        self._process = os.getpid()
+        self._ident = _thread.start_new_thread(self._run, ())
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, at most so many seconds; not from within, nor in a forked child, which
+        does not have it."""
+        if self._process == os.getpid() and self._ident != threading.get_ident():
+            self._over.wait(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        finally:
+            self._over.set()
+
+
 class Writer:
     """Calls ``write`` every :data:`INTERVAL_S` in a thread of its own, until it is stopped."""
 
@@ -126,7 +154,7 @@ class Writer:
         self._write = write
         self._stopped = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainfit watch", daemon=True)
+        self._thread = UnlistedThread(self._run)
 
     def start(self) -> None:
         self._thread.start()
@@ -139,8 +167,7 @@ class Writer:
         """Wait for the thread to end; it may be in a write."""
         self._stopped = True
         self._wake.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5.0)
+        self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         while not self._stopped:

@@ -26,7 +26,7 @@ from trainfit.scripts.sample_costs.cost_rules import StackFrame, judge
 from trainfit.scripts.sample_costs.stacks import called_in, fetchers, stack_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import FETCHERS, worker_info
-from trainfit.watch.recorder.files.spill import INTERVAL_S, Ring
+from trainfit.watch.recorder.files.spill import INTERVAL_S, Ring, UnlistedThread
 from trainfit.watch.recorder.patches.guard import in_place_of
 
 #: Seconds between two looks.
@@ -112,7 +112,7 @@ class WorkerSink:
         self._stop = threading.Event()
         # Workers end without Python's atexit; this is what multiprocessing calls.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
-        self._thread = threading.Thread(target=self._run, name="trainfit watch", daemon=True)
+        self._thread = UnlistedThread(self._run)
         self._thread.start()
 
     def _run(self) -> None:
