@@ -87,10 +87,13 @@ class Place:
             out, err = process.communicate(timeout=limit_s)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             out, err = process.communicate()
             code = 124
+        except BaseException:
+            # Its session is its own: Ctrl-C does not reach it.
+            _end(process)
+            raise
         seconds = time.monotonic() - started
         if state.is_file():
             pairs = (pair.partition("=") for pair in state.read_text().split("\0") if pair)
@@ -135,6 +138,11 @@ class Place:
             "GIT_CONFIG_KEY_0": f"url.{ROOT}.insteadOf",
             "GIT_CONFIG_VALUE_0": ADDRESS,
         }
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _git_clone(target: Path) -> None:
