@@ -18,6 +18,7 @@ from trainfit.plan.steps.curve import Curve, batch_sizes, curve_of, knee, satura
 from trainfit.plan.steps.speed import speed
 from trainfit.report.plan.speed import speed_section
 from trainfit.results.format import duration
+from trainfit.results.plan.loading import RunRate
 from trainfit.results.plan.result import HostCpu
 from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
 from trainfit.results.runs.recording import Recording
@@ -132,7 +133,7 @@ SPEED = Speed(
 
 def test_text() -> None:
     assert (
-        speed_section(SPEED)
+        speed_section(SPEED, RunRate(8, 0.085, 94.1, 754.0, "gpu", 0.085, 94.1))
         == """\
 Speed at batch size 8, if the DataLoader keeps up (predicted)
   a step    85 ms, 94.1 samples/s; 90% prediction interval 70 ms to 102 ms
