@@ -148,24 +148,23 @@ def _best(result: GpuComparison) -> list[str]:
     budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
     unit = printable(result.currency) or "unit"
+    most = result.budget if result.budget is not None else math.inf
     per_unit = [
         o
         for o in result.gpus
-        if o.runs
-        and o.samples_per_unit is not None
-        and (o.cost or 0) <= (result.budget or o.cost or 0)
+        if o.runs and o.samples_per_unit is not None and (o.cost or 0.0) <= most
     ]
     best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0).gpu if per_unit else None
     said: dict[str, list[str]] = {}
     for what, name in (
-        (f"cheapest{bounded}", result.cheapest),
+        ("cheapest", result.cheapest),
         (f"best per {unit}", best),
-        (f"fastest{bounded}", result.fastest),
+        ("fastest", result.fastest),
     ):
         if name is not None:
             said.setdefault(name, []).append(what)
     by_name = {estimate.gpu: estimate for estimate in result.gpus}
-    lines = [f"{' and '.join(words)}: {_verdict(by_name[name], result)}" for name, words in
+    lines = [f"{' and '.join(words)}{bounded}: {_verdict(by_name[name], result)}" for name, words in
              said.items()]  # fmt: skip
     return [line[0].upper() + line[1:] for line in lines]
 
