@@ -12,7 +12,7 @@ from rich.text import Text
 
 from trainfit.report.plan.screen import plan_screen
 from trainfit.report.plan.text import plan_text
-from trainfit.report.screen import Line, Style, lines_of
+from trainfit.report.screen import Line, Style, lines_of, plain_text
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.text import columns as screen_columns
 
@@ -49,7 +49,7 @@ def print_lines(shown: Sequence[Line] | str, *, stderr: bool = False) -> None:
     lines = lines_of(shown) if isinstance(shown, str) else shown
     console = make_console(stderr=stderr)
     if not console.is_terminal:
-        print("\n".join(line.text for line in lines), file=console.file, flush=True)
+        print(plain_text(lines), file=console.file, flush=True)
         return
     for line in lines:
         # A command that is too long stays one line when it is copied.

@@ -13,15 +13,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import quote
+from trainfit.plan.sizing.recommendation import rounded
+from trainfit.plan.steps.curve import Curve, saturation_batch, tile_of
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.text import plan_text
 from trainfit.results.format import share, size
+from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES
 from trainfit.results.memory.figures import MemoryFigures
 from trainfit.results.memory.summary import RecordingSummary
 from trainfit.results.plan.configuration import BatchCheck, Configuration
 from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan.speed import StepSpeed
 from trainfit.results.runs.steps import GrowthSource, StepPattern
 from trainfit.results.text import WIDTH, printable
 
@@ -362,3 +367,20 @@ def test_printable_keeps_lines_on_demand() -> None:
     assert printable("a\tb\nc\x1b") == "a\\x09b\\x0ac\\x1b"
     assert printable("a\tb\nc\x1b", lines=True) == "a       b\nc\\x1b"
     assert printable("größe → 界 \u202e\ud800") == "größe → 界 \\u202e\\ud800"
+
+
+def test_multiples_of_8_are_for_tensor_cores_alone() -> None:
+    """A GTX 1650 has none: neither the reason is given, nor a smaller batch for it."""
+    plan = dataclasses.replace(PLAN, gpu_sources={"tensor_flops": NO_TENSOR_CORES})
+    assert "as a multiple of 8" in " ".join(plan_text(PLAN).split())
+    assert "multiple of 8" not in " ".join(plan_text(plan).split())
+    card, other = find_gpu("GTX 1650"), find_gpu("T4")
+    assert card.sources["tensor_flops"] == NO_TENSOR_CORES
+    assert (tile_of(card), tile_of(other)) == (1, 8)
+    assert (rounded(43, tile_of(card)), rounded(43, tile_of(other))) == (43, 40)
+    steps = tuple(
+        StepSpeed(size, 1.0, (0.5, 2.0), 1.0, 0.0, 0.0, "bandwidth", float(min(size, 11)))
+        for size in range(1, 17)
+    )
+    assert saturation_batch(Curve(steps, tile=tile_of(card))) == 11
+    assert saturation_batch(Curve(steps)) == 16

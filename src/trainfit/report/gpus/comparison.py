@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from trainfit.report.screen import Line, ScreenBlock, Style, blank, block, made, screen, shortened
+from trainfit.report.screen import Line, Style, blank, block, made, note_block, screen, shortened
 from trainfit.report.steps.step import step_lines
 from trainfit.report.table import table
 from trainfit.results.format import count, duration, percent, rate, size, times
@@ -30,7 +31,8 @@ def comparison_screen(result: GpuComparison) -> list[Line]:
     """What is cheapest, fastest and best for the money, and the ten best GPUs."""
     best, head = _best(result), _head(result)
     style: Style = "good" if result.fits else "bad"
-    none = "" if result.fits else "The job fits none of these GPUs"
+    fitting = sum(estimate.runs for estimate in result.gpus)
+    none = f"The job fits {fitting or 'none'} of {count(len(result.gpus), 'GPU')}"
     shown = result.gpus[:_ROWS]
     blocks = [
         *(block(text, style=style) for text in (best or [none])),
@@ -45,15 +47,11 @@ def comparison_screen(result: GpuComparison) -> list[Line]:
         blocks.append(block(text, 30, style="quiet"))
     blocks += [
         blank(),
-        *(_note(text, 10 + at) for at, text in enumerate(map(printable, result.notes))),
-        *(_note(text, 40 + at) for at, text in enumerate(_marks(shown))),
+        *(note_block(text, 10 + at) for at, text in enumerate(map(printable, result.notes))),
+        *(note_block(text, 40 + at) for at, text in enumerate(_marks(shown))),
         block(_short_legend(result, shown), 35, style="quiet"),
     ]
     return screen(blocks, "what the columns are, constants, every GPU")
-
-
-def _note(text: str, rank: int) -> ScreenBlock:
-    return made(wrapped(text, "  - ", "    "), rank, notes=1)
 
 
 def _short_legend(result: GpuComparison, shown: Sequence[GpuEstimate]) -> str:
@@ -150,18 +148,23 @@ def _best(result: GpuComparison) -> list[str]:
     budget = f"{result.budget:g} {printable(result.currency)}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
     unit = printable(result.currency) or "unit"
-    per_unit = [o for o in result.gpus if o.runs and o.samples_per_unit is not None]
+    most = result.budget if result.budget is not None else math.inf
+    per_unit = [
+        o
+        for o in result.gpus
+        if o.runs and o.samples_per_unit is not None and (o.cost or 0.0) <= most
+    ]
     best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0).gpu if per_unit else None
     said: dict[str, list[str]] = {}
     for what, name in (
-        (f"cheapest{bounded}", result.cheapest),
+        ("cheapest", result.cheapest),
         (f"best per {unit}", best),
-        (f"fastest{bounded}", result.fastest),
+        ("fastest", result.fastest),
     ):
         if name is not None:
             said.setdefault(name, []).append(what)
     by_name = {estimate.gpu: estimate for estimate in result.gpus}
-    lines = [f"{' and '.join(words)}: {_verdict(by_name[name], result)}" for name, words in
+    lines = [f"{' and '.join(words)}{bounded}: {_verdict(by_name[name], result)}" for name, words in
              said.items()]  # fmt: skip
     return [line[0].upper() + line[1:] for line in lines]
 

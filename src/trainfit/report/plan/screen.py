@@ -17,7 +17,7 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.fixes import fix_lines, fix_title
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines
-from trainfit.report.screen import LINES, Line, ScreenBlock, Style, within
+from trainfit.report.screen import LINES, Line, ScreenBlock, Style, plain_text, within
 from trainfit.results.files.notes import Note
 from trainfit.results.format import count, duration
 from trainfit.results.plan.result import PlanResult
@@ -64,7 +64,7 @@ def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
 
 def screen_text(result: PlanResult) -> str:
     """The same as plain text."""
-    return "\n".join(line.text for line in plan_screen(result))
+    return plain_text(plan_screen(result))
 
 
 def _answer(result: PlanResult, width: int) -> list[ScreenBlock]:
