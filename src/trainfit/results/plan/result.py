@@ -196,6 +196,9 @@ class PlanResult(ResultFile):
         "recommended_step_ms": "time of a step at the recommended batch size",
         "recommended_samples_per_s": "samples a second then, if the DataLoader keeps up",
         "recommended_loader_batches_per_s": "rate of the DataLoader as it is launched",
+        "run_step_ms": "time of a step as launched: of the slower of DataLoader and GPU",
+        "run_samples_per_s": "samples a second as launched, likewise",
+        "run_epoch_s": "time of an epoch as launched, likewise",
     }
 
     command: str
@@ -270,6 +273,8 @@ class PlanResult(ResultFile):
         then = speed.at(best) if speed is not None and best else None
         loading = self.loading
         loader = loading.result if loading is not None else None
+        # Of a run whose DataLoader is not known no rate is.
+        run = self.run if self.run is not None and self.run.limit in ("gpu", "loader") else None
         return {
             **self.now.memory.quantities(),
             "step_ms": speed.now.seconds if speed is not None else None,
@@ -287,4 +292,7 @@ class PlanResult(ResultFile):
                 if loader is not None
                 else None
             ),
+            "run_step_ms": run.step_s if run is not None else None,
+            "run_samples_per_s": run.samples_per_s if run is not None else None,
+            "run_epoch_s": run.epoch_s if run is not None else None,
         }
