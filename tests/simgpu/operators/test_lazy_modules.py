@@ -104,7 +104,12 @@ def peaks(model_of: Callable[[], nn.Module]) -> tuple[int, int]:
 def test_it_trains_in_the_memory_of_the_same_model_with_given_shapes(
     way: Callable[[], nn.Module],
 ) -> None:
-    assert peaks(way) == peaks(lambda: eager().cuda())
+    def given_shapes() -> nn.Module:
+        if way is made_on_a_default_device:  # where temporary tensors are then, too
+            torch.set_default_device("cuda")
+        return eager().cuda()
+
+    assert peaks(way) == peaks(given_shapes)
 
 
 def test_the_objects_stay_so_that_an_optimizer_made_before_trains_them() -> None:
