@@ -14,6 +14,7 @@ import pytest
 from helpers_cli import ROOT, error_line, trainfit
 from helpers_page import FILES, RESULTS
 from trainfit.cli.main import main
+from trainfit.cli.options.saved import report as options
 from trainfit.cli.verbs.saved import report
 from trainfit.cli.verbs.saved.forms import FORMS, Form
 from trainfit.results.files.errors import ResultFileError
@@ -157,6 +158,7 @@ def test_a_binary_form_never_goes_to_a_terminal(
     """No form is binary yet; one that will be is refused on a terminal and written to a pipe."""
     forms = {**FORMS, ".bin": Form(lambda sources: b"\x00\x01", "bytes", binary=True)}
     monkeypatch.setattr(report, "FORMS", forms)
+    monkeypatch.setattr(options, "ENDS", (*options.ENDS, ".bin"))
     monkeypatch.chdir(folder)
 
     class Terminal(io.StringIO):

@@ -86,7 +86,7 @@ def test_cores_that_are_alike_share_a_row() -> None:
 def test_clocks_now_come_from_cpuinfo_where_cpufreq_was_not_asked() -> None:
     """128 policies: reading each clock of an idle CPU takes 10 ms on older kernels."""
     text = screen(recorded(document("server-8gpu")))
-    assert "0-127  uniform  performance  none  2696-3891  2700         3910" in text
+    assert "0-127 uniform performance none 2696-3891 2700 3910" in " ".join(text.split())
 
 
 def test_what_a_virtual_machine_hides_cannot_be_told() -> None:
@@ -105,7 +105,7 @@ def test_32_cores_with_32_largest_clocks_fit_the_screen() -> None:
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "0-15 performance powersave balance_performance 1700-1850 5000-5015 5400-5415" in rows
     assert "16-31 efficiency powersave balance_performance 1860-2010 5016-5031 5416-5431" in rows
-    assert "2 more, exit latency up to 800 µs" in text
+    assert "needs up to 800 µs" in text
     assert "C3 300 µs 900 µs switched off" in rows
 
 
