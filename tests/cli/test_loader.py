@@ -43,7 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_command_is_tuned_and_its_result_shown_again(tmp_path: Path) -> None:
     """All of it but the tuner: its stub says what it was given."""
     done = trainfit(
-        *("loader", "--step-time", "40ms", "--confirm", "1", "--output", "tuned.json"),
+        *("loader", "--explain", "--step-time", "40ms", "--confirm", "1"),
+        *("--output", "tuned.json"),
         *("--", "python", SCRIPTS / "infer.py"),
         cwd=tmp_path,
         PYTHONPATH=STUB,
@@ -54,7 +55,7 @@ def test_a_command_is_tuned_and_its_result_shown_again(tmp_path: Path) -> None:
     assert "a step of the GPU needs 40 ms: given" in said
     assert '"confirm": 1' in said
     assert "infer.py until its first step" in done.stderr and "2 workers" in done.stderr
-    again = trainfit("show", "tuned.json", cwd=tmp_path)
+    again = trainfit("show", "--explain", "tuned.json", cwd=tmp_path)
     assert again.stdout == done.stdout
     document = json_of(trainfit("show", "--json", "tuned.json", cwd=tmp_path))
     assert document["format"] == "trainfit-loader" and document["step_s"] == 0.04
@@ -77,7 +78,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     script = str(SCRIPTS / "train.py")
     words = "--step-time 0.05 --gpu a100-80gb-sxm --probe-time 5 --confirm 0 --max-workers 7"
     more = "--ranks 2 --time-limit 90"
-    assert main(["loader", *words.split(), *more.split(), "--", "python", script]) == 0
+    assert main(["loader", "--explain", *words.split(), *more.split(), "--", "python", script]) == 0
     command, options = asked.pop()
     assert command.name == script
     assert options == LoadingOptions(

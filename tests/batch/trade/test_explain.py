@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.batch.trade.explain import Question, explain
-from trainfit.report.batch.explanation import MOST_LINES, explanation_text
+from trainfit.report.batch.explanation import explanation_screen, explanation_text
+from trainfit.report.screen import LINES, plain_text
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import Interval
 from trainfit.results.batch.step_times import StepTime
@@ -135,7 +136,7 @@ def test_any_question_is_answered_on_one_screen(
     assert BatchExplanation.from_json(found.to_json(), Path("x.json")) == found
     for ascii_only in (True, False):
         with laid_out_for(80):
-            text = explanation_text(found, ascii_only=ascii_only)
-        assert len(text.splitlines()) <= MOST_LINES
+            text = plain_text(explanation_screen(found, ascii_only=ascii_only))
+        assert len(text.splitlines()) <= LINES
         assert max(map(len, text.splitlines())) <= 80
         assert not ascii_only or "█" not in text

@@ -324,7 +324,7 @@ def test_what_is_predicted_is_marked() -> None:
     )
     assert "from the CPU time of batches, not confirmed by a run): 4 workers" in text
     assert "predicted only; other processes disturbed 1 real run: not used" in text
-    assert "(measured while other processes were busy: not used)" in text
+    assert "measured while other processes were busy: not used" in text
     kept = busy_result(recommended=LoaderSettings(1), verdict="keep", without_others=None)
     assert "KEEP the settings (8.33 batches/s, predicted)" in loader_text(kept)
 

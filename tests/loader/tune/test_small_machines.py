@@ -293,7 +293,9 @@ def test_a_file_that_only_a_worker_misses_is_named_with_what_to_do() -> None:
         "the script failed at /home/me/train.py:5 (FileNotFoundError: [Errno 2] No such file or "
         "directory: '/data/0.pt', in DataLoader worker process 0)"
     )
-    assert remedy(outcome, "a traceback").startswith("put '/data/0.pt' there, or give its path in the command")
+    assert remedy(outcome, "a traceback").startswith(
+        "put '/data/0.pt' there, or give its path in the command"
+    )
     other = TraceOutcome("failed", 0, 0.1, message="KeyError: 'a'", location="train.py:9")
     assert what_happened(other) == "the script failed at train.py:9 (KeyError: 'a')"
     assert remedy(other, "a traceback") == "its traceback is below"

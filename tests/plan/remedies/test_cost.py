@@ -145,7 +145,7 @@ REMEDIES = Remedies(
 def test_the_section() -> None:
     text = remedies_section(REMEDIES)
     assert "allocated 8.00 -> 2.00 GiB, reserved 8.00 -> 2.00 GiB" in text
-    assert "largest batch size 20 -> 60; training: the same; FLOPs +30%, bytes moved +20%" in text
+    assert "largest batch 20 -> 60; training: the same; FLOPs +30%, bytes moved +20%" in text
     assert "found: 4 blocks of Layer in encoder" in text
     assert "CHANGES TRAINING: another optimizer" in text
     assert "[accumulate]: DOES NOT FIT" in text

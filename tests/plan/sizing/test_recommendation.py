@@ -228,7 +228,7 @@ def by_trial(start: int, memory: Callable[[int], int], time: Callable[[int], flo
     )
     if not found.recommended:
         return found.recommended
-    bounds = Bounds(rounded(found.recommended), most)
+    bounds = Bounds(rounded(found.recommended, Curve().tile), most)
     assert bounds.most is not None
     known = {batch: measure(batch) for batch in found.tried if batch <= bounds.most}
     known = known or {min(start, bounds.most): measure(min(start, bounds.most))}

@@ -142,12 +142,12 @@ Speed at batch size 8, if the DataLoader keeps up (predicted)
   kernels   matmul 75%, convolution weight gradient 25%
   constants assumed
   an epoch  12 min 34 s
-  batch size      a step   samples/s   limited by
-           1       10 ms         100   launches
-           2       20 ms         100   launches
-           3       30 ms         100   launches; 95% of the best: saturation
-           4       40 ms         100   launches
-           8       80 ms         100   launches
+  batch size  a step  samples/s  limited by
+           1   10 ms        100  launches
+           2   20 ms        100  launches
+           3   30 ms        100  launches; 95% of the best: saturation
+           4   40 ms        100  launches
+           8   80 ms        100  launches
   a \\x1b[2Jnote"""
     )
 

@@ -41,7 +41,8 @@ def install(
 
     def traces(module: ModuleType) -> None:
         with careful(host, module.__name__):
-            module.add("trainfit.watch.recorder")  # what torch.compile leaves alone
+            for ours in ("trainfit.watch.recorder", "trainfit.torch_private"):
+                module.add(ours)  # what torch.compile leaves alone
 
     hooks.append(ImportHook(TRACE_RULES, traces))
     hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
