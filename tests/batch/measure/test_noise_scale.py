@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import trainfit
 from helpers_noise import Known, samples, train
 from trainfit.batch import NoiseScale
+from trainfit.batch.measure import norms
 from trainfit.results.batch.noise import Interval
 
 
@@ -435,7 +436,7 @@ def test_a_failing_hook_does_not_reach_the_training(monkeypatch: pytest.MonkeyPa
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr(torch, "_foreach_norm", broken)
+    monkeypatch.setattr(norms, "foreach_norms", broken)
     result = train(5).result()
     assert result.cannot_tell == "RuntimeError: no kernel"
 

@@ -18,6 +18,7 @@ from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverri
 from trainfit.scripts.watch.dataloader import LoaderTracker
 from trainfit.scripts.watch.sample_scan import elements, repeated, scan_samples
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import workers_of
 
 TEXTS = [torch.ones(length, dtype=torch.long) for length in (5, 3, 9, 1, 7, 2)]
 
@@ -247,3 +248,25 @@ def test_what_a_sample_needs_is_timed_where_it_is_fetched(workers: int) -> None:
     sample_s = tracker.sample_s()
     assert sample_s is not None and sample_s >= 0.01
     assert fetch._MapDatasetFetcher.fetch.__qualname__ == "_MapDatasetFetcher.fetch"
+
+
+def test_loaders_are_shut_down_and_can_be_iterated_again() -> None:
+    tracker, patches = LoaderTracker(), PatchSet()
+    tracker.install(patches)
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            Slow(0.0),
+            2,
+            num_workers=1,
+            persistent_workers=True,
+        )
+        first = iter(loader)
+        next(first)
+        (worker,) = workers_of(first)
+        tracker.shut_down()
+        assert not worker.is_alive()
+        batches = iter(loader)
+        assert batches is not first and len(list(batches)) == len(loader)
+        tracker.shut_down()
+    finally:
+        patches.restore()

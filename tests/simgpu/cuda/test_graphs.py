@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,63 @@ def test_a_released_pool_makes_room_for_others() -> None:
         allocator.malloc(40 * MIB)
     allocator.release_pool(1)
     assert allocator.malloc(40 * MIB).size == 40 * MIB
+
+
+# What others hang on a graph ----------------------------------------------------------------------
+
+
+def test_hooks_run_at_their_moments(sim: Simulation) -> None:
+    ran: list[str] = []
+    graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
+    for moment in ("capture_start", "capture_end", "post_instantiate", "replay_start"):
+        register = getattr(graph, f"register_{moment}_hook")
+        register(lambda _, moment=moment: ran.append(moment))
+    last = graph.register_replay_end_hook(lambda each: ran.append(f"end {each is graph}"))
+    with torch.cuda.graph(graph):
+        torch.zeros(3, device="cuda")
+    assert ran == ["capture_start", "capture_end"]
+    graph.replay()
+    assert ran[2:] == ["post_instantiate", "replay_start", "end True"]
+    last.remove()
+    graph.replay()
+    assert ran[5:] == ["replay_start"]
+
+
+def test_what_a_graph_keeps_goes_with_its_capture(sim: Simulation) -> None:
+    ran: list[str] = []
+    graph: Any = capture(lambda: torch.zeros(3, device="cuda"))
+    graph.retain_object(kept := torch.nn.Linear(1, 1))
+    graph.register_destroy_callback(lambda: ran.append("reset"))
+    held = weakref.ref(kept)
+    del kept
+    assert held() is not None and not ran
+    graph.reset()
+    assert held() is None and ran == ["reset"]
+    graph.register_destroy_callback(lambda: 1 / 0)
+    graph.register_destroy_callback(lambda: ran.append("gone"))
+    del graph
+    gc.collect()
+    assert ran == ["reset", "gone"]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cuda.graphs, "register_graph_replay_end_hook"), reason="since PyTorch 2.14"
+)
+def test_hooks_for_every_graph_end_with_the_simulation() -> None:
+    ran: list[Any] = []
+
+    def broken(graph: Any) -> None:
+        ran.append(graph)
+        raise RuntimeError("its own affair")
+
+    for _ in range(2):
+        with trainfit.simulate("RTX 4090"):
+            graphs: Any = torch.cuda.graphs
+            if not ran:
+                graphs.register_graph_replay_end_hook(broken)
+            graph = capture(lambda: torch.zeros(3, device="cuda"))
+            graph.replay()
+    assert len(ran) == 1
 
 
 # Rules --------------------------------------------------------------------------------------------

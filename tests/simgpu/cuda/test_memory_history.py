@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -82,6 +83,23 @@ def test_actions_can_be_skipped(device: None) -> None:
     torch.cuda.memory._record_memory_history(skip_actions=["free_requested", "segment_alloc"])
     torch.zeros(3, device="cuda")
     assert actions() == ["alloc", "free_completed"]
+
+
+@pytest.mark.skipif(
+    "record_cuda" not in inspect.signature(torch.cuda.memory._record_memory_history).parameters,
+    reason="came with PyTorch 2.14",
+)
+def test_pinned_memory_is_said_not_to_be_recorded() -> None:
+    with trainfit.simulate("RTX 3060 12GB") as simulation:
+        torch.cuda.memory._record_memory_history(record_pinned_host_memory=True, record_cuda=False)
+        torch.zeros(3, device="cuda")
+        snapshot = torch.cuda.memory._snapshot()
+        assert snapshot["device_traces"] == [[]] and snapshot["host_traces"] == []
+        torch.cuda.memory._record_memory_history()
+        torch.zeros(3, device="cuda")
+        assert actions()
+        (said,) = (text for text in simulation.engine.assumptions if "pinned" in text)
+    assert said.startswith("pinned host memory is not in the memory history")
 
 
 def test_state_alone_keeps_no_events_but_stacks_of_what_is_in_use(device: None) -> None:

@@ -62,6 +62,14 @@ def rounded(nbytes: int) -> int:
     return round(nbytes / (64 * 1024))
 
 
+def test_the_group_says_that_it_is_nccls(gpu: Any) -> None:
+    distributed.init_process_group("nccl")
+    group = distributed.distributed_c10d._get_default_group()
+    assert distributed.get_backend() == "nccl"
+    assert isinstance(group._get_backend(torch.device("cuda")), distributed.ProcessGroupNCCL)
+    assert not isinstance(gpu, distributed.ProcessGroupNCCL)
+
+
 def test_ddp_holds_parameters_gradients_state_and_buckets(gpu: Any) -> None:
     distributed.init_process_group("nccl")
     model = nn.parallel.DistributedDataParallel(block().cuda(), device_ids=[0])

@@ -140,6 +140,7 @@ class Surface:
         patches.set(torch.cuda.graphs, "CUDAGraph", vars(torch.cuda)["CUDAGraph"])
         handle = functools.partial(self._graphs.handle, shared=True)
         patches.set(*private.GRAPH_POOL_HANDLE, handle)
+        self._graphs.hooks.install(patches)
         # A stream of the simulation would stay there.
         patches.set(*private.PARALLEL_STREAMS, None)
         patches.set(*private.SCATTER, _Scatter)
@@ -234,8 +235,8 @@ class Surface:
     def _cuda_functions(self) -> dict[str, Any]:
         gpu = self._gpu
 
-        def exchange(index: int) -> int:
-            check_ordinal(index)
+        def exchange(device: int) -> int:
+            check_ordinal(device)
             return 0
 
         def properties(device: Any = None) -> DeviceProperties:
@@ -249,7 +250,7 @@ class Surface:
             "is_available": lambda: True,
             "device_count": lambda: 1,
             "current_device": lambda: 0,
-            "set_device": lambda index: check_ordinal(index),
+            "set_device": lambda device: check_ordinal(device),
             private.EXCHANGE_DEVICE.name: exchange,
             private.MAYBE_EXCHANGE_DEVICE.name: exchange,
             "get_device_name": lambda device=None: properties(device).name,

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.cuda.graph_hooks import GraphHooks, HookedGraph
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.launches.launch_log import KernelLog
 from trainfit.simgpu.recording.recorder import REPLAY, KernelRow
@@ -54,6 +55,8 @@ class Graphs:
         #: stream.
         self._warm_up = 0
         self._beside = False
+        #: For every graph.
+        self.hooks = GraphHooks()
         #: Is a step over because its graph was replayed?
         self.replaying = False
 
@@ -167,10 +170,13 @@ def _nothing() -> None:
 def graph_class(graphs: Graphs) -> type:
     """The class of a simulation's CUDA graphs."""
 
-    class CUDAGraph:
+    class CUDAGraph(HookedGraph):
         """``torch.cuda.CUDAGraph`` on the simulated GPU."""
 
         def __init__(self, keep_graph: bool = False) -> None:
+            super().__init__(graphs.hooks)
+            self._keep_graph = keep_graph
+            self._instantiated = False
             self._capture: _Capture | None = None
             self._release: Any = None
             graphs.await_capture(self)
@@ -184,17 +190,32 @@ def graph_class(graphs: Graphs) -> type:
             self._capture = graphs.begin(self, pool)
             self._release = weakref.finalize(self, graphs.release, self._capture)
             self._release.atexit = False
+            self._run("capture start")
 
         def capture_end(self) -> None:
             graphs.end()
+            self._run("capture end")
+            if not self._keep_graph:
+                self.instantiate()
 
         def instantiate(self) -> None:
             self._captured("instantiate")
+            self._instantiated = True
+            self._run("instantiation")
 
         def replay(self) -> None:
-            graphs.replay(self._captured("replay"))
+            capture = self._captured("replay")
+            if not self._instantiated:
+                self.instantiate()
+            self._run("replay start")
+            try:
+                graphs.replay(capture)
+            finally:
+                self._run("replay end")
 
         def reset(self) -> None:
+            self._let_go()
+            self._instantiated = False
             if self._release is not None:
                 self._release()
             self._capture = self._release = None
@@ -202,13 +223,16 @@ def graph_class(graphs: Graphs) -> type:
         def pool(self) -> Handle:
             return self._captured("pool()").handle
 
+        def pools(self) -> list[Handle]:
+            return [self.pool()]
+
         def register_generator_state(self, generator: Any) -> None:
             """The default generator's tensors stand for all."""
 
         def enable_debug_mode(self) -> None:
             """There is nothing to dump."""
 
-        def debug_dump(self, debug_path: str) -> None:
+        def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
             """There is nothing to dump."""
 
         def _captured(self, name: str) -> _Capture:

@@ -18,8 +18,10 @@ from typing import Any
 from trainfit.simgpu.allocator.blocks import pool_of, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.tensors.tensor import current_engine
 
 _HERE = str(Path(__file__).parents[1])
+_NOT_RECORDED = "pinned host memory is not in the memory history"
 
 #: The events whose entries carry a stack, by the argument ``context``.
 _WITH_STACK = {
@@ -53,14 +55,22 @@ class History:
         compile_context: bool = False,
         global_record_annotations: bool = False,
         skip_actions: Iterable[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
-        """``_cuda_record_memory_history``; stacks are of Python only.
+        """``_cuda_record_memory_history``; stacks are of Python only, memory is the device's only.
+
+        The last two arguments came with PyTorch 2.14.
 
         Raises ``RuntimeError`` for words that PyTorch refuses.
         """
         _require("enabled", enabled, (None, "state", "all"))
         _require("context", context, (None, "state", "alloc", "all"))
         _require("stacks", stacks, ("python", "all"))
+        if enabled and record_pinned_host_memory:
+            current_engine().assume(_NOT_RECORDED)
+        if not record_cuda:
+            return
         kept = () if enabled is None or clear_history else self._events
         # deque takes no longer length than a C ssize_t.
         self._events = deque(kept, maxlen=min(max_entries, sys.maxsize) if max_entries else 1)
@@ -77,11 +87,25 @@ class History:
         record_context: bool = True,
         trace_alloc_max_entries: int = 1,
         trace_alloc_record_context: bool = False,
-        *_: Any,
+        record_context_cpp: bool = False,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: Iterable[str] = (),
+        record_pinned_host_memory: bool = False,
+        record_cuda: bool = True,
     ) -> None:
         """The call with a boolean first, which PyTorch still accepts."""
         context = "alloc" if trace_alloc_record_context else "state" if record_context else None
-        self.configure("all" if enabled else None, context, max_entries=trace_alloc_max_entries)
+        self.configure(
+            "all" if enabled else None,
+            context,
+            max_entries=trace_alloc_max_entries,
+            clear_history=clear_history,
+            skip_actions=skip_actions,
+            record_pinned_host_memory=record_pinned_host_memory,
+            record_cuda=record_cuda,
+        )
 
     def record(self, action: str, address: int, nbytes: int, stream: int) -> None:
         """The allocator did something (:data:`allocator_segments.Tracer`)."""
@@ -116,6 +140,8 @@ class History:
             "device_traces": [[dict(entry) for entry in self._events]],
             "allocator_settings": _settings(self._allocator.settings),
             "external_annotations": [],
+            "host_segments": [],
+            "host_traces": [],
         }
 
     def _stack(self, action: str, address: int) -> list[dict[str, Any]] | None:
