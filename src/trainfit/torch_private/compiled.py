@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import typing
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -50,6 +51,15 @@ def flex_attention() -> ModuleType:
             getattr(module, name)
         permute_strides(module)
     return module
+
+
+def gives_maxima(module: ModuleType) -> bool:
+    """Of :func:`flex_attention`: does it return each row's greatest score, too?
+
+    That came after PyTorch 2.8, with a backward pass that takes ``None`` for a gradient of zeros.
+    """
+    results = typing.get_args(typing.get_type_hints(module.math_attention)["return"])
+    return len(results) > 2
 
 
 def permute_strides(module: ModuleType) -> Callable[..., Any]:

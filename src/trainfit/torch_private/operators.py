@@ -78,14 +78,6 @@ with needed():
     unsafe_view = _aten._unsafe_view
     weight_norm_interface_backward = _aten._weight_norm_interface_backward
 
-try:
-    from torch._library.triton import triton_ops_to_kernels
-except ImportError:  # before 2.9
-    triton_ops_to_kernels = {}
-
-#: The kernels of operators that are Triton's, by the operators' names.
-kernels_of_triton: Any = triton_ops_to_kernels
-
 schema: Callable[[Any], Any] = attribute(OpOverload, "_schema")
 #: ``call_for(operator)(key, *args)`` is what the operator does under a dispatch key.
 call_for: Callable[[Any], Callable[..., Any]] = attribute(OpOverload, "_op_dk")
@@ -94,11 +86,21 @@ short_name: Callable[[Any], str] = attribute(OpOverload, "_opname")
 packet: Callable[[Any], Any] = attribute(OpOverload, "_overloadpacket")
 fake_kernel: Callable[[Any], Any] = attribute(PythonOperator, "_abstract_fn")
 bodies: Callable[[Any], dict[Any, Any]] = attribute(PythonOperator, "_backend_fns")
+_function: Callable[[Any], Any] = attribute(PythonOperator, "_init_fn")
 full_name: Callable[[Any], str] = attribute(PythonOperator, "_qualname")
 try:
     _casts = attribute(PythonOperator, "_autocast_dtype")
 except MissingNameError:  # in older versions: a name for each kind of device
     _casts = attribute(PythonOperator, "_autocast_cuda_dtype")
+
+
+def is_of_triton(operator: Any) -> bool:
+    """Was an operator that is written in Python made by ``torch.library.triton_op``?
+
+    Its function is then its fake kernel, too, inside of what the dispatcher calls; PyTorch 2.8
+    keeps no list of such operators.
+    """
+    return str(_function(operator).__qualname__).startswith(f"{torch.library.triton_op.__name__}.")
 
 
 def casts_itself(operator: Any) -> bool:

@@ -105,7 +105,7 @@ def _body_of(func: Any) -> Callable[..., Any] | None:
     definition = private.python_operators.get(name)
     if definition is None:
         return None
-    if private.fake_kernel(definition) is not None and name not in private.kernels_of_triton:
+    if private.fake_kernel(definition) is not None and not private.is_of_triton(definition):
         return None
     bodies = private.bodies(definition)
     body: Callable[..., Any] | None = bodies.get("cuda") or bodies.get(None)

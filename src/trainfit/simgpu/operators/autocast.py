@@ -44,6 +44,20 @@ class Autocast:
                     library.impl(name.removeprefix("aten::"), kernel, "AutocastCUDA")
         library.impl("_cudnn_rnn", autocast_kernel(self._cast), "AutocastCUDA")
 
+    def in_float32(self, op: Any, *, cast_back: bool) -> Callable[..., Any]:
+        """Of an operator that computes in float32, and may return its first argument's dtype."""
+        kernel = self._float32(op)
+        if not cast_back:
+            return kernel
+
+        def returning(*args: Any, **kwargs: Any) -> Any:
+            result = kernel(*args, **kwargs)
+            if isinstance(result, tuple):
+                return tuple(each.to(args[0].dtype) for each in result)
+            return result.to(args[0].dtype)
+
+        return returning
+
     def clear(self) -> None:
         """Drop the cached weights (the outermost autocast region ended)."""
         self._cache.clear()

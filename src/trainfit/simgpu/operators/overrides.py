@@ -30,8 +30,13 @@ aten = torch.ops.aten
 
 #: Operators with a CUDA kernel in addition to a CompositeImplicitAutograd one: without a kernel
 #: under the CUDA key they would arrive in pieces. Derived from native_functions.yaml; a test
-#: compares this list with the installed PyTorch's.
-WHOLE_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+#: compares this list with the installed PyTorch's. That of RMSNorm was Apple's alone in PyTorch
+#: 2.8, and got a gradient of its own together with CUDA's kernel.
+WHOLE_ON_CUDA = (
+    "silu_backward",
+    "mish_backward",
+    *(["_fused_rms_norm"] if hasattr(aten, "_fused_rms_norm_backward") else []),
+)
 
 
 class Overrides:
@@ -48,7 +53,10 @@ class Overrides:
             for name in WHOLE_ON_CUDA:
                 if _exists(name) and not _has_cuda(name):
                     library.impl(name, _never_reached, "CUDA")
-        define_torchvision_operators()
+            define_torchvision_operators()
+            rules = torchvision_operators.autocast_rules(autocast)
+            if rules is not None:
+                self._libraries.append(rules)
         torchvision_operators.install()
 
     def remove(self) -> None:

@@ -8,6 +8,7 @@ overlaps that suppression downloads to the host.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +18,11 @@ from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import HANDLERS
 from trainfit.simgpu.launches.flops import by_name
 from trainfit.simgpu.launches.rules import Arguments, Kernel, bytes_of, dtype_of, launched_by
+from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.tensors.device import META
 from trainfit.simgpu.tensors.layouts import dense_copy
 from trainfit.simgpu.tensors.tensor import SimulatedTensor, spec_of, wrap
-from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.dispatching import has_kernel, no_dispatch
 from trainfit.torch_private.operators import short_name
 
 aten = torch.ops.aten
@@ -41,6 +43,25 @@ def install() -> None:
         packet = getattr(torch.ops.torchvision, name, None)
         if packet is not None:
             HANDLERS[packet.default] = handler
+
+
+def autocast_rules(autocast: Autocast) -> torch.library.Library | None:
+    """Rules that torchvision's extension has for autocast (csrc/ops/autocast), for simulated
+    tensors; ``None`` where there are none, or torchvision has them in Python (later versions)."""
+    names = [name for name in ("nms", *_POOLING, "deform_conv2d") if _has_cpp_rule(name)]
+    if not names:
+        return None
+    library = torch.library.Library("torchvision", "IMPL")
+    for name in names:
+        operator = getattr(torch.ops.torchvision, name).default
+        kernel = autocast.in_float32(operator, cast_back=name != "nms")
+        library.impl(name, kernel, "AutocastCUDA")
+    return library
+
+
+def _has_cpp_rule(name: str) -> bool:
+    in_python = "torchvision._autograd_registrations" in sys.modules
+    return not in_python and has_kernel(f"torchvision::{name}", "AutocastCUDA")
 
 
 def _empty(engine: Engine, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:

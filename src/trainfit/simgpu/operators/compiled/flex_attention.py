@@ -45,6 +45,11 @@ def _hop() -> Any:
     return compiled.flex_attention()
 
 
+@functools.cache
+def _gives_maxima() -> bool:
+    return compiled.gives_maxima(_hop())
+
+
 def install(patches: PatchSet, compiled: Callable[[], bool]) -> None:
     """Let simulated tensors take this module's way; ``compiled`` tells whether the call would
     be compiled."""
@@ -65,7 +70,7 @@ def install(patches: PatchSet, compiled: Callable[[], bool]) -> None:
             return _Unfused.apply(setting, *operands, *learned)  # type: ignore[no-untyped-call]
         pairs = _pairs(query, key, block_mask)
         out, sums = _Fused.apply(pairs, *operands, *learned)  # type: ignore[no-untyped-call]
-        return out, sums, sums.new_empty(0)
+        return (out, sums, sums.new_empty(0)) if _gives_maxima() else (out, sums)
 
     patches.set(_hop().FlexAttentionHOP, "__call__", call)
 
@@ -109,21 +114,22 @@ class _Unfused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, setting: Any, query: Any, key: Any, value: Any, *learned: Any) -> Any:
         score_mod, block_mask, scale, options = setting
-        out, sums, most = _hop().math_attention(
+        out, *others = _hop().math_attention(
             query, key, value, score_mod, block_mask, scale, options
         )
         out = compiled.permute_strides(_hop())(out, query.stride())
-        ctx.save_for_backward(query, key, value, out, sums, *learned)
+        ctx.save_for_backward(query, key, value, out, others[0], *learned)
         ctx.setting = setting
-        ctx.mark_non_differentiable(sums, most)
-        return out, sums, most
+        ctx.mark_non_differentiable(*others)
+        return out, *others
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         query, key, value, out, sums, *learned = ctx.saved_tensors
         score_mod, block_mask, scale, options = ctx.setting
+        of_sums = None if _gives_maxima() else grads[1]
         found = _hop().sdpa_dense_backward(
-            query, key, value, out, sums, grads[0], None, score_mod, _passed_on, block_mask, scale,
+            query, key, value, out, sums, grads[0], of_sums, score_mod, _passed_on, block_mask, scale,
             options, (), (),
         )  # fmt: skip
         return None, *found[:3], *map(torch.zeros_like, learned)
