@@ -81,7 +81,7 @@ def is_iterator(batches: Any) -> bool:
 
 
 def forget_iterator(loader: Any) -> None:
-    """Let a DataLoader start its persistent workers anew."""
+    """Let a DataLoader restart its persistent workers."""
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None
 

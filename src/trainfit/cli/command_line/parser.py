@@ -1,8 +1,8 @@
 """From words to a verb and its options; what is wrong with them in at most three lines.
 
 argparse stays: fifteen verbs have their options in it, their names are a promise, and
-what it lacked is here in one place. The other libraries (click, cyclopts) would want every option
-written anew, and neither leaves the user's command behind the options alone.
+what it lacked is here in one place. Other libraries (click, cyclopts) would want every option
+rewritten, and neither leaves the user's command behind the options alone.
 """
 
 from __future__ import annotations

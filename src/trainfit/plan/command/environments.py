@@ -246,7 +246,7 @@ def _has_metadata(script: Path) -> bool:
 
 
 def _check_version(call: _Call, folder: Path) -> None:
-    """uv makes an environment anew whose Python is not the one that ``--python`` names."""
+    """uv re-creates an environment whose Python is not the one that ``--python`` names."""
     wanted = call.given.get("python") or call.environment.get("UV_PYTHON", "")
     config = folder / "pyvenv.cfg"
     if not wanted or not config.is_file():
