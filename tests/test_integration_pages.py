@@ -154,7 +154,9 @@ def test_the_configuration_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from trainfit.cli.command_line.parser import read_words
 
     block = GUIDE.split("## Defaults: trainfit.toml\n\n")[1].split("\nThe nearest")[0]
-    (tmp_path / "trainfit.toml").write_text("\n".join(line[4:] for line in block.splitlines()))
+    (tmp_path / "trainfit.toml").write_text(
+        "\n".join(line[4:] for line in block.splitlines() if line.startswith("    "))
+    )
     monkeypatch.chdir(tmp_path)
     found = read_words(["plan", "--", "python", "x.py"])[1]
     assert (found.gpu, found.headroom, len(found.fail_if)) == ("RTX 4090", 0.1, 2)
