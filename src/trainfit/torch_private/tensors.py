@@ -29,6 +29,10 @@ with needed():
     NoTorchFunctionOfSubclasses: Any = torch._C.DisableTorchFunctionSubclass
     #: A context: inference mode or not.
     InferenceMode: Any = torch._C._InferenceMode
+    _no_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+    _keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
+    _AUTOCAST_CUDA: Any = torch._C.DispatchKey.AutocastCUDA
+    _KeySet: Any = torch._C.DispatchKeySet
     #: May a tensor's data become another's?
     has_compatible_type: Callable[..., Any] = torch._has_compatible_shallow_copy_type
 
@@ -42,6 +46,8 @@ attribute(torch.Tensor, "_use_count")
 #: How many hold on to a tensor in C++.
 use_count: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
 
+#: A tensor of a class that keeps its data in others: its sizes and its device are only told.
+MAKE_WRAPPER = place(torch.Tensor, "_make_wrapper_subclass")
 MAKE_SUBCLASS = place(torch.Tensor, "_make_subclass")
 COMPATIBLE_TYPE = place(torch, "_has_compatible_shallow_copy_type")
 PACKAGE_REGISTRY = place(serialization, "_package_registry")
@@ -50,6 +56,26 @@ REBUILD_TENSOR = place(torch._utils, "_rebuild_tensor")
 
 #: What tells a parameter of another class than ``Parameter``.
 PARAMETER_MARK = "_is_param"
+
+
+def computes(kind: type) -> bool:
+    """Has a class a ``__torch_dispatch__`` of its own?"""
+    return kind.__torch_dispatch__ is not _no_dispatch  # type: ignore[attr-defined]
+
+
+_EXTRA_KEYS = "_extra_dispatch_keys"
+
+
+def like_on_cuda(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of :data:`MAKE_WRAPPER` with which autocast sees a tensor on a GPU, wherever C++
+    is told that it is."""
+    keys, given = _KeySet(_AUTOCAST_CUDA), options.get(_EXTRA_KEYS)
+    return options | {_EXTRA_KEYS: keys if given is None else keys | given}
+
+
+def is_like_on_cuda(tensor: torch.Tensor) -> bool:
+    """Was a tensor made with :func:`like_on_cuda`, or is it on a GPU?"""
+    return bool(_keys(tensor).has(_AUTOCAST_CUDA))
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:

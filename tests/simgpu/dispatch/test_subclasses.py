@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 import trainfit
 
@@ -46,6 +47,37 @@ class Coded(nn.Parameter):
 
 class Named(nn.Parameter):
     pass
+
+
+class Held(torch.Tensor):
+    """Keeps its data in another tensor, as torchao's weights do."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, requires_grad: bool = False) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            dtype=inner.dtype,
+            device=inner.device,
+            requires_grad=requires_grad,
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Held, lambda each: each.inner, (args, kwargs or {}))
+        torch.zeros(1, device="cuda")  # what it makes for itself is on the device, too
+        return tree_map_only(torch.Tensor, Held, func(*args, **kwargs))
+
+
+#: Made before a simulation starts.
+_EARLY = Held(torch.ones(8, 8))
 
 
 @pytest.fixture(autouse=True)
@@ -215,3 +247,26 @@ def test_swapped_tensors_stay_on_the_device() -> None:
     one, two = tagged(2).cuda(), torch.zeros(3, device="cuda").as_subclass(WithMeta)
     torch.utils.swap_tensors(one, two)
     assert isinstance(one, WithMeta) and one.shape == (3,) and (one + 1).is_cuda
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_class_that_keeps_its_data_elsewhere_is_where_it_says(
+    simulation: trainfit.Simulation, early: bool
+) -> None:
+    """Autograd asked CUDA for a stream, which ends the process where there is no GPU."""
+    model = nn.Linear(8, 8)
+    model.weight = nn.Parameter(_EARLY if early else Held(torch.ones(8, 8)))
+    assert not model.weight.is_cuda and not model.weight.is_meta
+    model.cuda()
+    assert isinstance(model.weight, Held) and model.weight.inner.is_cuda
+    assert model.weight.is_cuda and model.weight.device == torch.device("cuda", 0)
+    assert not model.weight.is_meta and not model.weight.is_cpu
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = model(torch.zeros(2, 8, device="cuda"))
+    assert out.dtype is torch.bfloat16 and out.is_cuda
+    out.sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.dtype is torch.float32
+    optimizer.step()
+    assert Held(torch.ones(2)).device.type == "cpu"
+    assert Held(torch.ones(2, device="meta")).is_meta

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from trainfit.simgpu.dispatch.devices import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.fork_hooks import in_child
-from trainfit.simgpu.dispatch.subclasses import SUBCLASSES, replace_data
+from trainfit.simgpu.dispatch.subclasses import SUBCLASSES, has_operators, replace_data
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.tensors.device import CUDA
 from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, plain, wrapped
@@ -49,9 +49,11 @@ class DeviceMode(TorchDispatchMode):
         of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
         if of_users or SimulatedTensor in types:
             if len(types) > 1 and wrapped(types):
-                return func(*args, **kwargs)
+                return NotImplemented if has_operators(types) else func(*args, **kwargs)
             run = self._engine.run_plain if of_users else self._engine.run
             return run(func, args, kwargs)
+        if types and has_operators(types):
+            return NotImplemented
         device = kwargs.get("device")
         if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
             result = func(*args, **(kwargs | {"pin_memory": False}))

@@ -8,13 +8,18 @@ supplies.
 
 Nothing of the simulation is kept in these objects, for users replace ``__dict__`` and swap
 tensors: the engine works on a stand-in over the same storage, made for each operator.
+
+A class that keeps its data in other tensors (torchao's, a DTensor) only tells where it is: C++ is
+told "meta", or autograd would ask a GPU that may not be there for its stream, and end the process.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,7 +27,7 @@ import torch
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import handles
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensors.device import CUDA
+from trainfit.simgpu.tensors.device import CUDA, META
 from trainfit.simgpu.tensors.tensor import (
     DeviceTensor,
     SimulatedTensor,
@@ -109,6 +114,53 @@ def alias(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.Tensor:
     return result if kind is None else _over(result._meta, kind)
 
 
+def has_operators(kinds: Iterable[type]) -> bool:
+    """Are those that are not on the device classes of the user's that compute by themselves?
+
+    A mode leaves the operator to them then, and gets what they call.
+    """
+    others = [kind for kind in kinds if not issubclass(kind, DeviceTensor)]
+    return bool(others) and all(map(_computes, others))
+
+
+@functools.cache
+def _computes(kind: type) -> bool:
+    of_torch = kind.__module__.partition(".")[0] == "torch"
+    return not of_torch and private.computes(kind)
+
+
+#: What Python sees of a tensor that tells that it is on the device.
+_SEEN: dict[str, Any] = {"device": CUDA, "is_cuda": True, "is_meta": False, "is_cpu": False}
+
+
+def _make_wrapper(patches: PatchSet) -> Callable[..., torch.Tensor]:
+    """``Tensor._make_wrapper_subclass``, with C++ told "meta" where the device is CUDA's."""
+    original, seen = private.MAKE_WRAPPER.now, set[type]()
+
+    def make(kind: type, *sizes: Any, **options: Any) -> torch.Tensor:
+        device = options.get("device")
+        if device is None or torch.device(device).type != "cuda":
+            return original(kind, *sizes, **options)  # type: ignore[no-any-return]
+        if kind not in seen:
+            seen.add(kind)
+            for name in _SEEN:
+                if getattr(kind, name) is getattr(torch.Tensor, name):
+                    patches.set(kind, name, property(_of_wrapper(name)))
+        options = private.like_on_cuda(options | {"device": META})
+        return original(kind, *sizes, **options)  # type: ignore[no-any-return]
+
+    return make
+
+
+def _of_wrapper(name: str) -> Callable[[torch.Tensor], Any]:
+    inherited = getattr(torch.Tensor, name)
+
+    def get(tensor: torch.Tensor) -> Any:
+        return _SEEN[name] if private.is_like_on_cuda(tensor) else inherited.__get__(tensor)
+
+    return get
+
+
 def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> torch.Tensor:
     """``Parameter.__new__``, whose own test is for the very class ``Tensor``."""
     if cls is torch.nn.Parameter or type(data) is not SimulatedTensor:
@@ -159,5 +211,6 @@ def install(engine: Engine, patches: PatchSet) -> None:
     """Let classes follow their tensors while a simulation runs."""
     engine.replace_data = replace_data
     patches.set(*private.MAKE_SUBCLASS, staticmethod(make_subclass))
+    patches.set(*private.MAKE_WRAPPER, staticmethod(_make_wrapper(patches)))
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))

@@ -15,7 +15,6 @@ import torch
 
 from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
-from trainfit.simgpu.tensors.tensor import DeviceTensor
 from trainfit.torch_private.dispatching import AUTOCAST_CUDA, WithoutKeys, registrations
 from trainfit.torch_private.operators import schema
 from trainfit.torch_private.tensors import is_view
@@ -143,7 +142,8 @@ class Autocast:
 
 def _eligible(value: Any) -> bool:
     return (
-        isinstance(value, DeviceTensor)
+        isinstance(value, torch.Tensor)
+        and value.is_cuda
         and value.dtype.is_floating_point
         and value.dtype is not torch.float64
     )

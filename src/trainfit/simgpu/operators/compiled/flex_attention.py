@@ -129,8 +129,8 @@ class _Unfused(torch.autograd.Function):
         score_mod, block_mask, scale, options = ctx.setting
         of_sums = None if _gives_maxima() else grads[1]
         found = _hop().sdpa_dense_backward(
-            query, key, value, out, sums, grads[0], of_sums, score_mod, _passed_on, block_mask, scale,
-            options, (), (),
+            query, key, value, out, sums, grads[0], of_sums, score_mod, _passed_on, block_mask,
+            scale, options, (), (),
         )  # fmt: skip
         return None, *found[:3], *map(torch.zeros_like, learned)
 
