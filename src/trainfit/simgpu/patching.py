@@ -142,7 +142,10 @@ class PatchSet:
         shown = _copy(value) if isinstance(value, FunctionType) else _function(value)
         if callable(original) and not isinstance(original, type):
             functools.update_wrapper(shown, original)
-        shown.__module__, shown.__qualname__, shown.__name__ = module, qualname, name
+        # Pickle goes by the qualified name; what PyTorch has by another name in C keeps that.
+        shown.__module__, shown.__qualname__ = module, qualname
+        own = None if isinstance(original, type) else getattr(original, "__name__", None)
+        shown.__name__ = own if isinstance(own, str) else name
         for each in (value, shown):
             self._presented[id(each)] = each, original, shown
         return shown

@@ -14,6 +14,8 @@ from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.watch.recorder.patches.guard import Host, careful, in_phase
 from trainfit.watch.recorder.step import phases as ph
 
+#: Where the code of hooks stands.
+_WITH_HOOKS: Final = ("trainfit.watch.recorder", "trainfit.torch_private")
 #: Modules, and what in them writes a checkpoint.
 _SAVERS: Final = (
     ("safetensors.torch", ("save_file", "save_model")),
@@ -41,8 +43,8 @@ def install(
 
     def traces(module: ModuleType) -> None:
         with careful(host, module.__name__):
-            for ours in ("trainfit.watch.recorder", "trainfit.torch_private"):
-                module.add(ours)  # what torch.compile leaves alone
+            for name in _WITH_HOOKS:
+                module.add(name)  # what torch.compile leaves alone
 
     hooks.append(ImportHook(TRACE_RULES, traces))
     hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
