@@ -60,3 +60,11 @@ PARSE_TO = place(torch._C._nn, "_parse_to")
 def default_device_context() -> Any:
     """What ``torch.set_default_device`` has left; ``None``: nothing."""
     return getattr(_default_device, "device_context", None)
+
+
+def set_default_device(device: torch.device | None) -> None:
+    """``torch.set_default_device``, whose ``None`` PyTorch 2.8 leaves where
+    ``torch.get_default_device`` takes it for a context, and fails."""
+    torch.set_default_device(device)
+    if device is None and hasattr(_default_device, "device_context"):
+        del _default_device.device_context

@@ -23,6 +23,7 @@ from trainfit.memory.explain.breakdown import by_kind, by_module
 from trainfit.memory.stream.replay import Stream, replay
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.recording import KINDS, PHASES, Recording
+from trainfit.simgpu.kernels import matmul
 from trainfit.simgpu.session import Simulation
 
 BATCH = 32
@@ -47,6 +48,11 @@ def run_mlp(steps: int = 2, optimizer: str = "Adam", **options: Any) -> Simulati
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     return run_mlp().recording
+
+
+#: cuBLAS's workspaces on an RTX 4090; cuBLASLt in the script's thread has its own where the two
+#: do not share one yet (PyTorch 2.8).
+CUBLAS = [8_519_680, *([] if matmul._shares() else [1 << 20]), 8_519_680]
 
 
 def rounded(recording: Recording, kind: str) -> int:
@@ -81,9 +87,9 @@ def test_workspace_of_the_matrix_products(recording: Recording) -> None:
     """
     models = [recording.strings[model] for model in recording.workspace_model.tolist()]
     owners = recording.workspace_alloc.tolist()
-    assert models == ["cublas_workspace"] * 2 + ["contiguous_copy"] * 4
-    assert recording.alloc_bytes[owners].tolist() == [8_519_680] * 2 + [BATCH * 10 * 4] * 4
-    assert recording.alloc_kind[owners].tolist() == [KINDS.index("workspace")] * 6
+    assert models == ["cublas_workspace"] * len(CUBLAS) + ["contiguous_copy"] * 4
+    assert recording.alloc_bytes[owners].tolist() == CUBLAS + [BATCH * 10 * 4] * 4
+    assert recording.alloc_kind[owners].tolist() == [KINDS.index("workspace")] * len(models)
 
 
 def test_everything_at_the_peak_has_a_kind_and_a_module(recording: Recording) -> None:
@@ -118,7 +124,7 @@ def test_steady_state_is_a_multiple_of_the_parameters(
     steps = np.flatnonzero(recording.events % 4 == 2)
     held = replay(stream).allocated_after[steps]
     assert held[1] == held[2]
-    others = 2 * 8_519_680 + BATCH * 64 * 4 + 512  # cuBLAS, the batch, the loss
+    others = sum(CUBLAS) + BATCH * 64 * 4 + 512  # cuBLAS, the batch, the loss
     assert held[2] - others == times * PARAMETERS
 
 

@@ -137,7 +137,7 @@ def install(engine: Engine, patches: PatchSet) -> None:
     def set_default_tensor_type(kind: Any) -> None:
         dtype = legacy_dtype(kind)
         if dtype is None:
-            torch.set_default_device(None)
+            private.set_default_device(None)
             set_type(kind)
         else:
             torch.set_default_device(CUDA)
@@ -160,4 +160,4 @@ class DefaultDevice:
         """Undo ``torch.set_default_device`` as far as it names the simulated device."""
         context = self._context()
         if context is not self._before and context is not None:
-            torch.set_default_device(None if self._before is None else self._before.device)
+            private.set_default_device(None if self._before is None else self._before.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from trainfit.simgpu.dispatch.engine import Engine
 from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, handles
@@ -141,3 +142,21 @@ def weight_norm_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> A
     with no_dispatch():
         gradients = [torch.empty_like(saved._meta) for saved in args[1:3]]
     return tuple(engine.adopt(gradient) for gradient in gradients)
+
+
+def product(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product that is told its result's dtype (2.8's meta kernel does not take it)."""
+    info = engine.info(func)
+    engine.record(info)
+    left, right, dtype = args[-3:]
+    with no_dispatch():
+        meta = torch.empty((left.shape[0], right.shape[1]), dtype=dtype, device=META)
+    out = engine.adopt(meta)
+    if info.kernel is not None:
+        engine.accounting.attempt(func, info.kernel, engine, args, out)
+    return out
+
+
+if TorchVersion(torch.__version__) < "2.9":  # type: ignore[operator]
+    for _operator in (aten.mm.dtype, aten.addmm.dtype):
+        handles(_operator)(product)
