@@ -120,7 +120,7 @@ def has_operators(kinds: Iterable[type]) -> bool:
     A mode leaves the operator to them then, and gets what they call.
     """
     others = [kind for kind in kinds if not issubclass(kind, DeviceTensor)]
-    return bool(others) and all(map(_computes, others))
+    return bool(others) and all(_computes(kind) for kind in others)
 
 
 @functools.cache
