@@ -15,7 +15,6 @@ told "meta", or autograd would ask a GPU that may not be there for its stream, a
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import types
@@ -120,10 +119,9 @@ def has_operators(kinds: Iterable[type]) -> bool:
     A mode leaves the operator to them then, and gets what they call.
     """
     others = [kind for kind in kinds if not issubclass(kind, DeviceTensor)]
-    return bool(others) and all(map(_computes, others))
+    return bool(others) and all(_computes(kind) for kind in others)
 
 
-@functools.cache
 def _computes(kind: type) -> bool:
     of_torch = kind.__module__.partition(".")[0] == "torch"
     return not of_torch and private.computes(kind)

@@ -157,6 +157,6 @@ def product(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-if TorchVersion(torch.__version__) < "2.9":  # type: ignore[operator]
+if TorchVersion(torch.__version__) < "2.9":
     for _operator in (aten.mm.dtype, aten.addmm.dtype):
         handles(_operator)(product)

@@ -60,8 +60,10 @@ def autocast_rules(autocast: Autocast) -> torch.library.Library | None:
 
 
 def _has_cpp_rule(name: str) -> bool:
-    in_python = "torchvision._autograd_registrations" in sys.modules
-    return not in_python and has_kernel(f"torchvision::{name}", "AutocastCUDA")
+    if "torchvision._autograd_registrations" in sys.modules:
+        return False
+    is_defined = hasattr(torch.ops.torchvision, name)  # not without torchvision
+    return is_defined and has_kernel(f"torchvision::{name}", "AutocastCUDA")
 
 
 def _empty(engine: Engine, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
