@@ -15,7 +15,7 @@ from typing import Final
 from trainfit.results.files.errors import TrainfitError
 from trainfit.version import __version__
 
-#: The oldest that pyproject.toml admits, and the newest that the whole suite has passed on.
+#: The oldest that pyproject.toml admits, and the newest that tests have run on (`make test-newest`).
 OLDEST: Final = "2.8"
 NEWEST: Final = "2.14"
 
