@@ -15,7 +15,7 @@ from typing import Final
 from trainfit.results.files.errors import TrainfitError
 from trainfit.version import __version__
 
-#: The oldest that pyproject.toml admits, and the newest that tests have run on (`make test-newest`).
+#: The oldest that pyproject.toml admits, and the newest that `make test-newest` passes on.
 OLDEST: Final = "2.8"
 NEWEST: Final = "2.14"
 
