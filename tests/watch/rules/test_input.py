@@ -145,6 +145,18 @@ def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None
     assert result.next_command == "trainfit watch -- python train.py"
 
 
+@pytest.mark.parametrize(("threads", "told"), [(8, True), (1, False)])
+def test_cores_that_a_batchs_threads_fill_say_nothing_of_workers(threads: int, told: bool) -> None:
+    """README's script on two cores: 15 batches/s by two threads, 38 by two workers of one each."""
+    none = loader(num_workers=0, prefetch_factor=None, persistent_workers=False)
+    header = {"loaders": none, "threads": {"torch": threads}}
+    machine = {"cores_busy": 8.0, "cores_ours": 7.9}
+    result = judge(run(**SLOW, header=header, machine=machine))
+    found = finding(result, "input_bound")
+    assert ("would not help" not in found.action) is told
+    assert (result.next_command == "trainfit loader -- python train.py") is told
+
+
 @pytest.mark.parametrize("workers", [0, 4])
 def test_nothing_is_said_of_workers_where_other_programs_have_the_cores(workers: int) -> None:
     """Two busy loops on two cores: a worker would have its turns, and on a quiet machine a core."""

@@ -193,12 +193,24 @@ def _without_cores(fetching: Fetching, cause: str) -> _Reason:
         action = "stop them and watch again, or run `trainfit loader`, which tries more workers"
         cause += f"; other programs keep {fetching.others:.1f} of them busy"
         many = many and (fetching.workers or 0) * threads > (usable or 0.0)
+    elif (of_main := _threads_of_main(fetching)) > 1:
+        # Threads that wait for each other keep cores busy, too: a worker may need fewer.
+        action = (
+            f"run `trainfit loader`, which tries workers: each makes batches with one thread, the "
+            f"training with {of_main}"
+        )
+        return _Reason(f"{cause} with the threads of the training", action, "possible")
     else:
         action = f"more {USELESS}; {_less_work(fetching)}"
         many = many and _crowded(fetching.rank, usable or 0.0)
     if many:
         action = f"first limit the {threads} threads in each worker; {action}"
     return _Reason(cause, action, "possible" if fetching.others_press else "likely")
+
+
+def _threads_of_main(fetching: Fetching) -> int:
+    """That libraries have in the process that makes the batches itself; 1 where workers do."""
+    return 1 if fetching.workers else max(fetching.rank.header.threads.values(), default=1)
 
 
 def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
