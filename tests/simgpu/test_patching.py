@@ -154,7 +154,14 @@ def test_a_function_that_calls_itself_is_hooked_each_time(patches: PatchSet) -> 
     assert calls.count == 2
 
 
-def test_functions_of_c_are_replaced_by_their_name(patches: PatchSet) -> None:
+@pytest.fixture
+def own_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own, as in a new process: a recorder that ran in this one, in another test, has hooked
+    it for its life."""
+    monkeypatch.setattr(sys, "exit", inspect.unwrap(sys.exit))
+
+
+def test_functions_of_c_are_replaced_by_their_name(patches: PatchSet, own_exit: None) -> None:
     exit, cpu = sys.exit, torch.Tensor.cpu
     patches.hook(sys, "exit", Calls().make)
     patches.hook(torch.Tensor, "cpu", Calls().make)
@@ -188,7 +195,7 @@ def test_callables_without_a_name_get_one(patches: PatchSet, value: Any) -> None
     assert pickle.loads(pickle.dumps(torch.cuda.device_count)) is torch.cuda.device_count
 
 
-def test_what_is_replaced_can_be_asked_for(patches: PatchSet) -> None:
+def test_what_is_replaced_can_be_asked_for(patches: PatchSet, own_exit: None) -> None:
     exit = sys.exit
     patches.hook(sys, "exit", Calls().make)
     assert patches.replaced == (Replacement(sys, "exit", exit),)
