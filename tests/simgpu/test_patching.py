@@ -156,8 +156,7 @@ def test_a_function_that_calls_itself_is_hooked_each_time(patches: PatchSet) -> 
 
 @pytest.fixture
 def own_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's own, as in a new process: a recorder that ran in this one, in another test, has hooked
-    it for its life."""
+    """Python's own: a recorder that another test ran in this process has hooked it for good."""
     monkeypatch.setattr(sys, "exit", inspect.unwrap(sys.exit))
 
 
