@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -21,7 +22,10 @@ def new_folder(script: str, pid: int | None = None) -> Path:
     created. ``script`` is a path, or empty in a notebook."""
     name = Path(script).stem or "notebook"
     moment = time.strftime("%Y%m%d-%H%M%S")
-    return state_folder() / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
+    first = state_folder() / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
+    # A process may begin a second training within the second.
+    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([first], others) if not os.path.lexists(each))
 
 
 def why_unwritable(folder: Path) -> str:
