@@ -9,7 +9,6 @@ from typing import Final
 from trainfit.results.format import rate
 from trainfit.results.loader.result import BUSY
 from trainfit.results.plan.configuration import BatchLimits, Configuration
-from trainfit.results.plan.loading import rate_of
 from trainfit.results.plan.result import PlanResult
 
 #: By how much the GPU must be faster: a loader's rate is good to some percent.
@@ -55,7 +54,7 @@ def _given(plan: PlanResult) -> float | None:
     found = plan.loading.result if plan.loading is not None else None
     if found is None or not found.probe.batch_size:
         return None
-    batches = rate_of(found, found.recommended)
+    batches = found.rate(found.recommended)
     return batches * found.probe.batch_size if batches else None
 
 

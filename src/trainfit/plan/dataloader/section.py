@@ -25,7 +25,7 @@ from trainfit.results.files.notes import complete
 from trainfit.results.format import duration
 from trainfit.results.loader.result import LoaderResult
 from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import Bottleneck, DataLoading, rate_of
+from trainfit.results.plan.loading import Bottleneck, DataLoading
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.run_rate import KEEPS_UP
 from trainfit.results.runs.loading import Consumer
@@ -127,7 +127,7 @@ def predicted_step(plan: PlanResult) -> Consumer | None:
 
 def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
     """Which part makes the other wait with the recommended settings, and by how much."""
-    rate = rate_of(found, found.recommended)
+    rate = found.rate(found.recommended)
     if found.step_s <= 0 or not rate:
         return "unknown", None
     ratio = 1 / found.step_s / rate

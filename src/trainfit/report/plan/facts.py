@@ -139,7 +139,8 @@ def _step(result: PlanResult) -> str:
         text = f"batch size {now.batch_size}: {text}; {now.recommended_batch}: {_time(best)}"
         if best.bound != speed.now.bound:
             text += f", limited by {_BOUNDS[best.bound]}"
-    return text + epoch_text(result)
+    epoch = epoch_text(result)
+    return f"{text}; epoch {epoch}" if epoch else text
 
 
 def epoch_text(result: PlanResult) -> str:
@@ -148,7 +149,7 @@ def epoch_text(result: PlanResult) -> str:
     if run is None or run.epoch_s is None:
         return ""
     of = {"loader": " (by the DataLoader)", "gpu": ""}.get(run.limit, " (by the GPU alone)")
-    return f"; epoch {'at least ' if run.is_bound else ''}{duration(run.epoch_s)}{of}"
+    return f"{'at least ' if run.is_bound else ''}{duration(run.epoch_s)}{of}"
 
 
 def _time(step: StepSpeed) -> str:

@@ -74,8 +74,3 @@ class DataLoading:
         if self.input_at_most is None and found.measured(self.launched or found.recommended):
             return "measured"
         return "busy" if found.was_busy else "predicted"
-
-
-def rate_of(found: LoaderResult, settings: LoaderSettings) -> float | None:
-    """Batches per second of the loader with the GPU: measured where it was, else predicted."""
-    return found.rate(settings)

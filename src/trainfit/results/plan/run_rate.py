@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import DataLoading, RunRate, rate_of
+from trainfit.results.plan.loading import DataLoading, RunRate
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.plan.speed import StepSpeed
 
@@ -41,7 +41,7 @@ def run_rate(plan: PlanResult) -> RunRate | None:
         return dataclasses.replace(gpu, limit="gpu only") if feeds or loading is not None else gpu
     settings = loading.launched or loading.result.recommended
     there = _is_of_another(plan)
-    batches = loading.input_at_most if there else rate_of(loading.result, settings)
+    batches = loading.input_at_most if there else loading.result.rate(settings)
     if not batches:
         return dataclasses.replace(gpu, limit="unknown")
     seconds = _loader_step_s(plan, loading, settings, step, batches)

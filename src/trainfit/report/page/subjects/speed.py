@@ -64,7 +64,7 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
         ("CPU, launching them", duration(now.host_s)),
         ("copies host ↔ GPU", duration(now.copies_s) if now.copies_s else ""),
         ("MFU", percent(speed.mfu, decimals=1) if speed.mfu is not None else ""),
-        ("epoch", epoch_text(result).removeprefix("; epoch ")),
+        ("epoch", epoch_text(result)),
     )  # fmt: skip
     answer = f"A step needs {duration(now.seconds)} (predicted), limited by {BOUNDS[now.bound]}."
     run = run_rate(result)
