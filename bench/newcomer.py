@@ -12,7 +12,7 @@ repository's HEAD, make the environment and install. Then
   (or 70) and at most three lines, the script's own output not counted.
 
 An hour, for the most part installations and the guides' real runs. ``--quick``: README alone, and
-no busy loops. The machine should have nothing else to do.
+no busy loops. ``--part``: one of the three only. The times want a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Final
 import _bad_commands
 from _bench import Figure, finish
 from _walk import Outcome, Walk, pages
-from _walk_place import ADDRESS, Place
+from _walk_place import ADDRESS, INSTALLS, Place
 
 ACT: Final = (
     "python examples/act/train.py --dataset=data/act-example '--batch_size={batch_size:8}' "
@@ -41,6 +41,7 @@ ACT: Final = (
 FIRST_ANSWER_S: Final = 15.0
 PLAN_S: Final = 90.0
 LINES: Final = 3
+PARTS: Final = ("documented", "times", "bad")
 #: Around what the script itself printed, in an error message.
 _OWN_OUTPUT: Final = re.compile(r"--- the script's own output ---.*?(--- end|\Z)", re.DOTALL)
 _ANSWER: Final = re.compile(r"trainfit: first answer: (.*)")
@@ -53,6 +54,7 @@ class Newcomer:
     torch: str
     walk: Walk
     quick: bool
+    parts: frozenset[str]
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -61,15 +63,20 @@ class Newcomer:
 
     def figures(self) -> list[Figure]:
         """All that is measured, in the order in which a user meets it."""
-        found = [*self._documented()]
+        found = [*self._documented()] if "documented" in self.parts else []
+        if not found and self.place.lent is None:
+            self.walk.wanted = lambda text: INSTALLS.match(text) is not None
+            for outcome in self.walk.page("README.md"):
+                print(outcome.row, file=sys.stderr, flush=True)
         self._must(". .venv/bin/activate")
         if self.place.lent is None:
             self._must("pip install '.[example]'")
         self._must("python examples/act/make_dataset.py --out data/act-example")
-        found += self._times("quiet", 0)
-        if not self.quick:
-            found += self._times("two busy loops", 2)
-        return [*found, self._bad_commands()]
+        if "times" in self.parts:
+            found += self._times("quiet", 0)
+            if not self.quick:
+                found += self._times("two busy loops", 2)
+        return [*found, self._bad_commands()] if "bad" in self.parts else found
 
     def _documented(self) -> Iterator[Figure]:
         outcomes: list[Outcome] = []
@@ -181,7 +188,9 @@ def newcomer(torch: str, folder: Path, options: argparse.Namespace) -> Newcomer:
         limits = folder / "constraints.txt"
         limits.write_text(f"torch=={torch}.*\n")
         place.run(f"export PIP_CONSTRAINT={limits}")
-    return Newcomer(torch, Walk(place, exact=False), options.quick)
+    return Newcomer(
+        torch, Walk(place, exact=False), options.quick, frozenset(options.part or PARTS)
+    )
 
 
 def main() -> int:
@@ -196,10 +205,12 @@ def main() -> int:
     parser.add_argument("--python", default="python3", help="makes the environments")
     packages = "install nothing: the packages of this Python, whose PyTorch --torch names"
     parser.add_argument("--lend", type=Path, metavar="PYTHON", help=packages)
+    part = "only this: the documented commands, ACT's times, the bad lines; repeat for several"
+    parser.add_argument("--part", action="append", choices=PARTS, help=part)
     options = parser.parse_args()
     figures: list[Figure] = []
     details: dict[str, Any] = {}
-    if not options.quick and options.lend is None:
+    if not options.quick and options.part is None and options.lend is None:
         figures.append(make_plan(options.python))
     for torch in options.torch or ["2.8", "newest"]:
         folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
