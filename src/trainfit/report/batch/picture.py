@@ -18,9 +18,7 @@ _ROWS: Final = 6
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
-def goodput_picture(
-    curve: GoodputCurve, before: int, after: int, ascii_only: bool = False
-) -> list[str]:
+def goodput_picture(curve: GoodputCurve, before: int, after: int) -> list[str]:
     """Time to the same loss, as a multiple of the best point's."""
     rows = _chosen(curve, before, after)
     best = curve.best_point
@@ -34,7 +32,7 @@ def goodput_picture(
     for point, split, time in zip(rows, splits, times, strict=True):
         mark = _mark(point, best, before, after)
         split = split if is_split else ""
-        bar = _bar(time / most, ascii_only, _BAR - width)
+        bar = _bar(time / most, _BAR - width)
         lines.append(
             f"  {point.step.batch_size:>7}  {split:<{width}}{duration(point.step.seconds):>9}  "
             f"{bar} {_times(time)}{mark}"
@@ -82,7 +80,7 @@ def _mark(point: GoodputPoint, best: GoodputPoint, before: int, after: int) -> s
     return f"  {', '.join(words)}" if words else ""
 
 
-def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = False) -> list[str]:
+def steps_picture(noise: Interval, before: int, after: int) -> list[str]:
     """Steps to the same loss by batch size, compared with the current one."""
     value = noise.value if noise.value else noise.low
     if not value:
@@ -93,7 +91,7 @@ def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = F
     for size, factor in zip(sizes, steps, strict=True):
         mark = "  now" if size == before else "  asked" if size == after else ""
         samples = factor * size / before
-        bar = _bar(factor / max(steps), ascii_only, _BAR)
+        bar = _bar(factor / max(steps), _BAR)
         lines.append(
             f"  {size:>7}  {bar} {_number(factor)} × steps, {_number(samples)} × samples{mark}"
         )
@@ -113,9 +111,7 @@ def sizes_around(before: int, after: int) -> Sequence[int]:
     return sorted(found)[: _ROWS + 1]
 
 
-def _bar(share: float, ascii_only: bool, width: int) -> str:
-    if ascii_only:
-        return ("#" * max(1, round(width * share))).ljust(width)
+def _bar(share: float, width: int) -> str:
     eighths = max(1, round(8 * width * share))
     bar = "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
     return bar.ljust(width)
