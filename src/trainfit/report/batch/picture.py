@@ -10,10 +10,15 @@ from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
 from trainfit.results.batch.noise import Interval, samples_text
 from trainfit.results.batch.step_times import StepTime
 from trainfit.results.format import duration
+from trainfit.results.text import columns
 
+#: Columns of the longest bar on a screen of 80, and at least.
 _BAR: Final = 26
+_LEAST_BAR: Final = 2
+_SCREEN: Final = 80
 _SPLIT: Final = "micro×accum.×GPUs"
-_TIME: Final = "time to the same loss ÷ the fastest's"
+_TIME: Final = ("time to the same loss ÷ the fastest's", "time ÷ the fastest's")
+_SAME: Final = " to the same loss"
 _ROWS: Final = 6
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
@@ -28,11 +33,12 @@ def goodput_picture(curve: GoodputCurve, before: int, after: int) -> list[str]:
     splits = [_split(point.step) for point in rows]
     is_split = any(point.step.micro_batch != point.step.batch_size for point in rows)
     width = max(map(len, (*splits, _SPLIT))) if is_split else 0
-    lines = [f"  {'batch':>7}  {_SPLIT if is_split else '':<{width}}{'step':>9}  {_TIME}"]
+    head = f"  {'batch':>7}  {_SPLIT if is_split else '':<{width}}{'step':>9}  "
+    lines = [_fitting(*(head + each for each in _TIME))]
     for point, split, time in zip(rows, splits, times, strict=True):
         mark = _mark(point, best, before, after)
         split = split if is_split else ""
-        bar = _bar(time / most, _BAR - width)
+        bar = _bar(time / most, _room(width))
         lines.append(
             f"  {point.step.batch_size:>7}  {split:<{width}}{duration(point.step.seconds):>9}  "
             f"{bar} {_times(time)}{mark}"
@@ -85,13 +91,14 @@ def steps_picture(noise: Interval, before: int, after: int) -> list[str]:
     value = noise.value if noise.value else noise.low
     if not value:
         return []
-    lines = [f"  {'batch':>7}  steps (bar) and samples to the same loss ÷ those of {before}"]
+    said = (f"steps (bar) and samples{each} ÷ those of {before}" for each in (_SAME, ""))
+    lines = [_fitting(*(f"  {'batch':>7}  {each}" for each in said))]
     sizes = sizes_around(before, after)
     steps = [(1 + value / size) / (1 + value / before) for size in sizes]
     for size, factor in zip(sizes, steps, strict=True):
         mark = "  now" if size == before else "  asked" if size == after else ""
         samples = factor * size / before
-        bar = _bar(factor / max(steps), _BAR)
+        bar = _bar(factor / max(steps), _room())
         lines.append(
             f"  {size:>7}  {bar} {_number(factor)} × steps, {_number(samples)} × samples{mark}"
         )
@@ -109,6 +116,15 @@ def sizes_around(before: int, after: int) -> Sequence[int]:
         found.add(size)
         size *= factor
     return sorted(found)[: _ROWS + 1]
+
+
+def _room(taken: int = 0) -> int:
+    """Columns of the longest bar."""
+    return max(_LEAST_BAR, _BAR - taken - max(0, _SCREEN - columns()))
+
+
+def _fitting(long: str, short: str) -> str:
+    return long if len(long) <= columns() else short
 
 
 def _bar(share: float, width: int) -> str:

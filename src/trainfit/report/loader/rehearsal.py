@@ -156,7 +156,7 @@ def _curve(result: Rehearsal) -> str:
         f"(busy share of each {duration(window)})"
     )
     heights, column_s = _columns(result.timeline, overall.seconds)
-    lines = [head, *_rows(heights), _axis(len(heights), column_s)]
+    lines = [wrapped(head, "", "  "), *_rows(heights), _axis(len(heights), column_s)]
     marks = _marks(result.dips, len(heights), column_s)
     lines += [_MARGIN.format("") + " " + marks] if marks.strip() else []
     mean = f"  mean {percent(overall.busy_share)}"
