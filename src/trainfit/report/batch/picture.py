@@ -14,7 +14,7 @@ from trainfit.results.text import columns
 
 #: Columns of the longest bar on a screen of 80, and at least.
 _BAR: Final = 26
-_LEAST_BAR: Final = 2
+_LEAST_BAR: Final = 1
 _SCREEN: Final = 80
 _SPLIT: Final = "micro×accum.×GPUs"
 _TIME: Final = ("time to the same loss ÷ the fastest's", "time ÷ the fastest's")
@@ -39,10 +39,11 @@ def goodput_picture(curve: GoodputCurve, before: int, after: int) -> list[str]:
         mark = _mark(point, best, before, after)
         split = split if is_split else ""
         bar = _bar(time / most, _room(width))
-        lines.append(
+        row = (
             f"  {point.step.batch_size:>7}  {split:<{width}}{duration(point.step.seconds):>9}  "
-            f"{bar} {_times(time)}{mark}"
+            f"{bar} {_times(time)}"
         )
+        lines.append(_fitting(row + mark, row + mark[1:]))
     return lines
 
 
