@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,40 @@ def test_zsh_reads_it(tmp_path: Path) -> None:
     )
     done = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "_shtab_trainfit", done.stderr
+
+
+@pytest.mark.parametrize("typed", ["pl", "plan --step-t", "gpus rtx-409", "show res"])
+def test_what_zsh_completes(typed: str, tmp_path: Path) -> None:
+    """Its completion works within its line editor alone: the key is pressed in a terminal."""
+    if shutil.which("zsh") is None:
+        pytest.skip("no zsh here")
+    (tmp_path / "result.json").touch()
+    (tmp_path / "completion").write_text(trainfit("completion", "zsh", cwd=tmp_path).stdout)
+    ours, its = pty.openpty()
+    shell = subprocess.Popen(
+        ["zsh", "-f", "-i"], stdin=its, stdout=its, stderr=its, cwd=tmp_path,
+        env={**os.environ, "TERM": "dumb"}, start_new_session=True,
+    )  # fmt: skip
+    os.close(its)
+    try:
+        setup = 'autoload -U compinit; compinit -u -D; eval "$(cat completion)"; print RE""ADY'
+        os.write(ours, f"stty cols 200; {setup}\n".encode())
+        _read_until(ours, "\nREADY")
+        os.write(ours, f"trainfit {typed}\t".encode())
+        *words, _ = ["", *typed.split()]
+        _read_until(ours, " ".join(["trainfit", *words[1:], f"{_TYPED[typed]} "]))
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+
+
+def _read_until(terminal: int, wanted: str) -> None:
+    """Fails after a minute without it."""
+    text, end = "", time.monotonic() + 60
+    while wanted not in text:
+        assert select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0], text
+        text += os.read(terminal, 65536).decode(errors="replace").replace("\r", "")
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from helpers_cli import ROOT, SCRIPTS, json_of, trainfit
 from trainfit.cli.automation.fail_if import condition
-from trainfit.cli.common import UsageError
 from trainfit.results.machine.pace import PaceResult
 from trainfit.results.plan.result import PlanResult
 from trainfit.results.watch.result import WatchResult
@@ -54,9 +54,9 @@ def test_a_quantity_has_the_unit_of_its_name(text: str, limit: float) -> None:
     ],
 )
 def test_a_condition_that_means_nothing_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
         condition(PlanResult, text)
-    assert repr(text) in str(caught.value) and said in str(caught.value)
+    assert str(caught.value).startswith(f"{text!r}: ") and said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -79,6 +79,17 @@ def test_a_stored_result_is_judged(text: str, code: int, said: str, tmp_path: Pa
     assert (said in done.stderr) if said else not done.stderr
     if code < 2:
         assert json_of(done)["format"] == "trainfit-plan"
+
+
+def test_both_ways_to_refuse_a_condition_name_the_option_once(tmp_path: Path) -> None:
+    """A plan's are checked with the options, those of `show` when the kind of result is known."""
+    words = ("--fail-if", "devise > 1GiB")
+    early = trainfit("plan", *words, "--", "python", "x.py", cwd=tmp_path)
+    late = trainfit("show", PLAN, *words, cwd=tmp_path)
+    for done in (early, late):
+        assert done.returncode == 2
+        assert done.stderr.count("--fail-if") == 1
+        assert "--fail-if: 'devise" in done.stderr or "--fail-if 'devise" in done.stderr
 
 
 def test_every_condition_is_looked_at(tmp_path: Path) -> None:

@@ -60,6 +60,25 @@ def test_watch_runs_a_python_without_torch_as_it_is(bare: Path, tmp_path: Path) 
     assert "has no torch: it runs as it is, with nothing to record" in done.stderr
 
 
+@pytest.mark.parametrize("before", [(), ("nice", "-n", "5"), ("env", "A=1")])
+@pytest.mark.parametrize("python", ["python", "train.py"])
+def test_watch_looks_at_the_python_of_a_manager(
+    before: tuple[str, ...], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv's own way to say it is kept: the manager is started, with the words as they were typed."""
+    environment_without_torch(tmp_path / ".venv")
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    (tmp_path / "train.py").write_text("")
+    uv = tool(tmp_path / "bin" / "uv", "ran")
+    monkeypatch.setenv("PATH", f"{uv.parent}:/usr/bin:/bin")
+    command = ("uv", "run", *dict.fromkeys((python, "train.py")))
+    done = trainfit("watch", "--quiet", "--", *before, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/.venv/bin/python (Python 3." in done.stderr
+    assert "has no torch: it runs as it is, with nothing to record" in done.stderr
+    assert calls(uv) == [" ".join(command[1:])]
+
+
 def test_plain_python_gives_way_in_every_verb(bare: Path, tmp_path: Path) -> None:
     said = f"has no torch: trainfit's own Python ({sys.executable}) runs the command; activate"
     words = (*VERBS["simulate"], "--json", "--", "python", SCRIPT)

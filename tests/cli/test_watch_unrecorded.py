@@ -3,16 +3,22 @@ verb reads."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pty
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import trainfit as package
-from helpers_cli import trainfit
+from helpers_cli import environment, trainfit
 from helpers_watch import run
+from trainfit.cli import live_view
+from trainfit.cli.main import main
+from trainfit.cli.verbs import watch
 from trainfit.cli.verbs.watched.next_command import accepted
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
@@ -117,3 +123,83 @@ def test_only_what_its_verb_accepts_is_proposed(
         assert result.next_command == "" and result.findings == judged.findings
         assert result.notes[0].startswith(f"next would be `trainfit {verb}`, which needs")
         assert reason in result.notes[0]
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(7)", "os.kill(os.getpid(), 9)", ""])
+@pytest.mark.parametrize("fault", [KeyError("ours"), KeyboardInterrupt(), BrokenPipeError()])
+def test_what_fails_after_the_command_does_not_take_its_exit_code(
+    fault: BaseException,
+    ends: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fails(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(watch, "judge", fails)
+    monkeypatch.setattr(watch.os, "dup2", lambda *_: None)  # pytest reads what we print
+    code = main(["watch", "--", sys.executable, "-c", f"import os, sys; print('ran'); {ends}"])
+    printed = capfd.readouterr()
+    assert printed.out == "ran\n"
+    assert code == {"sys.exit(7)": 7, "": 0}.get(ends, 137)
+    lines = printed.err.splitlines()
+    assert len(lines) == (0 if isinstance(fault, BrokenPipeError) else 1), printed.err
+    if isinstance(fault, KeyError):
+        assert "internal error: KeyError: 'ours' at " in lines[0]
+        (kept,) = (tmp_path / "trainfit" / "errors").iterdir()
+        assert lines[0].endswith(f"with {kept}")
+
+
+def test_a_view_that_fails_leaves_the_command_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(live_view, "LINE_S", 0.0)
+    monkeypatch.setattr(watch, "tail_run", fails)
+    words = "import sys, time; time.sleep(1); print('to the end'); sys.exit(3)"
+    assert main(["watch", "--", sys.executable, "-c", words]) == 3
+    printed = capfd.readouterr()
+    assert printed.out == "to the end\n"
+    assert printed.err.count("internal error: KeyError: 'ours'") == 1
+
+
+def test_a_drawn_view_that_fails_leaves_the_command_its_terminal(tmp_path: Path) -> None:
+    """More than a pseudo-terminal holds is printed after the view has failed."""
+    program = (
+        "import sys\n"
+        "from trainfit.cli import live_view\n"
+        "from trainfit.cli.main import main\n"
+        "live_view.DRAWN_S = 0.0\n"
+        "live_view.live_view = None\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "ours.py").write_text(program)
+    (tmp_path / "train.py").write_text(
+        "import sys, time\ntime.sleep(1)\nfor n in range(20000): print('line', n)\nsys.exit(5)\n"
+    )
+    code, text = _in_a_terminal(
+        [sys.executable, "ours.py", "watch", "--", sys.executable, "train.py"], tmp_path
+    )
+    assert code == 5 and "line 19999" in text, text[-500:]
+    assert text.count("internal error: ") == 1
+
+
+def _in_a_terminal(words: list[str], folder: Path) -> tuple[int, str]:
+    """The exit code of a command with a terminal of its own, and what it showed."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        words, stdin=its, stdout=its, stderr=its, cwd=folder, start_new_session=True,
+        env=environment(XDG_STATE_HOME=str(folder), PYTHONUTF8="1"),
+    )  # fmt: skip
+    os.close(its)
+    text = b""
+    with contextlib.suppress(OSError):  # nobody has the other end any more
+        while data := os.read(ours, 65536):
+            text += data
+    os.close(ours)
+    return process.wait(60), text.decode()

@@ -93,6 +93,23 @@ class Terminal:
                 console.print(Text.from_ansi(self._unfinished))
         return code
 
+    def copy(self, running: Running) -> int:
+        """Print what the command prints as it is, until it ends; returns its exit code."""
+        sys.stdout.write(self._unfinished)
+        sys.stdout.flush()
+        while (code := running.poll()) is None:
+            self._copied(0.1)
+        while self._copied(0.0):
+            pass
+        return code
+
+    def _copied(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(OSError):  # nobody has the other end, or ours is gone
+            return bool(os.write(sys.stdout.fileno(), os.read(self._ours, 65536)))
+        return False
+
     def close(self) -> None:
         os.close(self._ours)
         os.close(self.output)

@@ -68,7 +68,7 @@ def screen(blocks: Iterable[ScreenBlock], more: str, noun: str = "note") -> list
             del kept[-1]
             left = LINES - 1 - sum(len(block.lines) for block in kept)
             continue
-        cut = Line(clipped(f"{lines[-3].text} …"), lines[-3].style)
+        cut = Line(cut_short(lines[-3].text), lines[-3].style)
         kept[longest] = dataclasses.replace(kept[longest], lines=(*lines[:-3], cut))
         left += 2
     # A blank line at an end, or next to another, is left over from a block that is gone.
@@ -79,7 +79,16 @@ def screen(blocks: Iterable[ScreenBlock], more: str, noun: str = "note") -> list
     while shown and not shown[-1].text:
         shown.pop()
     said = f"{count(hidden, f'more {noun}')}, {more}" if hidden else more
-    return [*shown, Line(f"{said[0].upper()}{said[1:]}: --explain", "quiet")]
+    return [*shown, Line(_more(f"{said[0].upper()}{said[1:]}"), "quiet")]
+
+
+def _more(said: str) -> str:
+    """The last line; of a list that has no room the first are named."""
+    line, end = f"{said}: --explain", ""
+    while len(line) > columns() and "," in said:
+        said, end = said.rpartition(",")[0], ", …"
+        line = f"{said}{end}: --explain"
+    return line
 
 
 def block(
@@ -129,11 +138,17 @@ def clipped(line: str, width: int | None = None) -> str:
     return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
+def cut_short(line: str, width: int | None = None) -> str:
+    """A line whose text goes on, with an ellipsis behind whole words: no path is cut."""
+    most = width or columns()
+    while len(line) + 2 > most and " " in line.strip():
+        line = line.rstrip().rpartition(" ")[0].rstrip()
+    return f"{line} …"
+
+
 def shortened(text: str, most: int, first: str = "", rest: str = "  ") -> str:
     """A text in at most so many lines; what does not fit into them ends in an ellipsis."""
     lines = wrapped(text, first, rest).split("\n")
     if len(lines) > most:
-        lines = [*lines[: most - 1], clipped(lines[most - 1] + " …")]
-        if not lines[-1].endswith("…"):
-            lines[-1] += " …"
+        lines = [*lines[: most - 1], cut_short(lines[most - 1])]
     return "\n".join(lines)

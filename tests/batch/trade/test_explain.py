@@ -134,9 +134,7 @@ def test_any_question_is_answered_on_one_screen(
         )  # type: ignore[arg-type]
     )
     assert BatchExplanation.from_json(found.to_json(), Path("x.json")) == found
-    for ascii_only in (True, False):
-        with laid_out_for(80):
-            text = plain_text(explanation_screen(found, ascii_only=ascii_only))
-        assert len(text.splitlines()) <= LINES
-        assert max(map(len, text.splitlines())) <= 80
-        assert not ascii_only or "█" not in text
+    with laid_out_for(80):
+        text = plain_text(explanation_screen(found))
+    assert len(text.splitlines()) <= LINES
+    assert max(map(len, text.splitlines())) <= 80

@@ -101,8 +101,24 @@ NO_FIT = dataclasses.replace(
 def lines(result: PlanResult) -> list[str]:
     found = screen_text(result).split("\n")
     assert len(found) <= LINES, "\n".join(found)
-    assert max(map(len, found)) <= COLUMNS, max(found, key=len)
+    # A word that no line has room for, such as a path, is whole: behind a label, or before "…".
+    text = [line for line in found if max(map(len, line.split()), default=0) <= COLUMNS - 16]
+    assert max(map(len, text)) <= COLUMNS, max(text, key=len)
     return found
+
+
+def test_a_path_is_never_cut() -> None:
+    path = "/" + "a" * 90 + "/memory.json"
+    for text in (f"see {path}", f"{'word ' * 13}{path} and so on, for more than two lines"):
+        plan = dataclasses.replace(ACT, notes=(text,))
+        assert path in screen_text(plan).split() or path[:9] not in screen_text(plan)
+
+
+def test_where_to_read_more_is_whole_on_any_screen() -> None:
+    plan = dataclasses.replace(ACT, environment={"torch": "2.13.0+cpu.of.a.long.name"})
+    for width in range(52, 121):
+        last = plan_screen(plan, width)[-1].text
+        assert "--explain" in last and "…" not in last and len(last) <= width
 
 
 def words(result: PlanResult) -> str:

@@ -72,7 +72,7 @@ def gated(options: argparse.Namespace, result: Metered, code: int) -> int:
     """
     found, fails = result.quantities(), False
     for given in options.fail_if or ():
-        each = condition(type(result), given) if isinstance(given, str) else given
+        each = _checked(type(result), given) if isinstance(given, str) else given
         value = found.get(each.name.key)
         if value is not None and not each.holds(value, each.limit):
             continue
@@ -85,11 +85,14 @@ def gated(options: argparse.Namespace, result: Metered, code: int) -> int:
 
 
 def condition(kind: type[Metered], text: str) -> Condition:
-    """What ``text`` asks of a result of this kind; raises :class:`UsageError`."""
+    """What ``text`` asks of a result of this kind.
+
+    Raises ``argparse.ArgumentTypeError``, to whose text the option's name is added.
+    """
     parts = _CONDITION.fullmatch(text)
     if parts is None:
-        raise UsageError(
-            f"--fail-if {text!r}: expected NAME, one of < <= > >=, and a quantity, as in {_EXAMPLE}"
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected NAME, one of < <= > >=, and a quantity, as in {_EXAMPLE}"
         )
     word, sign, quantity = parts.groups()
     names = _names(kind)
@@ -97,16 +100,15 @@ def condition(kind: type[Metered], text: str) -> Condition:
         near = difflib.get_close_matches(word, names, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(names) or "none"
-        raise UsageError(
-            f"--fail-if {text!r}: this result has no {word!r}{meant} (it has: {known})"
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: this result has no {word!r}{meant} (it has: {known})"
         )
     try:
         limit = _quantity(quantity, names[word].unit)
     except (argparse.ArgumentTypeError, ValueError):
         written, _ = _WRITTEN[names[word].unit]
-        raise UsageError(
-            f"--fail-if {text!r}: expected a number with its unit, such as {written}, got "
-            f"{quantity!r}"
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number with its unit, such as {written}, got {quantity!r}"
         ) from None
     return Condition(text, names[word], _OPERATORS[sign], limit)
 
@@ -115,11 +117,15 @@ def _argument(kind: str, text: str) -> Condition:
     """An argparse type."""
     module, _, name = kind.partition(":")
     metered = getattr(importlib.import_module(f"trainfit.results.{module}"), name)
+    return condition(metered, text)
+
+
+def _checked(kind: type[Metered], text: str) -> Condition:
+    """Of an option that argparse could not check."""
     try:
-        return condition(metered, text)
-    except UsageError as error:
-        reason = str(error).removeprefix("--fail-if ")
-        raise argparse.ArgumentTypeError(reason) from None
+        return condition(kind, text)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--fail-if {error}") from None
 
 
 def _names(kind: type[Metered]) -> dict[str, MetricName]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.batch.trade.explain import Question, explain
-from trainfit.cli.common import UsageError, only_ascii
+from trainfit.cli.common import UsageError
 from trainfit.cli.noise_input import read_noise
 from trainfit.cli.output import given_output
 from trainfit.cli.screen import print_shown
@@ -62,11 +61,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    screen, whole = (
-        functools.partial(shown, ascii_only=only_ascii())
-        for shown in (explanation_screen, explanation_text)
-    )
-    print_shown(result, options, screen, whole)
+    print_shown(result, options, explanation_screen, explanation_text)
     return 0
 
 

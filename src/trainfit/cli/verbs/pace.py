@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from collections.abc import Sequence
 from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
-    only_ascii,
 )
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.progress_bar import shown_progress
@@ -61,8 +59,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         callee.close()
     if output is not None:
         result.save(output)
-    whole = functools.partial(pace_text, ascii_only=only_ascii())
-    print_shown(result, options, pace_screen, whole)
+    print_shown(result, options, pace_screen, pace_text)
     name_report(output, json=options.json)
     if result.ended == "interrupted":
         sys.stdout.flush()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 
 from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.common import (
     UsageError,
-    only_ascii,
     sandbox_request,
 )
 from trainfit.cli.output import given_output, name_report
@@ -48,11 +46,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
     tested.saw(result.torch)
-    screen, whole = (
-        functools.partial(shown, ascii_only=only_ascii())
-        for shown in (rehearsal_screen, rehearsal_text)
-    )
-    print_shown(result, options, screen, whole)
+    print_shown(result, options, rehearsal_screen, rehearsal_text)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainfit.cli.automation.fail_if import gated
-from trainfit.cli.common import (
-    UsageError,
-    only_ascii,
-)
+from trainfit.cli.bug_report import fault_of, report_aside
+from trainfit.cli.common import UsageError, only_ascii
 from trainfit.cli.live_view import Terminal, attached, follow_lines
 from trainfit.cli.output import given_output, name_report
 from trainfit.cli.screen import make_console
@@ -72,22 +71,31 @@ def _run(options: argparse.Namespace, command: Sequence[str], output: Path | Non
     code = _watched(options, command, folder)
     try:
         result, is_told = _tell(options, command, folder, output)
+        if not is_told:
+            print(
+                f"trainfit watch: the command ended {exit_words(code)} before a training step; "
+                "nothing was recorded",
+                file=sys.stderr,
+            )
+        sys.stdout.flush()
+        return gated(options, result, code)
+    except BrokenPipeError:
+        # Nothing may be flushed at exit to a pipe that its reader has closed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (TrainfitError, OSError) as error:  # a disk that has become full
         print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
-        return _ungated(options, code)
-    if not is_told:
-        print(
-            f"trainfit watch: the command ended {exit_words(code)} before a training step; "
-            "nothing was recorded",
-            file=sys.stderr,
-        )
-    return gated(options, result, code)
+    except KeyboardInterrupt:
+        again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
+        print(f"trainfit watch: interrupted; the report: {again}", file=sys.stderr)
+    except Exception as error:
+        report_aside(fault_of(error), "watch")
+    return _ungated(options, code, "the run was not judged")
 
 
-def _ungated(options: argparse.Namespace, code: int) -> int:
-    """The command's exit code; 1 in place of 0 where --fail-if asks for what was not recorded."""
+def _ungated(options: argparse.Namespace, code: int, why: str = "nothing was recorded") -> int:
+    """The command's exit code; 1 in place of 0 where --fail-if asks for what is not known."""
     if options.fail_if:
-        print("trainfit: --fail-if: cannot tell: nothing was recorded", file=sys.stderr)
+        print(f"trainfit: --fail-if: cannot tell: {why}", file=sys.stderr)
     return code or int(bool(options.fail_if))
 
 
@@ -144,17 +152,31 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
         with WatchedCommand(
             words, folder, output, typed=command, measures_noise=options.noise_scale
         ) as watched:
-            if watched.recorded and folder is not None:
-                with contextlib.suppress(OSError):  # the run goes on without samples
-                    sampler = start_sampler(folder, watched.pid)
-            if terminal is not None:
+            try:
+                if watched.recorded and folder is not None:
+                    with contextlib.suppress(OSError):  # the run goes on without samples
+                        sampler = start_sampler(folder, watched.pid)
+                if terminal is None:
+                    return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
                 return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
-            return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
+            except Exception as error:  # the command goes on, without a view
+                report_aside(fault_of(error), "watch")
+                return watched.wait() if terminal is None else terminal.copy(watched)
     finally:
-        if sampler is not None:
-            sampler.stop()
-        if terminal is not None:
-            terminal.close()
+        with _reported():
+            if sampler is not None:
+                sampler.stop()
+            if terminal is not None:
+                terminal.close()
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """A fault of trainfit's own is told, and does not take the command's exit code."""
+    try:
+        yield
+    except Exception as error:
+        report_aside(fault_of(error), "watch")
 
 
 def _follow_attached(options: argparse.Namespace, folder: Path) -> None:

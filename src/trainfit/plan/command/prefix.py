@@ -140,14 +140,15 @@ def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
     replaced. What is not understood stays as it is. Raises :class:`CommandError` for an
     interpreter that does not exist.
     """
-    found = list(words)
+    found, plain = list(words), list(words)
     try:
-        prefix = read_prefix(list(words))
+        prefix = read_prefix(plain)
     except CommandError:
         return found, ""
     at = prefix.program_at
     if prefix.manager:
-        return found, ""
+        named = plain[at] if prefix.runs == "program" else "python"
+        return found, _of_manager(named, prefix, words) if is_python(named) else ""
     if not is_python(found[at]):
         path, note = prefix.program(found[at], words)
         if note and path is not None and first_line(path):
@@ -161,6 +162,15 @@ def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
         found[at] = interpreter.path
         return found, interpreter.note
     return found, ""
+
+
+def _of_manager(named: str, prefix: Prefix, words: Sequence[str]) -> str:
+    """What is to be said of a manager's Python, which nothing takes the place of."""
+    try:
+        prefix.interpreter(named, (), words)
+    except CommandError as error:
+        return _unrecorded(named, prefix.environment(words), error)
+    return ""
 
 
 def _unrecorded(named: str, environment: Mapping[str, str], error: CommandError) -> str:

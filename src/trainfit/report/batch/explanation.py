@@ -10,9 +10,9 @@ from trainfit.results.batch.noise import Interval, samples_text
 from trainfit.results.text import printable, wrapped
 
 
-def explanation_screen(result: BatchExplanation, *, ascii_only: bool = False) -> list[Line]:
+def explanation_screen(result: BatchExplanation) -> list[Line]:
     """25 lines at most: the first claims matter most."""
-    answer, *head = _head(result, ascii_only)
+    answer, *head = _head(result)
     claims = table_rows([(each.topic, _words(each)) for each in result.claims], "lw")
     blocks = [
         made(answer),
@@ -22,21 +22,21 @@ def explanation_screen(result: BatchExplanation, *, ascii_only: bool = False) ->
     return screen(blocks, "sources in full", "claim")
 
 
-def explanation_text(result: BatchExplanation, *, ascii_only: bool = False) -> str:
+def explanation_text(result: BatchExplanation) -> str:
     """Every claim, with its sources in full."""
     rows = [(each.topic, f"{printable(each.text)} [{printable(each.source)}]") for each in
             result.claims]  # fmt: skip
-    lines = [line for part in _head(result, ascii_only) for line in part]
+    lines = [line for part in _head(result) for line in part]
     return "\n".join([*lines, *table(rows, "lw")])
 
 
-def _head(result: BatchExplanation, ascii_only: bool) -> list[list[str]]:
+def _head(result: BatchExplanation) -> list[list[str]]:
     """The answer, the picture, the noise scale, the critical batch."""
     parts = [wrapped(result.answer, "", "").split("\n")]
     if result.goodput is not None:
-        parts.append(goodput_picture(result.goodput, result.before, result.after, ascii_only))
+        parts.append(goodput_picture(result.goodput, result.before, result.after))
     elif result.noise is not None:
-        parts.append(steps_picture(result.noise, result.before, result.after, ascii_only))
+        parts.append(steps_picture(result.noise, result.before, result.after))
     if result.noise is not None:
         source = printable(result.noise_source)
         parts.append([wrapped(f"noise scale {result.noise.text} samples ({source})", "  ", "    ")])

@@ -10,17 +10,20 @@ from trainfit.results.batch.goodput import GoodputCurve, GoodputPoint
 from trainfit.results.batch.noise import Interval, samples_text
 from trainfit.results.batch.step_times import StepTime
 from trainfit.results.format import duration
+from trainfit.results.text import columns
 
+#: Columns of the longest bar on a screen of 80, and at least.
 _BAR: Final = 26
+_LEAST_BAR: Final = 1
+_SCREEN: Final = 80
 _SPLIT: Final = "micro×accum.×GPUs"
-_TIME: Final = "time to the same loss ÷ the fastest's"
+_TIME: Final = ("time to the same loss ÷ the fastest's", "time ÷ the fastest's")
+_SAME: Final = " to the same loss"
 _ROWS: Final = 6
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
 
 
-def goodput_picture(
-    curve: GoodputCurve, before: int, after: int, ascii_only: bool = False
-) -> list[str]:
+def goodput_picture(curve: GoodputCurve, before: int, after: int) -> list[str]:
     """Time to the same loss, as a multiple of the best point's."""
     rows = _chosen(curve, before, after)
     best = curve.best_point
@@ -30,15 +33,17 @@ def goodput_picture(
     splits = [_split(point.step) for point in rows]
     is_split = any(point.step.micro_batch != point.step.batch_size for point in rows)
     width = max(map(len, (*splits, _SPLIT))) if is_split else 0
-    lines = [f"  {'batch':>7}  {_SPLIT if is_split else '':<{width}}{'step':>9}  {_TIME}"]
+    head = f"  {'batch':>7}  {_SPLIT if is_split else '':<{width}}{'step':>9}  "
+    lines = [_fitting(*(head + each for each in _TIME))]
     for point, split, time in zip(rows, splits, times, strict=True):
         mark = _mark(point, best, before, after)
         split = split if is_split else ""
-        bar = _bar(time / most, ascii_only, _BAR - width)
-        lines.append(
+        bar = _bar(time / most, _room(width))
+        row = (
             f"  {point.step.batch_size:>7}  {split:<{width}}{duration(point.step.seconds):>9}  "
-            f"{bar} {_times(time)}{mark}"
+            f"{bar} {_times(time)}"
         )
+        lines.append(_fitting(row + mark, row + mark[1:]))
     return lines
 
 
@@ -82,18 +87,19 @@ def _mark(point: GoodputPoint, best: GoodputPoint, before: int, after: int) -> s
     return f"  {', '.join(words)}" if words else ""
 
 
-def steps_picture(noise: Interval, before: int, after: int, ascii_only: bool = False) -> list[str]:
+def steps_picture(noise: Interval, before: int, after: int) -> list[str]:
     """Steps to the same loss by batch size, compared with the current one."""
     value = noise.value if noise.value else noise.low
     if not value:
         return []
-    lines = [f"  {'batch':>7}  steps (bar) and samples to the same loss ÷ those of {before}"]
+    said = (f"steps (bar) and samples{each} ÷ those of {before}" for each in (_SAME, ""))
+    lines = [_fitting(*(f"  {'batch':>7}  {each}" for each in said))]
     sizes = sizes_around(before, after)
     steps = [(1 + value / size) / (1 + value / before) for size in sizes]
     for size, factor in zip(sizes, steps, strict=True):
         mark = "  now" if size == before else "  asked" if size == after else ""
         samples = factor * size / before
-        bar = _bar(factor / max(steps), ascii_only, _BAR)
+        bar = _bar(factor / max(steps), _room())
         lines.append(
             f"  {size:>7}  {bar} {_number(factor)} × steps, {_number(samples)} × samples{mark}"
         )
@@ -113,9 +119,16 @@ def sizes_around(before: int, after: int) -> Sequence[int]:
     return sorted(found)[: _ROWS + 1]
 
 
-def _bar(share: float, ascii_only: bool, width: int) -> str:
-    if ascii_only:
-        return ("#" * max(1, round(width * share))).ljust(width)
+def _room(taken: int = 0) -> int:
+    """Columns of the longest bar."""
+    return max(_LEAST_BAR, _BAR - taken - max(0, _SCREEN - columns()))
+
+
+def _fitting(long: str, short: str) -> str:
+    return long if len(long) <= columns() else short
+
+
+def _bar(share: float, width: int) -> str:
     eighths = max(1, round(8 * width * share))
     bar = "█" * (eighths // 8) + (_BLOCKS[eighths % 8] if eighths % 8 else "")
     return bar.ljust(width)

@@ -16,7 +16,6 @@ from trainfit.results.loader.settings import LoaderSettings
 from trainfit.results.text import columns, instructions, printable, wrapped
 
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
-_EIGHTHS_ASCII: Final = " ...::###"
 _ROWS: Final = 4
 _MARGIN: Final = "  {:>4} "
 #: Columns of one window at most.
@@ -51,16 +50,13 @@ def _room() -> int:
     return columns() - len(_MARGIN.format("")) - 2
 
 
-def rehearsal_text(result: Rehearsal, *, ascii_only: bool = False) -> str:
-    """Whose loader, the curve, where the GPU was idle and why, rates, faults, verdict.
-
-    ``ascii_only`` is for terminals whose encoding has no block characters.
-    """
+def rehearsal_text(result: Rehearsal) -> str:
+    """Whose loader, the curve, where the GPU was idle and why, rates, faults, verdict."""
     parts = [
         "\n".join(
             wrapped(line, "" if not n else "  ", "  ") for n, line in enumerate(_heading(result))
         ),
-        _curve(result, ascii_only),
+        _curve(result),
         "\n".join(_idle(result)),
         "\n".join(wrapped(line, "", "    ") for line in _rates(result)),
         _fault(result.fault) if result.fault is not None else "",
@@ -82,7 +78,7 @@ def _others(result: Rehearsal) -> list[str]:
     ]
 
 
-def rehearsal_screen(result: Rehearsal, *, ascii_only: bool = False) -> list[Line]:
+def rehearsal_screen(result: Rehearsal) -> list[Line]:
     """The verdict, rates, the curve, where the GPU was idle and why: at most 25 lines."""
     style: Style = "bad"
     if result.fault is None:
@@ -107,7 +103,7 @@ def rehearsal_screen(result: Rehearsal, *, ascii_only: bool = False) -> list[Lin
                 block(line, 30 + at, style="quiet", first="  " if at else "")
                 for at, line in enumerate(_heading(result))
             ),
-            made(_curve(result, ascii_only), 10),
+            made(_curve(result), 10),
             blank(),
             *(block(_idle_title(result), 4, style="title") for _ in shown[:1]),
             *(made(row, 5 + 6 * by_time.index(cause)) for cause, row in rows),
@@ -150,7 +146,7 @@ def _settings(settings: LoaderSettings) -> str:
 
 
 # --- The curve ----------------------------------------------------------------------------------
-def _curve(result: Rehearsal, ascii_only: bool) -> str:
+def _curve(result: Rehearsal) -> str:
     overall = result.overall
     if overall is None or not result.timeline.busy_shares:
         return ""
@@ -160,7 +156,7 @@ def _curve(result: Rehearsal, ascii_only: bool) -> str:
         f"(busy share of each {duration(window)})"
     )
     heights, column_s = _columns(result.timeline, overall.seconds)
-    lines = [head, *_rows(heights, ascii_only), _axis(len(heights), column_s, ascii_only)]
+    lines = [wrapped(head, "", "  "), *_rows(heights), _axis(len(heights), column_s)]
     marks = _marks(result.dips, len(heights), column_s)
     lines += [_MARGIN.format("") + " " + marks] if marks.strip() else []
     mean = f"  mean {percent(overall.busy_share)}"
@@ -187,34 +183,32 @@ def _columns(timeline: Timeline, total_s: float) -> tuple[list[float], float]:
     return [height for height in heights for _ in range(wide)], each * window / wide
 
 
-def _rows(heights: Sequence[float], ascii_only: bool) -> list[str]:
-    bars, edge = (_EIGHTHS_ASCII, "|") if ascii_only else (_EIGHTHS, "│")
-    steps = len(bars) - 1
+def _rows(heights: Sequence[float]) -> list[str]:
+    steps = len(_EIGHTHS) - 1
     # A busy column is never drawn as an idle one, nor an idle moment away.
     levels = [max(1 if h > 0 else 0, int(h * _ROWS * steps + 1e-9)) for h in heights]
     lines = []
     for row in reversed(range(_ROWS)):
         label = f"{100 * (row + 1) // _ROWS}%"
-        cells = (bars[min(steps, max(0, level - row * steps))] for level in levels)
-        lines.append((_MARGIN.format(label) + edge + "".join(cells)).rstrip())
+        cells = (_EIGHTHS[min(steps, max(0, level - row * steps))] for level in levels)
+        lines.append((_MARGIN.format(label) + "│" + "".join(cells)).rstrip())
     return lines
 
 
-def _axis(columns: int, column_s: float, ascii_only: bool) -> str:
+def _axis(columns: int, column_s: float) -> str:
     """A line with up to eight ticks, and seconds below."""
-    corner, line, tick = "+-+" if ascii_only else "└─┬"
     every = _tick_s(max(_TICK, columns / _MOST_TICKS) * column_s)
-    drawn, labels = [line] * columns, ""
+    drawn, labels = ["─"] * columns, ""
     ticks = int(columns * column_s / every + 1e-9)
     for number in range(ticks + 1):
         at = round(number * every / column_s)
         label = f"{number * every:g} s"
         if at < columns:
-            drawn[at] = tick
+            drawn[at] = "┬"
             if at + len(label) <= _room():
                 labels = labels.ljust(at) + label
     margin = _MARGIN.format("0%")
-    return f"{margin}{corner}{''.join(drawn)}\n{_MARGIN.format('')} {labels}"
+    return f"{margin}└{''.join(drawn)}\n{_MARGIN.format('')} {labels}"
 
 
 def _tick_s(least_s: float) -> float:

@@ -55,14 +55,14 @@ _PRIVILEGE: Final = {
 }
 
 
-def pace_text(result: PaceResult, *, ascii_only: bool = False) -> str:
+def pace_text(result: PaceResult) -> str:
     """The verdict; times by rate, over time and as a histogram; causes; fixes."""
     parts = [
         wrapped(verdict_line(result), "", "  "),
         _heading(result),
         "\n".join([*times_table(result), *_details(result)]),
-        strips(result, ascii_only),
-        histogram(result, ascii_only),
+        strips(result),
+        histogram(result),
         _attribution(result.attribution) if result.attribution is not None else "",
         _advice(result.advice),
         _fix_trial(result.fix_trial) if result.fix_trial is not None else "",

@@ -9,21 +9,19 @@ from trainfit.results.format import duration, percent
 from trainfit.results.machine.pace import Block, PaceResult
 
 _EIGHTHS: Final = "▁▂▃▄▅▆▇█"
-_EIGHTHS_ASCII: Final = ".:-=+*#@"
 #: Cells of a strip, rows of a histogram and cells of its longest bar.
 _STRIP: Final = 64
 _ROWS: Final = 8
 _BAR: Final = 36
 
 
-def strips(result: PaceResult, ascii_only: bool) -> str:
+def strips(result: PaceResult) -> str:
     """The median of each stretch of time, all rates on one scale."""
     rows = [(name, values) for name, values in times(result) if len(values) >= _ROWS]
     if not rows:
         return ""
     least = min(min(values) for _, values in rows)
     most = max(_quantile(values, 0.99) for _, values in rows)
-    scale = _EIGHTHS_ASCII if ascii_only else _EIGHTHS
     head = f"Latency over time (lowest {duration(least)}, highest {duration(most)})"
     lines = [head]
     for name, values in rows:
@@ -32,7 +30,7 @@ def strips(result: PaceResult, ascii_only: bool) -> str:
         for cell in range(cells):
             part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
             level = (_quantile(part, 0.5) - least) / (most - least) if most > least else 0.0
-            strip += scale[max(0, min(7, int(8 * level)))]
+            strip += _EIGHTHS[max(0, min(7, int(8 * level)))]
         lines.append(f"  {name:<14}{strip}")
     return "\n".join(lines)
 
@@ -55,7 +53,7 @@ def _working(block: Block, result: PaceResult) -> list[float]:
     ]
 
 
-def histogram(result: PaceResult, ascii_only: bool) -> str:
+def histogram(result: PaceResult) -> str:
     """Histogram of the slowest rate, compared with calls back to back."""
     if not result.rates:
         return ""
@@ -69,7 +67,6 @@ def histogram(result: PaceResult, ascii_only: bool) -> str:
     if most <= least:
         return ""
     width = (most - least) / _ROWS
-    mark = "#" if ascii_only else "█"
     lines = ["Distribution (share of the calls)"]
     bins = {name: _bins(found[name], least, width) for name in shown}
     longest = max(max(each) for each in bins.values())
@@ -77,7 +74,7 @@ def histogram(result: PaceResult, ascii_only: bool) -> str:
         to = "and more" if row == _ROWS - 1 else f"to {duration(least + (row + 1) * width)}"
         for number, name in enumerate(shown):
             share = bins[name][row]
-            bar = mark * round(_BAR * share / longest)
+            bar = "█" * round(_BAR * share / longest)
             label = f"{duration(least + row * width)} {to}" if number == 0 else ""
             lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{percent(share)}")
     return "\n".join(lines)

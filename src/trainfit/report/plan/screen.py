@@ -17,7 +17,7 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.fixes import fix_lines, fix_title
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.launch_parts import change_lines
-from trainfit.report.screen import LINES, Line, ScreenBlock, Style, plain_text, within
+from trainfit.report.screen import LINES, Line, ScreenBlock, Style, cut_short, plain_text, within
 from trainfit.results.files.notes import Note
 from trainfit.results.format import count, duration
 from trainfit.results.plan.result import PlanResult
@@ -59,7 +59,7 @@ def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
         blocks = within(blocks, LINES - 1)
     hidden = len(notes) - sum(block.notes for block in blocks)
     lines = [line for block in blocks for line in block.lines]
-    return [*lines, Line(_clipped(_more(result, hidden), width), "quiet")]
+    return [*lines, Line(_more(result, hidden, width), "quiet")]
 
 
 def screen_text(result: PlanResult) -> str:
@@ -134,10 +134,14 @@ def _fixes(result: PlanResult, width: int) -> list[ScreenBlock]:
     if not lines:
         return []
     found = [
-        ScreenBlock((Line(_clipped(f"  - {printable(text)}", width)),), 6 + 15 * number)
+        ScreenBlock((Line(_fitted(f"  - {printable(text)}", width)),), 6 + 15 * number)
         for number, text in enumerate(lines)
     ]
     return [ScreenBlock((Line(fix_title(result), "title"),)), *found]
+
+
+def _fitted(line: str, width: int) -> str:
+    return line if len(line) <= width else cut_short(line, width)
 
 
 def _notes(notes: Sequence[Note], width: int) -> list[ScreenBlock]:
@@ -155,14 +159,15 @@ def _notes(notes: Sequence[Note], width: int) -> list[ScreenBlock]:
     return found
 
 
-def _more(result: PlanResult, hidden: int) -> str:
+def _more(result: PlanResult, hidden: int, width: int) -> str:
+    """Where to read more, and how the figures came about, as far as that has room."""
     what = "optimizer step" if result.inference is None else "model call"
     torch = printable(result.environment.get("torch", "?"))
     more = f"{count(hidden, 'more note')} and details" if hidden else "Details"
-    return (
-        f"{more}: --explain ({count(result.steps, what)} simulated, torch {torch}, "
-        f"{duration(round(result.seconds))})"
-    )
+    steps, seconds = f"{count(result.steps, what)} simulated", duration(round(result.seconds))
+    facts = ((steps, f"torch {torch}", seconds), (steps, seconds), (steps,))
+    said = [f"{more}: --explain ({', '.join(each)})" for each in facts]
+    return next((each for each in said if len(each) <= width), f"{more}: --explain")
 
 
 def _blank(rank: int) -> ScreenBlock:
@@ -174,13 +179,8 @@ def _wrapped(text: str, first: str, width: int) -> tuple[Line, ...]:
     whole = _UNIT.sub(_FIXED, printable(text))  # no line break between a number and its unit
     lines = wrapped(whole, first, " " * len(first), width).replace(_FIXED, " ").split("\n")
     if len(lines) > _FACT_LINES:
-        last = _clipped(lines[_FACT_LINES - 1] + " …", width)
-        lines = [*lines[: _FACT_LINES - 1], last if last.endswith("…") else f"{last} …"]
-    return tuple(Line(_clipped(line, width)) for line in lines)
-
-
-def _clipped(line: str, width: int) -> str:
-    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
+        lines = [*lines[: _FACT_LINES - 1], cut_short(lines[_FACT_LINES - 1], width)]
+    return tuple(map(Line, lines))
 
 
 def _short(note: Note) -> str:

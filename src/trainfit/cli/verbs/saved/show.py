@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation.fail_if import gated
 from trainfit.cli.automation.formats import formatted
-from trainfit.cli.common import only_ascii
 from trainfit.cli.screen import Report, print_plan, print_shown
 from trainfit.cli.verbs.watched.printing import print_result
 from trainfit.memory.explain.summary import summarize
@@ -27,7 +26,6 @@ from trainfit.report.machine.pace_screen import pace_screen
 from trainfit.report.memory.recording import recording_json, recording_text
 from trainfit.report.memory.screen import recording_screen
 from trainfit.report.plan.verification import verification_screen, verification_text
-from trainfit.report.screen import Line
 from trainfit.results.batch.explanation import BatchExplanation
 from trainfit.results.batch.noise import NoiseResult
 from trainfit.results.kinds import read
@@ -73,20 +71,15 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return code
 
 
-def _ascii(shown: Callable[..., Sequence[Line] | str]) -> Report:
-    """For a terminal whose encoding lacks block characters, if it does."""
-    return lambda result: shown(result, ascii_only=only_ascii())
-
-
 #: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
 _SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
     Profile: (profile_screen, profile_text),
     DoctorResult: (doctor_screen, doctor_lines),
-    Rehearsal: (_ascii(rehearsal_screen), _ascii(rehearsal_text)),
+    Rehearsal: (rehearsal_screen, rehearsal_text),
     LoaderResult: (loader_screen, loader_text),
-    PaceResult: (pace_screen, _ascii(pace_text)),
+    PaceResult: (pace_screen, pace_text),
     NoiseResult: (noise_screen, noise_text),
-    BatchExplanation: (_ascii(explanation_screen), _ascii(explanation_text)),
+    BatchExplanation: (explanation_screen, explanation_text),
     GpuComparison: (comparison_screen, comparison_text),
     GpusResult: (gpus_screen, gpus_text),
     PlanVerification: (verification_screen, verification_text),
