@@ -17,7 +17,7 @@ from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.trace import Applicability, InterventionRequest
-from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings, knows
 from trainfit.speed.model.step import Machine
 
 #: Settings that are replayed in addition to expandable segments; the best of them is shown.
@@ -81,6 +81,7 @@ class Trials:
     def __init__(self, job: Job, survey: Trace) -> None:
         assert survey.recording is not None
         self._job = job
+        self._torch = job.command.interpreter.torch
         self._memory_model = job.memory_model
         self._survey = survey
         self.stream = Stream.of(survey.recording)
@@ -181,7 +182,8 @@ class Trials:
         """The best of several settings, all replayed on the recording."""
         reserved: dict[str, int] = {}
         for text in _ALLOCATORS:
-            if text.partition(":")[0] in self._allocator()[1]:
+            key = text.partition(":")[0]
+            if key in self._allocator()[1] or not knows(key, self._torch):
                 continue
             outcome, fits = self.memory_model_with(text).shown(self.stream)
             reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
@@ -207,7 +209,8 @@ class Trials:
     def memory_model_with(self, text: str | None) -> MemoryModel:
         if text is None:
             return self._memory_model
-        return self._memory_model.with_settings(AllocatorSettings.from_conf(self._merged(text)))
+        settings = AllocatorSettings.from_conf(self._merged(text), self._torch)
+        return self._memory_model.with_settings(settings)
 
     def launch(self, trials: Sequence[Trial]) -> str | None:
         """The command with the changes; ``None`` where it stays as it is."""
