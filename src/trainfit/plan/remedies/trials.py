@@ -67,6 +67,12 @@ class Trial:
     word: tuple[str, str] | None = None
 
 
+def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
+    """Settings to replay beside those that the variable holds; PyTorch ``torch`` has them all."""
+    keys = {text: text.partition(":")[0] for text in _ALLOCATORS}
+    return tuple(t for t, key in keys.items() if key not in present and knows(key, torch))
+
+
 class NotApplicable(Exception):
     """A remedy does not apply; the message says why."""
 
@@ -181,10 +187,7 @@ class Trials:
     def _other_allocator(self, kind: RemedyKind) -> Trial:
         """The best of several settings, all replayed on the recording."""
         reserved: dict[str, int] = {}
-        for text in _ALLOCATORS:
-            key = text.partition(":")[0]
-            if key in self._allocator()[1] or not knows(key, self._torch):
-                continue
+        for text in allocators_tried(self._allocator()[1], self._torch):
             outcome, fits = self.memory_model_with(text).shown(self.stream)
             reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
         best = min(reserved, key=lambda text: reserved[text], default=None)
