@@ -125,7 +125,11 @@ def half(x):
     with torch.autocast("cpu", dtype=torch.bfloat16): return net.first(x)
 
 print(half(torch.ones(2, 4)).sum().item(), dict(counters["stats"]), len(counters["graph_break"]))
-print(sys.argv, sys.path, sys.flags, sys.gettrace(), threading.active_count())
+# PyTorch 2.8 makes a folder when it is imported, another in each process.
+from torch.distributed.nn.jit import instantiator
+FOLDER = getattr(instantiator, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
+print(sys.argv, [each for each in sys.path if each != FOLDER])
+print(sys.flags, sys.gettrace(), threading.active_count())
 """
 
 

@@ -336,7 +336,9 @@ def main() -> None:
     """The server's entry point, and that of every run."""
     runner = importlib.import_module("trainfit.scripts.trace_run")
     # Every simulation needs the compiler.
-    importlib.import_module("trainfit.torch_private.compiled").import_compiler()
+    compiled = importlib.import_module("trainfit.torch_private.compiled")
+    compiled.import_compiler()
+    compiled.remove_import_folder()
 
     def grow(folder: str, control: int, status: int) -> None:
         become_run(folder)

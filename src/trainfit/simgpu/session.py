@@ -16,7 +16,7 @@ from trainfit.results.machine.constants import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
 from trainfit.simgpu.cuda import generators
 from trainfit.simgpu.cuda.clock import clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
@@ -75,7 +75,7 @@ class Simulation:
     Args:
         gpu: catalogue name ("RTX 4090", "a100-80gb", "custom:24GiB") or a ``GpuSpec``.
         allocator: settings of the caching allocator; by default those of
-            ``PYTORCH_ALLOC_CONF``.
+            the environment, as the PyTorch that runs reads it.
         limited: ``False`` lets memory grow past the GPU's capacity, to measure a job that
             does not fit.
         constants: what the process uses in addition to PyTorch's memory; by default the
@@ -189,7 +189,8 @@ class Simulation:
     # -- parts ---------------------------------------------------------------------------
 
     def _build(self) -> None:
-        settings = self._settings or AllocatorSettings.from_environment(os.environ)
+        version = str(torch.__version__)
+        settings = self._settings or AllocatorSettings.from_environment(os.environ, version)
         self._alloc_conf = settings.to_conf()
         self._optimizer = ""
         self._recorder = Recorder()
@@ -218,6 +219,10 @@ class Simulation:
         self._overrides: Overrides | None = None
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
+        self._missing += [
+            f"PyTorch {version} does not read {name}: set {VARIABLE}"
+            for name in unread_variables(os.environ, version)
+        ]
         self._default_device = devices.DefaultDevice()
         self._collectives = Collectives(self._recorder)
         self._triton = TritonKernels(self.engine, self._kernels)

@@ -14,6 +14,7 @@ from trainfit.torch_private.needed import needed
 #: Its modules, for whoever waits for their import.
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
 _CALLBACK: Final = "torch._dynamo.callback"
+_REMOTE_MODULES: Final = "torch.distributed.nn.jit.instantiator"
 #: What PyTorch "compiles", with a backend that runs eagerly, for FlexAttention outside of a
 #: compiled callable.
 EAGER_FLEX: Final = "_flex_attention_hop_wrapper"
@@ -22,6 +23,17 @@ EAGER_FLEX: Final = "_flex_attention_hop_wrapper"
 def import_compiler() -> None:
     """Every optimizer imports ``torch._dynamo``."""
     importlib.import_module("torch._dynamo")
+
+
+def remove_import_folder() -> None:
+    """Remove the temporary folder that PyTorch 2.8 makes when the compiler is imported.
+
+    It is for the code of RemoteModules. A process that ends without Python's exit would leave it,
+    and the children of a process would each remove its folder.
+    """
+    folder = getattr(sys.modules.get(_REMOTE_MODULES), "_TEMP_DIR", None)
+    if folder is not None:
+        folder.cleanup()
 
 
 def on_compilation(callback: Callable[[Any], None]) -> bool:

@@ -30,12 +30,12 @@ def saw(version: str) -> None:
 
 def newer_seen() -> str:
     """What to say of the versions that were noted, in one line; empty if the tests know them."""
-    return newer_than_tested(max(_seen, key=_release, default=""))
+    return newer_than_tested(max(_seen, key=release, default=""))
 
 
 def newer_than_tested(version: str) -> str:
     """What to say of a PyTorch of this version, in one line; empty if the tests know it."""
-    if _release(version) <= _release(NEWEST):
+    if release(version) <= release(NEWEST):
         return ""
     return (
         f"PyTorch {version} is newer than {NEWEST}, the newest that this trainfit was tested with: "
@@ -43,7 +43,7 @@ def newer_than_tested(version: str) -> str:
     )
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """Major and minor version: patch releases change no private name that is of interest."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -377,6 +377,14 @@ def test_a_setting_that_makes_it_fit_comes_first() -> None:
     assert best is not None and best.setting == "max_split_size_mb:64", "130 MiB is the least"
 
 
+def test_settings_that_the_recordings_pytorch_lacks_are_not_tried() -> None:
+    for version, has in (("2.8.0+cu128", False), ("2.9.1", False), ("2.10.0", True)):
+        outcomes = compare_settings(PINNED, 1 << 40, 0, AllocatorSettings(), torch=version)
+        assert ("garbage_collection_threshold:0.8" in by_name(outcomes)) == has
+        for each in outcomes:  # what is to be set is what it takes
+            AllocatorSettings.from_conf(each.environment.partition("=")[2], version)
+
+
 def test_nothing_is_recommended_that_saves_nothing() -> None:
     outcomes = compare_settings(stream(20, 40, 60), 1 << 40, 0, AllocatorSettings())
     assert best_setting(outcomes) is None

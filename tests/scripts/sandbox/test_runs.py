@@ -62,9 +62,12 @@ def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceO
 def test_plan_changes_nothing(work: Path) -> None:
     before = tree(work)
     words = ["--gpu", "RTX 4090", "--steps", "2", "--json", "--", "python", "train.py"]
-    done = trainfit("plan", *words, "{batch_size:8}", cwd=work)
+    temporary = work.with_name("temporary")
+    temporary.mkdir()
+    done = trainfit("plan", *words, "{batch_size:8}", cwd=work, TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
     assert tree(work) == before
+    assert not [*temporary.glob("tmp*")]  # PyTorch's folder for compiled code is every process's
     protection = json_of(done)["protection"]
     assert protection["kind"] in ("overlay", "redirection")
     # last.pt and the log; the old run's log is removed.

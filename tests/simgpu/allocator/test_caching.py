@@ -6,14 +6,17 @@ sequences under several settings and compare the default settings with a naive m
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +33,23 @@ from hypothesis.stateful import (
     rule,
 )
 
+import trainfit
 from trainfit.simgpu.allocator.blocks import FREE, Block
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
-from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings, knows, unread_variables
+from trainfit.torch_private.tested import release
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 
-def conf(text: str) -> AllocatorSettings:
-    return AllocatorSettings.from_conf(text)
+HERE = str(torch.__version__)
+
+
+def conf(text: str, version: str = "") -> AllocatorSettings:
+    return AllocatorSettings.from_conf(text, version)
 
 
 def allocator(text: str = "", capacity: int = 10 * GIB, **options: Any) -> CachingAllocator:
@@ -538,6 +546,7 @@ ACCEPTED = [
     "roundup_power2_divisions:[1:0,4:2],expandable_segments:True",
     "expandable_segments:False",
     "pinned_use_background_threads:True,backend:native",
+    "max_split_size_mb:20",
 ]
 REFUSED = [
     "max_split_size_mb:10",
@@ -557,53 +566,112 @@ REFUSED = [
 ]
 
 
+#: The installed PyTorch's own: since 2.10 of all accelerators, before in builds with CUDA alone.
+set_settings = getattr(
+    torch._C,
+    "_accelerator_setAllocatorSettings"
+    if release(HERE) >= (2, 10)
+    else "_cuda_cudaCachingAllocator_set_allocator_settings",
+    None,
+)
 needs_pytorchs_settings = pytest.mark.skipif(
-    not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
-    reason="PyTorch 2.8 does not tell its allocator's settings, and has fewer of them",
+    set_settings is None, reason="this build of PyTorch has no settings of the allocator"
 )
 
 
-def pytorch_parses(text: str) -> bool:
-    before = torch._C._accelerator_getAllocatorSettings()
+@contextlib.contextmanager
+def pytorchs_settings(text: str) -> Iterator[None]:
+    """PyTorch's allocator has these settings."""
+    assert set_settings is not None
     try:
-        torch._C._accelerator_setAllocatorSettings(text)
+        set_settings(text)
+        yield
+    finally:
+        segment = ",large_segment_size_mb:20" if knows("large_segment_size_mb", HERE) else ""
+        set_settings(f"expandable_segments:False{segment}")
+
+
+def pytorch_parses(text: str) -> bool:
+    try:
+        with pytorchs_settings(text):
+            return True
     except (ValueError, RuntimeError):
         return False
-    finally:
-        torch._C._accelerator_setAllocatorSettings(before)
+
+
+def parses(text: str, version: str) -> bool:
+    try:
+        conf(text, version)
+    except ValueError as error:
+        assert re.search(r"[a-z_]+", str(error))
+        return False
     return True
 
 
-@needs_pytorchs_settings
-@pytest.mark.parametrize("text", ACCEPTED)
-def test_settings_that_pytorch_accepts(text: str) -> None:
-    assert pytorch_parses(text)
-    conf(text)
+@pytest.mark.parametrize("text", [*ACCEPTED, *REFUSED])
+def test_settings_that_the_newest_pytorch_accepts(text: str) -> None:
+    assert parses(text, "") == (text in ACCEPTED)
 
 
 @needs_pytorchs_settings
-@pytest.mark.parametrize("text", REFUSED)
-def test_settings_that_pytorch_refuses(text: str) -> None:
-    assert not pytorch_parses(text)
-    with pytest.raises(ValueError, match=r"[a-z_]+"):
-        conf(text)
+@pytest.mark.parametrize(
+    "text", [*ACCEPTED, *REFUSED, "max_non_split_rounding_mb:20", "\tmax_split_size_mb:64"]
+)
+def test_settings_that_the_installed_pytorch_accepts(text: str) -> None:
+    assert parses(text, HERE) == pytorch_parses(text)
 
 
+@pytest.mark.parametrize(
+    ("key", "since"),
+    [
+        ("graph_capture_record_stream_reuse:True", "2.9.1"),
+        ("per_process_memory_fraction:0.5", "2.10.0"),
+        ("pinned_reserve_segment_size_mb:64", "2.10.0"),
+        ("large_segment_size_mb:64", "2.11.0"),
+        ("throw_on_cudamalloc_oom:True", "2.12.0"),
+        ("pinned_free_catch_all:True", "2.12.0"),
+        ("pinned_max_cached_size_mb:64", "2.13.0"),
+        ("pinned_max_round_threshold_mb:64", "2.13.0"),
+        ("release_lock_on_cudamalloc:True", "2.8.0"),
+    ],
+)
+def test_keys_that_came_later(key: str, since: str) -> None:
+    """As the names in libc10.so and libc10_cuda.so of PyTorch's builds with CUDA 12 and 13 are."""
+    versions = ["2.8.0+cu128", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1+cu130"]
+    has = [parses(key, version) for version in versions]
+    assert has == [release(version) >= release(since) for version in versions]
+    for version in versions[: has.index(True)]:
+        name = key.partition(":")[0]
+        with pytest.raises(ValueError, match=rf"{name}.*came with PyTorch 2\.\d+; this is"):
+            conf(key, version)
+
+
+def test_the_last_class_of_divisions_starts_later_since_2_10() -> None:
+    """``CUDAAllocatorConfig::roundup_power2_divisions`` of 2.8.0 and 2.9.1, and
+    ``AcceleratorAllocatorConfig``'s of 2.10.0 to 2.12.0, called with this variable."""
+    text = "roundup_power2_divisions:[256:1,512:2,>:8]"
+    for version, at_512 in (("2.8.0", 8), ("2.9.1", 8), ("2.10.0", 2), ("2.12.0", 2)):
+        divisions = conf(text, version).roundup_power2_divisions
+        assert divisions == (*[1] * 9, at_512, *[8] * 6)
+
+
+@needs_pytorchs_settings
 @pytest.mark.parametrize("text", [t for t in ACCEPTED if "roundup" in t])
 def test_divisions_agree_with_pytorchs_own_table(text: str) -> None:
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-    name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"
-    if not library.exists() or not hasattr(c10 := ctypes.CDLL(str(library)), name):
+    library, kind = (
+        ("libc10.so", "16CachingAllocator26AcceleratorAllocatorConfig")
+        if release(HERE) >= (2, 10)
+        else ("libc10_cuda.so", "4cuda20CUDACachingAllocator19CUDAAllocatorConfig")
+    )
+    path = Path(torch.__file__).parent / "lib" / library
+    name = f"_ZN3c10{kind}24roundup_power2_divisionsEm"
+    if not path.exists() or not hasattr(c10 := ctypes.CDLL(str(path)), name):
         pytest.skip("this build of PyTorch does not export the function")
     divisions = getattr(c10, name)
     divisions.restype, divisions.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
-    before = torch._C._accelerator_getAllocatorSettings()
-    try:
-        torch._C._accelerator_setAllocatorSettings(text)
+    with pytorchs_settings(text):
         expected = tuple(divisions(MIB << index) for index in range(16))
-    finally:
-        torch._C._accelerator_setAllocatorSettings(before)
-    assert conf(text).roundup_power2_divisions == expected
+    assert conf(text, HERE).roundup_power2_divisions == expected
 
 
 @pytest.mark.parametrize(
@@ -621,7 +689,10 @@ def test_errors_name_the_key_and_the_value(text: str, message: str) -> None:
         conf(text)
 
 
-@needs_pytorchs_settings
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
+    reason="this PyTorch does not tell its settings",
+)
 def test_environment_has_pytorchs_precedence() -> None:
     """The two variables, as the installed PyTorch looks them up."""
     values = {
@@ -636,7 +707,29 @@ def test_environment_has_pytorchs_precedence() -> None:
         text=True,
         check=True,
     )
-    assert AllocatorSettings.from_environment(values) == conf(run.stdout)
+    assert AllocatorSettings.from_environment(values, HERE) == conf(run.stdout)
+
+
+def test_variables_that_pytorch_does_not_read() -> None:
+    """libc10.so and libc10_cuda.so of 2.8.0 have no PYTORCH_ALLOC_CONF; of 2.9.1 the first has,
+    and CUDA's settings are the second's."""
+    both = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": ""}
+    for version in ("2.8.0+cu128", "2.9.1"):
+        assert unread_variables(both, version) == ("PYTORCH_ALLOC_CONF",)
+        del both["PYTORCH_CUDA_ALLOC_CONF"]
+        assert not AllocatorSettings.from_environment(both, version).expandable_segments
+        both["PYTORCH_CUDA_ALLOC_CONF"] = ""
+    assert unread_variables(both, "2.10.0") == ()
+
+
+def test_a_device_has_the_settings_that_its_pytorch_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    with trainfit.simulate("T4") as simulation:
+        torch.ones(3, device="cuda")
+        reads = simulation.allocator.settings.expandable_segments
+    notes = " ".join(simulation.recording.header["notes"])
+    assert reads == ("PYTORCH_ALLOC_CONF" not in notes) == (release(HERE) >= (2, 10))
 
 
 def test_environment() -> None:

@@ -58,7 +58,11 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     shown = limited if limited.fits else device.unlimited(stream)
     batches = _batches(first, second, device) if second is not None else None
     settings = compare_settings(
-        stream, device.capacity_bytes, device.context_bytes, device.settings
+        stream,
+        device.capacity_bytes,
+        device.context_bytes,
+        device.settings,
+        torch=str(header["torch"]),
     )
     return MemoryReport(
         file=first.file,

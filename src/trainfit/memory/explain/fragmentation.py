@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from trainfit.memory.stream.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.memory.explanation import Fragmentation, SettingOutcome
 from trainfit.simgpu.allocator.settings import (
-    ENVIRONMENT_VARIABLES,
     MIB,
     SIZE_CLASSES,
+    VARIABLE,
     AllocatorSettings,
+    knows,
 )
 
 #: Split limits in MiB and divisions that are tried: the values that PyTorch's notes on memory
@@ -59,14 +60,17 @@ def compare_settings(
     capacity_bytes: int,
     context_bytes: int,
     present: AllocatorSettings,
+    *,
+    torch: str = "",
 ) -> tuple[SettingOutcome, ...]:
-    """Replays ``stream`` with the current settings (first) and with one of them changed.
+    """Replays ``stream`` with the current settings (first) and with one of them changed that
+    PyTorch ``torch`` has.
 
     Each is replayed at ``capacity_bytes``, where the allocator gives its cache back before
     it fails, and without a limit where it fails there.
     """
     outcomes = [_outcome("", present, stream, capacity_bytes, context_bytes)]
-    for name, settings in _candidates(present):
+    for name, settings in _candidates(present, torch):
         if settings != present:
             outcomes.append(_outcome(name, settings, stream, capacity_bytes, context_bytes))
     return tuple(outcomes)
@@ -89,7 +93,7 @@ def best_setting(outcomes: tuple[SettingOutcome, ...]) -> SettingOutcome | None:
     return next(each for each in able if each.reserved_bytes - least < _WORTH_BYTES)
 
 
-def _candidates(present: AllocatorSettings) -> Iterator[tuple[str, AllocatorSettings]]:
+def _candidates(present: AllocatorSettings, torch: str) -> Iterator[tuple[str, AllocatorSettings]]:
     """Each a change of one setting, as one writes it."""
     change = dataclasses.replace
     yield "expandable_segments:True", change(present, expandable_segments=True)
@@ -100,6 +104,8 @@ def _candidates(present: AllocatorSettings) -> Iterator[tuple[str, AllocatorSett
         classes = (divisions,) * SIZE_CLASSES
         name = f"roundup_power2_divisions:{divisions}"
         yield name, change(present, roundup_power2_divisions=classes)
+    if not knows("per_process_memory_fraction", torch):
+        return  # without it the variable alone collects nothing
     fraction = min(present.per_process_memory_fraction, _FRACTION)
     yield (
         f"garbage_collection_threshold:{_THRESHOLD}",
@@ -125,7 +131,7 @@ def _outcome(
     conf = settings.to_conf()
     return SettingOutcome(
         setting=name,
-        environment=f"{ENVIRONMENT_VARIABLES[0]}={conf}" if conf else "",
+        environment=f"{VARIABLE}={conf}" if conf else "",
         fits=limited.fits,
         allocated_bytes=shown.peak_allocated,
         reserved_bytes=shown.peak_reserved,

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,7 +100,13 @@ class Interpreter:
 
 def own_interpreter(note: str = "") -> Interpreter:
     """The one that runs trainfit."""
-    return Interpreter(sys.executable, "python", note=note)
+    return Interpreter(sys.executable, "python", torch=own_pytorch(), note=note)
+
+
+@functools.cache
+def own_pytorch() -> str:
+    """The version of PyTorch next to trainfit."""
+    return metadata.version("torch")
 
 
 def is_python(word: str) -> bool:

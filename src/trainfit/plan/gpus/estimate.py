@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import Final
 
 from trainfit.doctor.gpu_visibility.torch_wheels import index_for
 from trainfit.hardware import GpuSpec, device_constants
 from trainfit.memory.stream.device import context_parts
+from trainfit.plan.command.interpreter import own_pytorch
 from trainfit.plan.gpus.job import Job
 from trainfit.plan.gpus.prices import Prices
 from trainfit.plan.sizing.memory_model import MemoryModel
@@ -175,13 +174,8 @@ def _gpu_notes(job: Job, gpu: GpuSpec) -> Iterable[str]:
         yield "no bfloat16: as float16 AMP, which needs a GradScaler"
     if not gpu.has_tensor_cores:
         yield "no Tensor cores"
-    version = _pytorch()
+    version = own_pytorch()
     if index_for(_NEWEST_DRIVER, [gpu.capability], version) is None:
         major, minor = gpu.capability
         release = version.partition("+")[0]
         yield f"no build of PyTorch {release} serves compute capability {major}.{minor}"
-
-
-@functools.cache
-def _pytorch() -> str:
-    return metadata.version("torch")

@@ -11,7 +11,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.plan.launch import AllocatorTrial
-from trainfit.simgpu.allocator.settings import ENVIRONMENT_VARIABLES
+from trainfit.simgpu.allocator.settings import VARIABLE, variables_read
 
 
 def allocator_trial(
@@ -41,11 +41,11 @@ def allocator_trial(
 def allocator_variable(command: Command) -> tuple[str, str]:
     """The variable that holds the allocator's settings, and its value (empty: it is not set).
 
-    The one that is set, else the one that every version of PyTorch reads.
+    The one that is set and that the command's PyTorch reads, else the one that every version does.
     """
     environment = {**os.environ, **command.environment()}
-    present = [name for name in ENVIRONMENT_VARIABLES if name in environment]
-    name = (present or ENVIRONMENT_VARIABLES)[0]
+    read = variables_read(command.interpreter.torch)
+    name = next((each for each in read if each in environment), VARIABLE)
     return name, environment.get(name, "")
 
 

@@ -17,7 +17,7 @@ from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.trace import Applicability, InterventionRequest
-from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.allocator.settings import AllocatorSettings, knows
 from trainfit.speed.model.step import Machine
 
 #: Settings that are replayed in addition to expandable segments; the best of them is shown.
@@ -67,6 +67,12 @@ class Trial:
     word: tuple[str, str] | None = None
 
 
+def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
+    """Settings to replay beside those that the variable holds; PyTorch ``torch`` has them all."""
+    keys = {text: text.partition(":")[0] for text in _ALLOCATORS}
+    return tuple(t for t, key in keys.items() if key not in present and knows(key, torch))
+
+
 class NotApplicable(Exception):
     """A remedy does not apply; the message says why."""
 
@@ -81,6 +87,7 @@ class Trials:
     def __init__(self, job: Job, survey: Trace) -> None:
         assert survey.recording is not None
         self._job = job
+        self._torch = job.command.interpreter.torch
         self._memory_model = job.memory_model
         self._survey = survey
         self.stream = Stream.of(survey.recording)
@@ -180,9 +187,7 @@ class Trials:
     def _other_allocator(self, kind: RemedyKind) -> Trial:
         """The best of several settings, all replayed on the recording."""
         reserved: dict[str, int] = {}
-        for text in _ALLOCATORS:
-            if text.partition(":")[0] in self._allocator()[1]:
-                continue
+        for text in allocators_tried(self._allocator()[1], self._torch):
             outcome, fits = self.memory_model_with(text).shown(self.stream)
             reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
         best = min(reserved, key=lambda text: reserved[text], default=None)
@@ -207,7 +212,8 @@ class Trials:
     def memory_model_with(self, text: str | None) -> MemoryModel:
         if text is None:
             return self._memory_model
-        return self._memory_model.with_settings(AllocatorSettings.from_conf(self._merged(text)))
+        settings = AllocatorSettings.from_conf(self._merged(text), self._torch)
+        return self._memory_model.with_settings(settings)
 
     def launch(self, trials: Sequence[Trial]) -> str | None:
         """The command with the changes; ``None`` where it stays as it is."""

@@ -361,8 +361,9 @@ def _wait(
 
 def allocator_settings(command: Command) -> AllocatorSettings:
     """The caching allocator's settings in the command's environment."""
+    environment = {**os.environ, **command.environment()}
     try:
-        return AllocatorSettings.from_environment({**os.environ, **command.environment()})
+        return AllocatorSettings.from_environment(environment, command.interpreter.torch)
     except ValueError as error:
         raise CommandError(f"{error}; correct the variable, or unset it") from None
 

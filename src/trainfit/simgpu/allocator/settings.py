@@ -1,8 +1,9 @@
 """PyTorch's allocator settings: ``PYTORCH_ALLOC_CONF`` and the constants behind it.
 
 Rules from ``c10/core/AllocatorConfig.{h,cpp}`` (``AcceleratorAllocatorConfig::parseArgs``)
-and ``c10/cuda/CUDAAllocatorConfig.{h,cpp}``, checked against torch 2.13.0. All sizes are
-in bytes unless a name says otherwise.
+and ``c10/cuda/CUDAAllocatorConfig.{h,cpp}``, checked against torch 2.8.0 to 2.14.1. What the
+versions read differently, and what only the later ones know, is :data:`_SINCE` and
+:data:`_SHARED_CONFIG`. All sizes are in bytes unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
+
+from trainfit.torch_private.tested import release
 
 MIB = 1 << 20
 
@@ -27,9 +30,27 @@ LARGE_SEGMENT = 20 * MIB
 #: open-ended (64 GiB and more share it).
 SIZE_CLASSES = 16
 
+#: The variable that every version reads.
+VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 #: In the order in which torch 2.13.0 looks them up; the first one that is *set* wins, even
 #: when empty. (The header's comment states the opposite order; the code is what runs.)
-ENVIRONMENT_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_VARIABLES: Final = (VARIABLE, "PYTORCH_ALLOC_CONF")
+
+#: Since then CUDA's settings are those of all accelerators. Before, the first variable alone is
+#: read, blanks alone are dropped, limits must be above 20 MiB, and ">" of
+#: ``roundup_power2_divisions`` replaces the last boundary's divisions, too.
+_SHARED_CONFIG: Final = (2, 10)
+#: The version that a key came with, where 2.8 has it not.
+_SINCE: Final[Mapping[str, tuple[int, int]]] = {
+    "graph_capture_record_stream_reuse": (2, 9),
+    "large_segment_size_mb": (2, 11),
+    "per_process_memory_fraction": (2, 10),
+    "pinned_free_catch_all": (2, 12),
+    "pinned_max_cached_size_mb": (2, 13),
+    "pinned_max_round_threshold_mb": (2, 13),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "throw_on_cudamalloc_oom": (2, 12),
+}
 
 #: Keys that PyTorch accepts and that change no device allocation.
 _HOST_ONLY = frozenset(
@@ -45,6 +66,32 @@ _HOST_ONLY = frozenset(
         "release_lock_on_cudamalloc",
     }
 )
+
+
+def variables_read(torch: str = "") -> tuple[str, ...]:
+    """Variables of the environment in which PyTorch ``torch`` looks for settings, in its order.
+
+    Here and below a version that is empty is the newest.
+    """
+    return _VARIABLES if _has_shared_config(torch) else _VARIABLES[:1]
+
+
+def unread_variables(env: Mapping[str, str], torch: str) -> tuple[str, ...]:
+    """Variables with settings for the allocator that PyTorch ``torch`` does not look at."""
+    return tuple(name for name in _VARIABLES if env.get(name) and name not in variables_read(torch))
+
+
+def knows(key: str, torch: str) -> bool:
+    """Does PyTorch ``torch`` take a setting of this name?"""
+    return not torch or release(torch) >= _SINCE.get(key, (0, 0))
+
+
+def _has_shared_config(torch: str) -> bool:
+    return not torch or release(torch) >= _SHARED_CONFIG
+
+
+#: Sets what a value says in the fields so far, as a version of PyTorch does.
+_Parser = Callable[[str, dict[str, Any], str], None]
 
 
 @dataclass(frozen=True)
@@ -68,42 +115,46 @@ class AllocatorSettings:
     rejects_early: bool = False
 
     @classmethod
-    def from_conf(cls, text: str) -> AllocatorSettings:
-        """Parse a ``PYTORCH_ALLOC_CONF`` string.
+    def from_conf(cls, text: str, torch: str = "") -> AllocatorSettings:
+        """Parse a ``PYTORCH_ALLOC_CONF`` string as PyTorch ``torch`` does.
 
         Raises:
             ValueError: names the key and the value that PyTorch would refuse, or that
                 selects an allocator other than the native one.
         """
-        entries = list(_entries(text))
+        entries = list(_entries(text, torch))
         values: dict[str, Any] = {}
         # parseArgs reads large_segment_size_mb first: two other limits depend on it.
         entries.sort(key=lambda entry: entry[0] != "large_segment_size_mb")
         for key, value in entries:
             parser = _PARSERS.get(key)
+            if not knows(key, torch):
+                raise ValueError(
+                    f"the allocator setting {key!r} (value {value!r}) came with PyTorch "
+                    f"{'.'.join(map(str, _SINCE[key]))}; this is {torch}"
+                )
             if parser is not None:
-                parser(value, values)
+                parser(value, values, torch)
             elif key not in _HOST_ONLY:
                 raise ValueError(f"unknown allocator setting {key!r} (value {value!r})")
         return cls(**values)
 
     @classmethod
-    def from_environment(cls, env: Mapping[str, str]) -> AllocatorSettings:
-        """The settings that a process with this environment starts with.
+    def from_environment(cls, env: Mapping[str, str], torch: str = "") -> AllocatorSettings:
+        """The settings that a process with this environment and PyTorch ``torch`` starts with.
 
-        Of :data:`ENVIRONMENT_VARIABLES` the first that is set decides alone; the two are
-        not merged.
+        Of :func:`variables_read` the first that is set decides alone; they are not merged.
         """
-        for name in ENVIRONMENT_VARIABLES:
+        for name in variables_read(torch):
             text = env.get(name)
             if text is not None:
                 try:
-                    return cls.from_conf(text)
+                    return cls.from_conf(text, torch)
                 except ValueError as error:
                     raise ValueError(f"{name}: {error}") from None
         return cls()
 
-    def changed_by(self, text: str) -> AllocatorSettings:
+    def changed_by(self, text: str, torch: str = "") -> AllocatorSettings:
         """The settings after ``text`` is set in a running program.
 
         As parseArgs does, what limits splitting, rounding and garbage collection returns to
@@ -112,8 +163,8 @@ class AllocatorSettings:
         Raises:
             ValueError: as :meth:`from_conf`.
         """
-        given = self.from_conf(text)
-        named = {_FIELDS[key] for key, _ in _entries(text) if key in _FIELDS} | _RESET
+        given = self.from_conf(text, torch)
+        named = {_FIELDS[key] for key, _ in _entries(text, torch) if key in _FIELDS} | _RESET
         return replace(self, **{name: getattr(given, name) for name in named})
 
     def round_size(self, size: int) -> int:
@@ -173,12 +224,12 @@ def _round_to_division(size: int, divisions: int) -> int:
     return -(-size // step) * step
 
 
-def _entries(text: str) -> Iterator[tuple[str, str]]:
+def _entries(text: str, torch: str) -> Iterator[tuple[str, str]]:
     """``key:value`` pairs of a configuration string; a value may be a ``[...]`` list.
 
     PyTorch drops all whitespace and accepts one trailing comma, and so does this.
     """
-    rest = re.sub(r"\s+", "", text)
+    rest = re.sub(r"\s+" if _has_shared_config(torch) else " +", "", text)
     while rest:
         match = re.match(r"([^,:\[\]]+):(\[[^\[\]]*\]|[^,:\[\]]+)(?:,|$)", rest)
         if match is None:
@@ -202,7 +253,7 @@ def _number(key: str, value: str) -> float:
     return float(match[0])
 
 
-def _large_segment(value: str, values: dict[str, Any]) -> None:
+def _large_segment(value: str, values: dict[str, Any], _: str) -> None:
     mib = _integer("large_segment_size_mb", value)
     if mib <= MIN_LARGE_ALLOC // MIB:
         raise ValueError(f"large_segment_size_mb must be > {MIN_LARGE_ALLOC // MIB}, got {value!r}")
@@ -210,10 +261,11 @@ def _large_segment(value: str, values: dict[str, Any]) -> None:
     values.setdefault("max_non_split_rounding_bytes", mib * MIB)
 
 
-def _split_limit(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
-    def parse(value: str, values: dict[str, Any]) -> None:
+def _split_limit(key: str, field: str) -> _Parser:
+    def parse(value: str, values: dict[str, Any], torch: str) -> None:
         mib = _integer(key, value)
         least = values.get("large_segment_bytes", LARGE_SEGMENT) // MIB
+        least += not _has_shared_config(torch)
         if mib < least:
             raise ValueError(f"{key} must be >= {least}, got {value!r}")
         values[field] = mib * MIB
@@ -221,22 +273,22 @@ def _split_limit(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
     return parse
 
 
-def _collection_threshold(value: str, values: dict[str, Any]) -> None:
+def _collection_threshold(value: str, values: dict[str, Any], _: str) -> None:
     threshold = _number("garbage_collection_threshold", value)
     if not 0.0 < threshold < 1.0:
         raise ValueError(f"garbage_collection_threshold must be in (0.0, 1.0), got {value!r}")
     values["garbage_collection_threshold"] = threshold
 
 
-def _memory_fraction(value: str, values: dict[str, Any]) -> None:
+def _memory_fraction(value: str, values: dict[str, Any], _: str) -> None:
     fraction = _number("per_process_memory_fraction", value)
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"per_process_memory_fraction must be in [0.0, 1.0], got {value!r}")
     values["per_process_memory_fraction"] = fraction
 
 
-def _flag(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
-    def parse(value: str, values: dict[str, Any]) -> None:
+def _flag(key: str, field: str) -> _Parser:
+    def parse(value: str, values: dict[str, Any], _: str) -> None:
         if value not in ("True", "False"):
             raise ValueError(f"{key} must be True or False, got {value!r}")
         values[field] = value == "True"
@@ -244,7 +296,7 @@ def _flag(key: str, field: str) -> Callable[[str, dict[str, Any]], None]:
     return parse
 
 
-def _backend(value: str, values: dict[str, Any]) -> None:
+def _backend(value: str, values: dict[str, Any], _: str) -> None:
     if value != "native":
         raise ValueError(f"backend: only the native allocator can be simulated, got {value!r}")
 
@@ -253,7 +305,7 @@ def _is_power_of_2(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def _divisions(value: str, values: dict[str, Any]) -> None:
+def _divisions(value: str, values: dict[str, Any], torch: str) -> None:
     """``parseRoundUpPower2Divisions``: one number, or ``[MB:divisions,...,>:divisions]``."""
     key = "roundup_power2_divisions"
     if not value.startswith("["):
@@ -272,7 +324,8 @@ def _divisions(value: str, values: dict[str, Any]) -> None:
             raise ValueError(f"{key}: divisions must be 0 or a power of 2, got {item!r}")
         if boundary == ">":
             # Starts after the last boundary, or after the first class if none was given.
-            classes[last + 1 :] = [divisions] * (SIZE_CLASSES - last - 1)
+            rest = last + _has_shared_config(torch)
+            classes[rest:] = [divisions] * (SIZE_CLASSES - rest)
             continue
         megabytes = _integer(key, boundary)
         if not _is_power_of_2(megabytes):
@@ -285,7 +338,7 @@ def _divisions(value: str, values: dict[str, Any]) -> None:
     values[key] = tuple(classes)
 
 
-_PARSERS: dict[str, Callable[[str, dict[str, Any]], None]] = {
+_PARSERS: dict[str, _Parser] = {
     "backend": _backend,
     "expandable_segments": _flag("expandable_segments", "expandable_segments"),
     "garbage_collection_threshold": _collection_threshold,

@@ -165,7 +165,7 @@ class Surface:
             memory.synchronize()
 
         def set_settings(text: str) -> None:
-            allocator.apply(allocator.settings.changed_by(text))
+            allocator.apply(allocator.settings.changed_by(text, str(torch.__version__)))
 
         # It asks for the time at each allocation: the clock that costs little will do.
         history = History(allocator, TrafficClock(memory.recorder, self._gpu).now)

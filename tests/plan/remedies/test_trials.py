@@ -1,0 +1,42 @@
+"""What is tried depends on the PyTorch that the job runs with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.launch.allocator_trial import allocator_variable
+from trainfit.plan.remedies.trials import allocators_tried
+from trainfit.plan.runs.tracing import allocator_settings
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+
+
+@pytest.mark.parametrize("version", ["2.8.0+cu128", "2.9.1", "2.10.0", "2.13.0"])
+def test_settings_are_tried_that_the_jobs_pytorch_has(version: str) -> None:
+    tried = allocators_tried("", version)
+    assert ("large_segment_size_mb:64" in tried) == (version == "2.13.0")
+    for text in tried:
+        AllocatorSettings.from_conf(text, version)
+    left = allocators_tried("max_split_size_mb:64", version)
+    assert left == tuple(text for text in tried if "max_split" not in text)
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "expandable"),
+    [("2.8.0", "PYTORCH_CUDA_ALLOC_CONF", False), ("2.13.0", "PYTORCH_ALLOC_CONF", True)],
+)
+def test_the_variable_is_one_that_the_jobs_pytorch_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, variable: str, expandable: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    command = parse_command(["PYTORCH_ALLOC_CONF=expandable_segments:True", "python", str(script)])
+    interpreter = dataclasses.replace(command.interpreter, torch=version)
+    command = dataclasses.replace(command, interpreter=interpreter)
+    assert allocator_variable(command)[0] == variable
+    assert allocator_settings(command).expandable_segments == expandable
