@@ -13,6 +13,8 @@
 #   make docs       the documentation as a site, in site/
 #   make screens    types what README and the guides say in a fresh clone of HEAD, and writes the sample
 #                   screens and pictures from what is printed (half an hour; an idle machine)
+#   make golden     what trainfit prints and saves of results, machines, watched runs and scripts,
+#                   compared with bench/golden.json.xz (WRITE=1 stores what comes out)
 #   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
 #   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
 #   make clean      removes the environments, the example's data and all caches
@@ -42,7 +44,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-newest test-slow test-real lint coverage torch docs screens package bench clean
+.PHONY: plan test test-newest test-slow test-real lint coverage torch docs screens golden package bench clean
 
 # As in an activated environment: the `python` of their commands is the one that has PyTorch.
 plan bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -94,6 +96,9 @@ docs: .venv-docs/.ready
 
 screens: .venv/.dev-ready
 	$(BIN)/python bench/docs_walk.py --write
+
+golden: .venv/.dev-ready
+	$(BIN)/python bench/golden.py $(if $(WRITE),--write)
 
 package: .venv/.dev-ready
 	rm -rf build dist
