@@ -92,12 +92,17 @@ def test_a_failing_import_of_torch_has_the_traceback_that_it_has_alone(tmp_path:
     assert found.stderr == alone(str(tmp_path / "train.py")).stderr
 
 
-def test_sys_exit_and_a_kill(tmp_path: Path) -> None:
-    assert watched(tmp_path / "exit", str(SCRIPT), "--epochs=1", "--end=exit").returncode == 7
-    header = load_run(tmp_path / "exit").header
+# The test above, of the exit code after a traceback, and watch/test_unseen.py's 5.
+@pytest.mark.slow
+def test_sys_exit(tmp_path: Path) -> None:
+    assert watched(tmp_path, str(SCRIPT), "--epochs=1", "--end=exit").returncode == 7
+    header = load_run(tmp_path).header
     assert (header.ending, header.exit_code) == ("failed", 7)
-    assert watched(tmp_path / "kill", str(SCRIPT), "--epochs=1", "--end=kill").returncode == 137
-    run = load_run(tmp_path / "kill")
+
+
+def test_a_kill_keeps_the_steps(tmp_path: Path) -> None:
+    assert watched(tmp_path, str(SCRIPT), "--epochs=1", "--end=kill").returncode == 137
+    run = load_run(tmp_path)
     assert (run.header.ending, run.header.exit_code) == ("interrupted", -9)
     assert len(run.ranks[0].steps) == 6
 
@@ -145,7 +150,11 @@ def test_the_switch(tmp_path: Path) -> None:
     assert found.returncode == 0 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    # A signal that the script does not see: the test of a kill.
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT],
+)
 def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> None:
     words = [sys.executable, str(SCRIPT), "--epochs=1", "--end=sleep"]
     command = [sys.executable, "-c", LAUNCH, str(tmp_path), *words]
@@ -324,7 +333,9 @@ print(result.steps, repr(result.next_command), (result._repr_html_() or "")[:40]
 """
 
 
-@pytest.mark.parametrize("argv", ["", "/somewhere/ipykernel_launcher.py"])
+@pytest.mark.parametrize(
+    "argv", [pytest.param("", marks=pytest.mark.slow), "/somewhere/ipykernel_launcher.py"]
+)
 def test_in_a_notebook_the_result_is_at_hand(tmp_path: Path, argv: str) -> None:
     code = NOTEBOOK.format(argv=argv, folder=str(tmp_path / "run"))
     found = alone("-i", "-c", code)

@@ -6,6 +6,7 @@ and a socket that is told the run's number when it begins and its wait status wh
 run has a parent of its own, which ends it when nobody listens any more.
 """
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -14,6 +15,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 
 #: What ``trainfit.scripts.fork_server`` imports before it forks, and what is imported with it.
 MODULES = (
@@ -81,3 +83,9 @@ os.chdir(asked["cwd"])
 os.environ.clear()
 os.environ.update(asked["environment"])
 exec(asked["code"])
+# As a process ends, but for taking PyTorch down, which is most of the time of a small run.
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)

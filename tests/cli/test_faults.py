@@ -58,7 +58,11 @@ def test_of_the_simulated_device(script: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and 'File "train.py"' in kept
 
 
-@pytest.mark.parametrize("verb", ["simulate --gpu T4", "loader --step-time 1ms --"])
+@pytest.mark.parametrize(
+    "verb",
+    # All kinds of run tell of a fault by the same code.
+    ["simulate --gpu T4", pytest.param("loader --step-time 1ms --", marks=pytest.mark.slow)],
+)
 def test_before_the_script_runs(verb: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.zeros(3).cuda()\n")
     (tmp_path / "site").mkdir()
@@ -133,7 +137,14 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("case", FAILING)
+#: A failing operator is told like "a shape".
+_SLOW = ("a wrong argument", "a dimension")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow) if case in _SLOW else case for case in FAILING],
+)
 def test_of_the_script(case: str, tmp_path: Path) -> None:
     text, said = FAILING[case]
     (tmp_path / "train.py").write_text(text)
@@ -148,11 +159,19 @@ def test_of_the_script(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said", "shown"),
     [
-        ("import sys; sys.exit(3)", "exited with exit code 3", "printed nothing"),
+        # Each word of the others is said of one of the rest, too.
+        pytest.param(
+            *("import sys; sys.exit(3)", "exited with exit code 3", "printed nothing"),
+            marks=pytest.mark.slow,
+        ),
         ("import sys; sys.exit('no data')", "exit code 1 (no data)", "that is all it printed"),
         ("import os; os._exit(4)", "ended with exit code 4", "printed nothing"),
         ("import sys; print('hello'); sys.exit(3)", "exit code 3", "its own message is below"),
-        ("import os; os.system('echo hello'); os._exit(4)", "exit code 4", "last lines are below"),
+        pytest.param(
+            *("import os; os.system('echo hello'); os._exit(4)", "exit code 4"),
+            "last lines are below",
+            marks=pytest.mark.slow,
+        ),
         ("def f(:", "SyntaxError: invalid syntax (train.py, line 1)", "fix that line"),
     ],
 )

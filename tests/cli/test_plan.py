@@ -455,11 +455,12 @@ def test_an_interrupt_keeps_what_was_simulated(
         assert not Path("/proc", pid.name.removeprefix("pid-")).exists()
 
 
+# The test above interrupts, too, and looks for the children.
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     ("number", "code"),
-    # The test above interrupts, too.
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_an_interrupt_ends_the_children(number: int, code: int, tmp_path: Path) -> None:

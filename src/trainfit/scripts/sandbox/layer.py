@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePath
 
@@ -21,6 +22,8 @@ _SHARE_OF_DISK = 0.5
 _SHARE_OF_MEMORY = 0.5
 #: What no run may leave of a disk, whoever fills it.
 _RESERVE = 0.1
+#: What was written is measured again after so many times as long as that took.
+_REST = 20
 #: A redirected script's: what was written, and marks of what was removed with their ending.
 FILES, GONE, REMOVED = "files", "removed", "#removed"
 #: Folders with what Python and its libraries write by themselves.
@@ -35,6 +38,7 @@ class Layer:
     limit_bytes: int
     _locks: list[int]
     _free_at_start: dict[Path, int]
+    _measure_at: float = 0.0
 
     @classmethod
     def make(cls, limit_bytes: int | None = None, within: str = "") -> Layer:
@@ -74,8 +78,13 @@ class Layer:
         if nothing is wrong. ``uppers`` are the folders with what was written."""
         free = {folder: _free_bytes(folder) for folder in self.folders}
         most = max(self._free_at_start[folder] - now for folder, now in free.items())
-        if 2 * most >= self.limit_bytes:  # it may lie on two disks
+        began = time.monotonic()
+        # It may lie on two disks. What others remove meanwhile hides what was written: at times
+        # it is measured in any case.
+        if 2 * most >= self.limit_bytes or began >= self._measure_at:
             written = sum(allocated_bytes(each) for each in uppers)
+            ended = time.monotonic()
+            self._measure_at = ended + _REST * (ended - began)
             if written >= self.limit_bytes:
                 return (
                     f"the script wrote more than {self.limit_bytes / 1e9:.3g} GB, the limit of a "
