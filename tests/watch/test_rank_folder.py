@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import environment
+from trainfit.results.files.errors import ResultFileError
 from trainfit.results.watch.run import load_run
 from trainfit.watch import in_script, rank_folder
 from trainfit.watch.judge import judge
@@ -159,6 +160,26 @@ def test_who_still_records_is_waited_for_and_said(job: pytest.MonkeyPatch) -> No
     assert first.wait(0.05) == [1]
     second.end()
     assert first.wait(60.0) == []
+
+
+def test_a_result_says_which_rank_still_records(
+    job: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = joined(job, 0), joined(job, 1)
+    job.setattr(in_script, "_OTHERS_S", 0.05)
+    watching = in_script.Watching(first.path, lambda: None, first)
+    for stopped in (False, True):
+        with pytest.raises(ResultFileError):  # none has trained
+            watching.result()
+        assert ("rank 1 still records" in capsys.readouterr().err) is stopped
+        watching.stop()
+
+
+def test_a_launcher_that_is_not_known_needs_a_port(job: pytest.MonkeyPatch) -> None:
+    job.setattr(rank_folder, "_launcher", lambda: None)
+    assert joined(job, 0).path == joined(job, 1).path
+    job.delenv("MASTER_PORT")
+    assert joined(job, 0).path != joined(job, 1).path
 
 
 def test_a_damaged_file_is_as_none(job: pytest.MonkeyPatch) -> None:

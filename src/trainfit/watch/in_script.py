@@ -152,8 +152,8 @@ def _ranks(
     """The folder that this job's ranks have in common; ``None``: one of this process's own."""
     try:
         return join(None if folder is None else Path(folder), script, started)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         _say(f"each rank records into a folder of its own: {reason}")
         return None
 

@@ -36,6 +36,9 @@ _OF_A_JOB: Final = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     *("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
 )
+#: Of them, those that tell a job also where its launcher is not known: one that the kernel hides
+#: (hidepid of /proc), or the first rank, which has started the others.
+_ENOUGH: Final = frozenset(("MASTER_PORT", "PMIX_NAMESPACE", "SLURM_STEP_ID"))
 #: Seconds to wait for the lock at most: each rank has it for some milliseconds.
 _LOCK_S: Final = 5.0
 #: Folders that are looked at, the newest first: ranks come within seconds of one another.
@@ -73,8 +76,7 @@ class LocalProcess:
 class RankJob:
     """What the ranks of one job on one machine have in common.
 
-    ``launcher`` is what started them; ``None``: that is not known, and the port that they meet at
-    decides.
+    ``launcher`` is what started them; ``None``: that is not known, and the variables decide.
     """
 
     machine: str
@@ -91,7 +93,7 @@ class RankJob:
         if dataclasses.replace(self, launcher=None) != dataclasses.replace(other, launcher=None):
             return False
         if self.launcher is None or other.launcher is None:
-            return "MASTER_PORT" in self.variables
+            return not _ENOUGH.isdisjoint(self.variables)
         return self.launcher.is_same(other.launcher)
 
 
@@ -131,8 +133,9 @@ class RankFolder:
         self._mine = mine
 
     def end(self) -> None:
-        """Tell the others that this rank has written all."""
-        _append(self.path, dataclasses.replace(self._mine, has_ended=True))
+        """Tell the others that this rank has written all; on a full disk they wait in vain."""
+        with contextlib.suppress(OSError):
+            _append(self.path, dataclasses.replace(self._mine, has_ended=True))
 
     def wait(self, seconds: float) -> list[int]:
         """Wait for the other ranks to end, so long at most; returns those that still record."""
@@ -150,7 +153,8 @@ def join(folder: Path | None, script: str, started: tuple[float, float]) -> Rank
     """The folder of this rank's job, made where no rank has: ``folder``, or one with the name of
     ``script``. ``None``: this process is no rank of several.
 
-    Each training gets one of its own. Raises ``OSError`` where ranks cannot agree on one.
+    Each training gets one of its own. Raises ``OSError`` or ``psutil.Error`` where ranks cannot
+    agree on one.
     """
     rank, size = world()
     if size < 2:
