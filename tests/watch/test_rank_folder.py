@@ -191,13 +191,27 @@ def test_a_damaged_file_is_as_none(job: pytest.MonkeyPatch) -> None:
 def test_ranks_that_cannot_agree_record_each_by_itself(
     job: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job.setenv("RANK", "0")
+    job.setenv("RANK", "1")
     job.setattr(rank_folder, "_LOCK_S", 0.05)
+    job.setattr(in_script.process, "from_environment", lambda: None)
+    job.setattr(in_script, "_sampler", lambda *_: None)
     folder = tmp_path / "run"
-    with rank_folder._locked(folder / "ranks.jsonl"):
-        assert in_script._ranks(folder, "train.py", STARTED) is None
-    assert "each rank records into a folder of its own: Resource" in capsys.readouterr().err
-    assert in_script._ranks(folder, "train.py", STARTED) is not None
+    with rank_folder._locked(folder / "ranks.jsonl"), in_script.watch(folder) as run:
+        assert run.folder == folder
+    said = capsys.readouterr().err
+    assert "each rank records into a folder of its own: Resource" in said and "recorded in" in said
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_once(
+    job: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder would be")
+    for rank in ("0", "1"):
+        job.setenv("RANK", rank)
+        job.setenv("LOCAL_RANK", rank)
+        assert in_script.watch().folder is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainfit watch: not recorded: ")
 
 
 TRAINS = """

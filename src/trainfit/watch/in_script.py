@@ -88,11 +88,12 @@ class Watching:
 
 def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     """Record this process's training from now on, into ``folder`` (``None``: a new one below
-    ~/.local/state/trainfit/watch), and say where.
+    ~/.local/state/trainfit/watch; with -2, -3 … behind its name where it has a run), and say where.
 
-    To be called before the DataLoader is iterated. Within `trainfit watch`, or where it is
-    called a second time, the run that is recorded goes on. Raises nothing where the folder cannot
-    be written to: the training goes on, and a line on stderr says so.
+    The ranks of a job on one machine record into one folder. To be called before the DataLoader is
+    iterated. Within `trainfit watch`, or where it is called a second time, the run that is recorded
+    goes on. Raises nothing where the folder cannot be written to: the training goes on, and a line
+    on stderr says so.
     """
     try:
         return _watch(folder)
@@ -111,7 +112,7 @@ def _watch(folder: str | os.PathLike[str] | None) -> Watching:
     # As it was started: it can be run like this once more.
     command = shlex.join(["python", *sys.orig_argv[1:]]) if script else ""
     local = local_rank()
-    ranks = _ranks(folder, script, started)
+    ranks, why_apart = _ranks(folder, script, started)
     if ranks is not None:
         path, started = ranks.path, ranks.started
     else:
@@ -121,13 +122,15 @@ def _watch(folder: str | os.PathLike[str] | None) -> Watching:
     if reason := why_unwritable(path):
         if ranks is not None:
             ranks.end()
-        if speaks:
+        if not local:
             _say(f"not recorded: {reason}; name another folder: trainfit.watch(FOLDER)")
         return Watching(None, _nothing)
     restore = _environment(path, command, started)
     process.from_environment()
     sampler = _sampler(path, ranks)
     recorded = f"recorded in {path}; read it with `trainfit watch --read {shlex.quote(str(path))}`"
+    if why_apart:
+        _say(f"each rank records into a folder of its own: {why_apart}")
     if speaks:
         _say(recorded)
 
@@ -148,14 +151,13 @@ def _watch(folder: str | os.PathLike[str] | None) -> Watching:
 
 def _ranks(
     folder: str | os.PathLike[str] | None, script: str, started: tuple[float, float]
-) -> RankFolder | None:
-    """The folder that this job's ranks have in common; ``None``: one of this process's own."""
+) -> tuple[RankFolder | None, str]:
+    """The folder that this job's ranks have in common; ``None``: one of this process's own, and why
+    where there are other ranks."""
     try:
-        return join(None if folder is None else Path(folder), script, started)
+        return join(None if folder is None else Path(folder), script, started), ""
     except Exception as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        _say(f"each rank records into a folder of its own: {reason}")
-        return None
+        return None, getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 def _sampler(path: Path, ranks: RankFolder | None) -> SamplerHandle | None:
