@@ -6,6 +6,7 @@ python loops.py LOOP FOLDER [--raise]
 import argparse
 import copy
 import json
+import os
 import pickle
 import sys
 
@@ -19,6 +20,7 @@ define_torchvision_operators()
 torch.set_num_threads(1)  # the machine has other work
 
 WIDTH, SAMPLES, BATCH, EPOCHS = 16, 240, 8, 2
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def network():
@@ -68,7 +70,7 @@ def lightning(namespace, folder, fails):
 
     logger, callback = Kept(), LightningCallback()
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, accelerator="cpu", devices=1, logger=logger, default_root_dir=folder,
+        max_epochs=EPOCHS, accelerator="cpu", devices=RANKS, logger=logger, default_root_dir=folder,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         callbacks=callback,
     )  # fmt: skip
@@ -209,7 +211,8 @@ def tell(training, logged, caught):
         "logged": list(logged),
         "caught": caught,
     }
-    print("told:", json.dumps(document), flush=True)
+    sys.stdout.write(f"told: {json.dumps(document)}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

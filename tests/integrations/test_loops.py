@@ -6,12 +6,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers_cli import environment
+from trainfit.results.watch.run import load_run
 
 SCRIPT = Path(__file__).with_name("loops.py")
 #: Of the same library's two names, and of what imports most, `make test-slow` has one each.
@@ -23,13 +25,13 @@ LOOPS = [
 
 
 def trained(
-    loop: str, folder: Path, *more: str, **variables: str
+    loop: str, folder: Path, *more: str, launcher: Sequence[str] = (), **variables: str
 ) -> tuple[list[dict[str, Any]], str]:
     """What each training of the loop told, and what it wrote to stderr."""
     if importlib.util.find_spec(loop.partition(".")[0]) is None:
         pytest.skip(f"{loop} is not installed")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), loop, str(folder / "out"), *more],
+        [sys.executable, *launcher, str(SCRIPT), loop, str(folder / "out"), *more],
         env=environment(XDG_STATE_HOME=str(folder / "state"), **variables),
         cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
@@ -60,6 +62,22 @@ def test_an_error_of_the_user_stays_his_and_the_next_training_is_watched(
     assert after["steps"] > 20 and after["folder"] != failed["folder"]
     # Transformers' Trainer does not tell of the error.
     assert (failed["steps"] or 0) < 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["lightning.pytorch", "transformers"])
+def test_the_ranks_of_a_training_are_one_run(loop: str, tmp_path: Path) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
+    told, stderr = trained(loop, tmp_path, launcher=torchrun)
+    results = [each for each in told if each["folder"] is not None]
+    assert len(told) == 4 and len(results) == 2, stderr
+    for each in results:
+        assert each["metrics"]["trainfit/step_ms"] > 0
+        assert [rank.header.rank for rank in load_run(Path(each["folder"])).ranks] == [0, 1]
+        assert stderr.count(f"recorded in {each['folder']};") == 1
+    assert results[0]["folder"] != results[1]["folder"]
+    assert stderr.count("trainfit watch: ") == 4  # of each training the folder and the answer
+    assert [len(each["logged"]) for each in told if each["logged"]] == [1]
 
 
 def test_nothing_is_recorded_where_the_recorder_is_switched_off(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ RESULT = trainfit.load(ROOT / "tests" / "fixtures" / "results" / "watch-v1.json"
 class Watched:
     """In the place of what ``trainfit.watch()`` returns."""
 
-    def __init__(self, result: object = RESULT) -> None:
+    def __init__(self, result: object = RESULT, is_lowest_rank: bool = True) -> None:
         self.stops, self._result = 0, result
+        self.is_lowest_rank = is_lowest_rank
 
     def stop(self) -> None:
         self.stops += 1
@@ -55,6 +56,13 @@ def test_the_numbers_go_to_each_logger_once() -> None:
     assert isinstance(RESULT, WatchResult)
     assert logged == [RESULT.metrics()] * 2 and logged[0] is not logged[1]
     assert watched.stops == 1 and training.result is RESULT
+
+
+def test_of_several_ranks_the_lowest_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    training = begun(watched := Watched(is_lowest_rank=False))
+    training.end([fails])
+    assert watched.stops == 1 and training.result is None
+    assert capsys.readouterr().err == ""
 
 
 def test_a_training_that_raised_is_over_when_the_next_begins() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.watch.run_folder import remove_empty
+from trainfit.watch.run_folder import remove_empty, unused_folder
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,13 @@ def test_an_empty_runs_folder_is_removed(
     assert remove_empty(folder) is removed
     left = {path.name for path in folder.iterdir()} if folder.exists() else set()
     assert left == (set() if removed else set(files))
+
+
+def test_a_folder_that_has_a_run_is_not_recorded_into(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert unused_folder(folder) == folder
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    assert unused_folder(folder) == folder
+    (folder / "rank3.json").write_text("{}")
+    assert unused_folder(folder) == tmp_path / "run-2"

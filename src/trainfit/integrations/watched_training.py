@@ -28,7 +28,8 @@ class WatchedTraining:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self.folder = folder
         self.result: WatchResult | None = None
-        """What limits the training, once it has ended; ``None``: nothing was recorded."""
+        """What limits the training, once it has ended; ``None``: nothing was recorded, or a lower
+        rank of the job has it."""
         self._watching: Watching | None = None
 
     def begin(self) -> None:
@@ -51,6 +52,8 @@ class WatchedTraining:
             from trainfit.report.watch.words import answer
 
             watching.stop()
+            if not watching.is_lowest_rank:
+                return
             self.result = watching.result()
             if self.result is None:
                 return

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
 from trainfit.watch.recorder import process
-from trainfit.watch.run_folder import new_folder, why_unwritable
+from trainfit.watch.recorder.files.rank_variables import local_rank, world
+from trainfit.watch.run_folder import new_folder, unused_folder, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 if TYPE_CHECKING:
@@ -26,18 +28,29 @@ _NO_SCRIPT: Final = ("ipykernel_launcher", "colab_kernel_launcher", "-c", "-")
 #: Imported where trainfit itself runs the script, on the simulated GPU or to measure it: that is
 #: no training to be recorded.
 _OWN_RUNS: Final = "trainfit.scripts.execute"
+#: Seconds that a result waits at most for the job's other ranks to write their last steps.
+_OTHERS_S: Final = 1.0
 
 
 class Watching:
     """A run that is recorded until :meth:`stop`, or the end of the ``with`` block or the process.
 
     ``folder`` is where it is recorded; ``None``: nothing is, for ``TRAINFIT_WATCH`` switches the
-    recorder off, or the folder cannot be written to.
+    recorder off, or the folder cannot be written to. The ranks of a job on one machine have it in
+    common.
     """
 
-    def __init__(self, folder: Path | None, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path | None, stop: Callable[[], None], ranks: RankFolder | None = None
+    ) -> None:
         self.folder = folder
-        self._stop = stop
+        self._stop, self._ranks = stop, ranks
+        self._rank = 0 if folder is None else world()[0]
+
+    @property
+    def is_lowest_rank(self) -> bool:
+        """Is this the rank that speaks for all that record into the folder?"""
+        return self.folder is None or self._rank <= lowest_rank(self.folder)
 
     def stop(self) -> None:
         """Record no more; safe to call twice. Raises nothing."""
@@ -50,7 +63,8 @@ class Watching:
     def result(self) -> WatchResult | None:
         """What limits the run so far and what to change; ``None``: nothing is recorded.
 
-        A notebook shows it as its report. The last second may be missing while the run goes on.
+        A notebook shows it as its report. The last second may be missing while the run goes on;
+        after :meth:`stop` the job's other ranks have a second to end, too.
         Raises :class:`trainfit.results.files.errors.ResultFileError` where the folder cannot be
         read.
         """
@@ -60,6 +74,9 @@ class Watching:
         from trainfit.results.watch.run import load_run
         from trainfit.watch.judge import judge
 
+        if self._stop is _nothing and self._ranks is not None:
+            for rank in self._ranks.wait(_OTHERS_S):
+                _say(f"rank {rank} still records: its last steps are not in the result")
         return judge(load_run(self.folder))
 
     def __enter__(self) -> Watching:
@@ -71,11 +88,12 @@ class Watching:
 
 def watch(folder: str | os.PathLike[str] | None = None) -> Watching:
     """Record this process's training from now on, into ``folder`` (``None``: a new one below
-    ~/.local/state/trainfit/watch), and say where.
+    ~/.local/state/trainfit/watch; with -2, -3 … behind its name where it has a run), and say where.
 
-    To be called before the DataLoader is iterated. Within `trainfit watch`, or where it is
-    called a second time, the run that is recorded goes on. Raises nothing where the folder cannot
-    be written to: the training goes on, and a line on stderr says so.
+    The ranks of a job on one machine record into one folder. To be called before the DataLoader is
+    iterated. Within `trainfit watch`, or where it is called a second time, the run that is recorded
+    goes on. Raises nothing where the folder cannot be written to: the training goes on, and a line
+    on stderr says so.
     """
     try:
         return _watch(folder)
@@ -93,30 +111,63 @@ def _watch(folder: str | os.PathLike[str] | None) -> Watching:
     script = "" if Path(sys.argv[0]).stem in _NO_SCRIPT else sys.argv[0]
     # As it was started: it can be run like this once more.
     command = shlex.join(["python", *sys.orig_argv[1:]]) if script else ""
-    path = Path(folder) if folder is not None else new_folder(script)
+    local = local_rank()
+    ranks, why_apart = _ranks(folder, script, started)
+    if ranks is not None:
+        path, started = ranks.path, ranks.started
+    else:
+        path = unused_folder(Path(folder)) if folder is not None else new_folder(script)
+    # One rank of the machine speaks for all.
+    speaks = ranks is None or (ranks.is_first if local is None else local == 0)
     if reason := why_unwritable(path):
-        _say(f"not recorded: {reason}; name another folder: trainfit.watch(FOLDER)")
+        if ranks is not None:
+            ranks.end()
+        if not local:
+            _say(f"not recorded: {reason}; name another folder: trainfit.watch(FOLDER)")
         return Watching(None, _nothing)
     restore = _environment(path, command, started)
     process.from_environment()
-    sampler = _sampler(path)
-    read = f"trainfit watch --read {shlex.quote(str(path))}"
-    _say(f"recorded in {path}; read it with `{read}`")
+    sampler = _sampler(path, ranks)
+    recorded = f"recorded in {path}; read it with `trainfit watch --read {shlex.quote(str(path))}`"
+    if why_apart:
+        _say(f"each rank records into a folder of its own: {why_apart}")
+    if speaks:
+        _say(recorded)
 
     def stop() -> None:
         process.end()
+        if not speaks and local and watching.is_lowest_rank:  # the first one does not record
+            _say(recorded)
         if sampler is not None:
             atexit.unregister(sampler.stop)
             sampler.stop()
+        if ranks is not None:
+            ranks.end()
         restore()
 
-    return Watching(path, stop)
+    watching = Watching(path, stop, ranks)
+    return watching
 
 
-def _sampler(path: Path) -> SamplerHandle | None:
-    """Next to this process, until it ends; ``None``: not here (the run goes on without)."""
+def _ranks(
+    folder: str | os.PathLike[str] | None, script: str, started: tuple[float, float]
+) -> tuple[RankFolder | None, str]:
+    """The folder that this job's ranks have in common; ``None``: one of this process's own, and why
+    where there are other ranks."""
     try:
-        sampler = start_sampler(path, os.getpid())
+        return join(None if folder is None else Path(folder), script, started), ""
+    except Exception as error:
+        return None, getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
+def _sampler(path: Path, ranks: RankFolder | None) -> SamplerHandle | None:
+    """Next to this process, until it ends; ``None``: not here (the run goes on without). Of several
+    ranks the first has it, for all that their launcher has started."""
+    if ranks is not None and not ranks.is_first:
+        return None
+    launcher = ranks.launcher if ranks is not None else None
+    try:
+        sampler = start_sampler(path, os.getpid() if launcher is None else launcher.pid)
     except OSError:
         return None
     atexit.register(sampler.stop)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,15 +18,41 @@ _LEAST_BYTES: Final = 1 << 14
 _OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
 
 
-def new_folder(script: str, pid: int | None = None) -> Path:
-    """``trainfit/watch/<script>-<date>-<pid>`` in $XDG_STATE_HOME or ~/.local/state; it is not
-    created. ``script`` is a path, or empty in a notebook."""
-    name = Path(script).stem or "notebook"
-    moment = time.strftime("%Y%m%d-%H%M%S")
-    first = state_folder() / "watch" / f"{name}-{moment}-{os.getpid() if pid is None else pid}"
+def runs_folder() -> Path:
+    """``trainfit/watch`` in $XDG_STATE_HOME or ~/.local/state; it is not created."""
+    return state_folder() / "watch"
+
+
+def new_folder(script: str, pid: int | None = None, host: str = "") -> Path:
+    """``<script>-<date>-<pid>`` in :func:`runs_folder`, with ``host`` before the PID if it is
+    given; it is not created. ``script`` is a path, or empty in a notebook."""
+    words = (script_name(script), time.strftime("%Y%m%d-%H%M%S"), host)
+    name = "-".join([*filter(None, words), str(os.getpid() if pid is None else pid)])
     # A process may begin a second training within the second.
-    others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain([first], others) if not os.path.lexists(each))
+    return next(each for each in numbered(runs_folder() / name) if not os.path.lexists(each))
+
+
+def script_name(script: str) -> str:
+    """What the folders of a script's runs begin with."""
+    return Path(script).stem or "notebook"
+
+
+def numbered(first: Path) -> Iterator[Path]:
+    """``first``, and then its name with -2, -3 and so on."""
+    yield first
+    for number in itertools.count(2):
+        yield first.with_name(f"{first.name}-{number}")
+
+
+def unused_folder(first: Path) -> Path:
+    """``first``, or where it has a run, the next of :func:`numbered` that has none."""
+    return next(each for each in numbered(first) if not _has_run(each))
+
+
+def _has_run(folder: Path) -> bool:
+    """Also one that has just begun."""
+    found = (path for pattern in ("rank*.json", "ranks.jsonl") for path in folder.glob(pattern))
+    return any(path.stat().st_size for path in found)
 
 
 def why_unwritable(folder: Path) -> str:

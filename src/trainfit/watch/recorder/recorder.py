@@ -32,6 +32,7 @@ from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
 from trainfit.watch.recorder.files import header
 from trainfit.watch.recorder.files.rank_files import RankFiles
+from trainfit.watch.recorder.files.rank_variables import world
 from trainfit.watch.recorder.memory_errors import is_out_of_memory
 from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
 from trainfit.watch.recorder.patches.flops import FlopCount
@@ -192,7 +193,7 @@ class Recorder:
 
     def _claim(self) -> None:
         """Take a rank's files; where the folder cannot be written to, say so and take us out."""
-        rank, size = header.world()
+        rank, size = world()
         self._facts |= {"rank": rank, "world_size": size, **header.of_process()}
         try:
             self._files = RankFiles(self.place.folder, rank, self._header, self.failed)

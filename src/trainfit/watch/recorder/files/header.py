@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from trainfit.hardware.host.system import System
 from trainfit.results.watch.run import WatchedGpu
 from trainfit.scripts.library_threads import pools
 from trainfit.version import __version__
+from trainfit.watch.recorder.files.rank_variables import world
 
 #: Variables of the environment that a header keeps: by name, or by what it begins with.
 _VARIABLES: Final = frozenset(
@@ -129,16 +129,3 @@ def _distributed(module: torch.nn.Module) -> str:
     if "DataParallel" in names:
         return "data_parallel"
     return "other" if world()[1] > 1 else ""
-
-
-def world() -> tuple[int, int]:
-    """Rank and world size: by the process group, or else by the launcher's variables."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
-        found = os.environ.get(rank, ""), os.environ.get(size, "")
-        if all(each.isdecimal() for each in found):
-            return int(found[0]), int(found[1])
-    local = os.environ.get("LOCAL_RANK", "")
-    return (int(local) if local.isdecimal() else 0), 1

@@ -1,0 +1,280 @@
+"""The folder into which the ranks of one job on one machine record, where each of them calls
+``trainfit.watch()``.
+
+Ranks ask one another nothing. The one that comes first makes the folder; the others know it by a
+file in it, ``ranks.jsonl``: a line says which job it is and when its times begin, the others which
+processes record, and whether they have ended. A process that is gone has ended, so that a folder
+of an earlier run is never taken for this one's, whatever port and shell both have in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import multiprocessing
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.exchange import as_json
+from trainfit.watch.recorder.files.rank_variables import set_for_a_rank, world
+from trainfit.watch.run_folder import new_folder, numbered, runs_folder, script_name, unused_folder
+
+_RANKS: Final = "ranks.jsonl"
+_LOCK: Final = ".ranks.lock"
+#: Variables that all ranks of a job have in common, and no other job at the same time has.
+_OF_A_JOB: Final = (
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    *("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"),
+)
+#: Of them, those that tell a job also where its launcher is not known: one that the kernel hides
+#: (hidepid of /proc), or the first rank, which has started the others.
+_ENOUGH: Final = frozenset(("MASTER_PORT", "PMIX_NAMESPACE", "SLURM_STEP_ID"))
+#: Seconds to wait for the lock at most: each rank has it for some milliseconds.
+_LOCK_S: Final = 5.0
+#: Folders that are looked at, the newest first: ranks come within seconds of one another.
+_MOST_FOLDERS: Final = 20
+#: psutil reckons a process's beginning from the boot's, which may be corrected meanwhile.
+_SLACK_S: Final = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalProcess:
+    """A process of this machine; ``created``: seconds since the epoch, as a PID may be given to
+    another."""
+
+    pid: int
+    created: float
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> LocalProcess:
+        return cls(process.pid, process.create_time())
+
+    def is_same(self, other: LocalProcess) -> bool:
+        return self.pid == other.pid and abs(self.created - other.created) < _SLACK_S
+
+    @property
+    def is_alive(self) -> bool:
+        try:
+            process = psutil.Process(self.pid)
+            dead = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+            return not dead and self.is_same(self.of(process))
+        except psutil.Error:
+            return False
+
+
+@dataclasses.dataclass(frozen=True)
+class RankJob:
+    """What the ranks of one job on one machine have in common.
+
+    ``launcher`` is what started them; ``None``: that is not known, and the variables decide.
+    """
+
+    machine: str
+    world_size: int
+    variables: Mapping[str, str]
+    launcher: LocalProcess | None
+
+    @classmethod
+    def of_this_process(cls) -> RankJob:
+        variables = {name: os.environ[name] for name in _OF_A_JOB if name in os.environ}
+        return cls(_machine(), world()[1], variables, _launcher())
+
+    def is_same(self, other: RankJob) -> bool:
+        if dataclasses.replace(self, launcher=None) != dataclasses.replace(other, launcher=None):
+            return False
+        if self.launcher is None or other.launcher is None:
+            return not _ENOUGH.isdisjoint(self.variables)
+        return self.launcher.is_same(other.launcher)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankProcess:
+    """A rank that records into the folder, or did."""
+
+    rank: int
+    process: LocalProcess
+    has_ended: bool = False
+
+    @property
+    def is_recording(self) -> bool:
+        return not self.has_ended and self.process.is_alive
+
+
+@dataclasses.dataclass(frozen=True)
+class _Beginning:
+    """The first line of the file."""
+
+    job: RankJob
+    started_unix: float
+    started_monotonic: float
+
+
+class RankFolder:
+    """A folder that this rank records into, with the others of its job on this machine."""
+
+    def __init__(self, path: Path, beginning: _Beginning, mine: RankProcess, first: bool) -> None:
+        self.path = path
+        self.started = beginning.started_unix, beginning.started_monotonic
+        """What the times of all its ranks count from, by ``time.time()`` and
+        ``time.monotonic()``."""
+        self.launcher = beginning.job.launcher
+        self.is_first = first
+        """Has this rank made it?"""
+        self._mine = mine
+
+    def end(self) -> None:
+        """Tell the others that this rank has written all; on a full disk they wait in vain."""
+        with contextlib.suppress(OSError):
+            _append(self.path, dataclasses.replace(self._mine, has_ended=True))
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait for the other ranks to end, so long at most; returns those that still record."""
+        until = time.monotonic() + seconds
+        while (others := self._recording()) and time.monotonic() < until:
+            time.sleep(0.02)
+        return others
+
+    def _recording(self) -> list[int]:
+        ranks = _read(self.path)[1].values()
+        return [each.rank for each in ranks if each.rank != self._mine.rank and each.is_recording]
+
+
+def join(folder: Path | None, script: str, started: tuple[float, float]) -> RankFolder | None:
+    """The folder of this rank's job, made where no rank has: ``folder``, or one with the name of
+    ``script``. ``None``: this process is no rank of several.
+
+    Each training gets one of its own. Raises ``OSError`` or ``psutil.Error`` where ranks cannot
+    agree on one.
+    """
+    rank, size = world()
+    if size < 2:
+        return None
+    job = RankJob.of_this_process()
+    mine = RankProcess(rank, LocalProcess.of(psutil.Process()))
+    with _locked(runs_folder() / _LOCK if folder is None else folder / _RANKS):
+        for path in _newest(script) if folder is None else _used(folder):
+            beginning, ranks = _read(path)
+            if beginning is None or rank in ranks or not beginning.job.is_same(job):
+                continue
+            if any(each.is_recording for each in ranks.values()):
+                _append(path, mine)
+                return RankFolder(path, beginning, mine, first=False)
+        beginning = _Beginning(job, *started)
+        if folder is None:
+            # With the host: machines of a job may share the home, and have the same PIDs.
+            pid = None if job.launcher is None else job.launcher.pid
+            path = new_folder(script, pid, socket.gethostname())
+        else:
+            path = unused_folder(folder)
+        path.mkdir(parents=True, exist_ok=folder is not None)
+        _append(path, beginning)
+        _append(path, mine)
+    return RankFolder(path, beginning, mine, first=True)
+
+
+def lowest_rank(folder: Path) -> int:
+    """Of those that record into ``folder``, or did; 0 where none has told."""
+    found = [int(path.stem[4:]) for path in folder.glob("rank*.json") if path.stem[4:].isdigit()]
+    return min([*found, *_read(folder)[1]], default=0)
+
+
+def _machine() -> str:
+    """The host, its boot, and the PID namespace in it (containers)."""
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        found.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    with contextlib.suppress(OSError):
+        found.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(found)
+
+
+def _launcher() -> LocalProcess | None:
+    """The nearest process above that is not this rank itself: a rank may be a shell that has
+    started Python. ``None``: it cannot be told, for the rank was not given by the launcher (the
+    first rank of Lightning starts the others)."""
+    try:
+        parent = multiprocessing.parent_process()
+        if parent is not None and parent.pid is not None:
+            return LocalProcess.of(psutil.Process(parent.pid))
+        process, mine = psutil.Process(), set_for_a_rank(os.environ)
+        if not mine or set_for_a_rank(process.environ()) != mine:
+            return None
+        for above in process.parents():
+            if not _is_rank(above, mine):
+                return LocalProcess.of(above)
+    except psutil.Error:
+        pass
+    return None
+
+
+def _is_rank(process: psutil.Process, variables: Mapping[str, str]) -> bool:
+    try:
+        return set_for_a_rank(process.environ()) == variables
+    except psutil.Error:  # another user's: Slurm's daemon
+        return False
+
+
+def _newest(script: str) -> list[Path]:
+    """Folders of runs of ``script`` on this machine."""
+    host = re.escape(socket.gethostname())
+    name = re.compile(rf"{re.escape(script_name(script))}-(\d+-\d+)-{host}-\d+(?:-\d+)?")
+    found = ((name.fullmatch(each), each) for each in os.listdir(runs_folder()))
+    dated = sorted(((match[1], each) for match, each in found if match), reverse=True)
+    return [runs_folder() / each for _, each in dated[:_MOST_FOLDERS]]
+
+
+def _used(folder: Path) -> Iterable[Path]:
+    """``folder`` and those that were made in its place because it had a run."""
+    for each in numbered(folder):
+        if not each.exists():
+            return
+        yield each
+
+
+def _read(folder: Path) -> tuple[_Beginning | None, dict[int, RankProcess]]:
+    """Of a folder's file; nothing where there is none. A line that is damaged is left out."""
+    beginning, ranks = None, {}
+    with contextlib.suppress(OSError):
+        for line in (folder / _RANKS).read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError, DecodingError):
+                if beginning is None:
+                    beginning = decode(_Beginning, json.loads(line))
+                else:
+                    rank = decode(RankProcess, json.loads(line))
+                    ranks[rank.rank] = rank
+    return beginning, ranks
+
+
+def _append(folder: Path, line: _Beginning | RankProcess) -> None:
+    with (folder / _RANKS).open("ab", buffering=0) as file:
+        file.write(f"{as_json(line)}\n".encode())
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """While one rank looks for the folder, no other makes one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + _LOCK_S
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.005)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
