@@ -55,7 +55,7 @@ SCRIPTS: Final = {
         name: f"scripts/{name}.py"
         for name in (
             *("accumulating", "branching", "contrastive", "gan", "generating", "infer", "mixed"),
-            *("own_batches", "padded", "plain", "rebuilt", "remedies", "replaced", "semantics"),
+            *("own_batches", "plain", "rebuilt", "remedies", "replaced", "semantics"),
             *("tiny", "train", "variable", "widths"),
         )
     },
@@ -105,14 +105,20 @@ class Bench:
         work = Path(tempfile.mkdtemp(prefix="case-", dir=self.folder))
         for link in ("results", "watched", "machines", "scripts", "act", "data"):
             (work / link).symlink_to(self.folder / link)
-        variables = {"COLUMNS": str(case.columns), "TRAINFIT_STATE": str(work)}
+        variables = {
+            "COLUMNS": str(case.columns),
+            "TRAINFIT_STATE": str(work),
+            # `python` of the commands is the one that is asked.
+            "PATH": f"{Path(self.python).parent}{os.pathsep}{os.environ['PATH']}",
+        }
         for words in case.lines:
             ask = self._fresh if case.live else _here
             code, text = ask(words, work, variables)
             lines += [f"$ trainfit {' '.join(words)}", f"exit code {code}"]
             lines += document(text) or text.splitlines()
         if case.recording is not None:
-            lines += list(digests(work / case.recording))
+            saved = work / case.recording
+            lines += list(digests(saved, str(self.folder))) if saved.is_file() else ["no recording"]
         shutil.rmtree(work)
         own = re.escape(str(self.folder))
         return [re.sub(rf"{own}(/case-\w+)?", "FOLDER", line) for line in lines]
@@ -147,7 +153,11 @@ def _here(words: Sequence[str], work: Path, variables: dict[str, str]) -> Printe
 
     os.environ.update(variables)
     text = io.StringIO()
-    with contextlib.chdir(work), contextlib.redirect_stdout(text):
+    with (
+        contextlib.chdir(work),
+        contextlib.redirect_stdout(text),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         code = trainfit(words)
     return code, text.getvalue()
 
@@ -158,7 +168,9 @@ def cases(quick: bool) -> Iterator[Case]:
     shown = [f"results/{path.name}" for path in sorted(results)]
     watched = [f"watched/{path.name}" for path in sorted(RESULTS.parent.glob("watched_runs/*/"))]
     for file in [*shown, *watched]:
-        yield from _renderings(file, ("show", file))
+        yield from _renderings(
+            file, ("watch", "--read", file) if file in watched else ("show", file)
+        )
         yield Case(f"{file}, Markdown", (("report", file, "-o", "-"),))
     for path in sorted((ROOT / "tests" / "machines").glob("*.json")):
         machine = f"machines/{path.name}"
@@ -210,8 +222,8 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def digests(path: Path) -> Iterator[str]:
-    """A recording's columns: rows, and a digest of the values."""
+def digests(path: Path, folder: str) -> Iterator[str]:
+    """A recording's columns: rows, and a digest of the values; ``folder`` is named in none."""
     import numpy as np
 
     from trainfit.results.runs.recording import Recording
@@ -221,7 +233,9 @@ def digests(path: Path) -> Iterator[str]:
         if isinstance(column, np.ndarray):
             digest = hashlib.sha256(np.ascontiguousarray(column).tobytes()).hexdigest()[:16]
             yield f"column {name}: {len(column)} rows, {digest}"
-    texts = "\n".join(recording.strings).replace(str(path.parent), "FOLDER")
+    texts = (
+        "\n".join(recording.strings).replace(str(path.parent), "FOLDER").replace(folder, "FOLDER")
+    )
     yield f"strings: {len(recording.strings)}, {hashlib.sha256(texts.encode()).hexdigest()[:16]}"
 
 
@@ -250,7 +264,7 @@ def changed(stored: list[str], now: list[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, or write; the exit code."""
+    """Compare, or write (with ``--only``: those cases anew); the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
     bench = Bench(folder, options.python)
     try:
@@ -264,7 +278,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.write:
-        texts = {name: masked(lines, again[name]) for name, lines in outputs.items()}
+        before = json.loads(lzma.decompress(STORE.read_bytes()))["cases"] if options.only else {}
+        texts = before | {name: masked(lines, again[name]) for name, lines in outputs.items()}
         stored = {"torch": version("torch"), "cases": texts}
         STORE.write_bytes(lzma.compress(json.dumps(stored, indent=0).encode()))
         total = sum(map(len, texts.values()))

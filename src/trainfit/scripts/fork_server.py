@@ -336,7 +336,8 @@ def main() -> None:
     """The server's entry point, and that of every run."""
     runner = importlib.import_module("trainfit.scripts.trace_run")
     # Every simulation needs the compiler.
-    compiled = importlib.import_module("trainfit.torch_private.compiled")
+    from trainfit.torch_private import compiled
+
     compiled.import_compiler()
     compiled.remove_import_folder()
 
