@@ -17,7 +17,7 @@ from _truth_files import SIZED, AllocatorTrace, Mark, Reports
 
 from trainfit.simgpu.allocator.blocks import Block, Pool
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import SMALL_BUFFER, AllocatorSettings
 
 #: Stands for a device that has enough memory.

@@ -17,10 +17,9 @@ from typing import Any
 from _bench import Figure
 from _loader_figures import Reading
 
-from trainfit.loader.processes.other_processes import is_disturbed
-from trainfit.results.files.decoding import decode
-from trainfit.results.files.exchange import write_whole
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.loader.measure.loop import is_disturbed
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.files.decoding import decode, write_whole
 
 FORMAT = "trainfit-launch-1"
 #: Stages of a study.

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.results.loader.advice import VariableAdvice
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import LoaderResult, VariableAdvice
 from trainfit.results.runs.trace import Target
 
 #: What sets libraries' threads from outside (trainfit.scripts.library_threads, and OpenCV's

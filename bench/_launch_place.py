@@ -18,9 +18,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 # Behind the script's own folder, which takes the first place.
 sys.path.insert(1, str(SOURCE))
 
-from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
-from trainfit.results.machine.gpu_spec import GpuSpec  # noqa: E402
-from trainfit.results.runs.loading import Consumer  # noqa: E402
+from trainfit.results.dataloader import LoaderSettings  # noqa: E402
+from trainfit.results.gpus import GpuSpec  # noqa: E402
+from trainfit.results.runs.measurement import Consumer  # noqa: E402
 from trainfit.results.runs.trace import Target  # noqa: E402
 
 
@@ -62,13 +62,13 @@ class Job:
 
 def main() -> None:
     from trainfit.loader.script import Script
-    from trainfit.simgpu.cuda import clock
-    from trainfit.speed.model.device_clock import StepClock
+    from trainfit.simgpu.cuda import clocks
+    from trainfit.speed.step import StepClock
 
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     asked: Asked = connection.recv()
     sys.argv = [sys.argv[0]]
-    clock.use(StepClock)
+    clocks.use(StepClock)
     warnings.filterwarnings("ignore", "This DataLoader will create")
 
     def late(trace: Any) -> None:

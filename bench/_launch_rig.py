@@ -28,11 +28,11 @@ from _loader_figures import Reading
 from _loader_sweep import QUIET, at_full_speed, quietness, reading_of, slowing
 
 from trainfit.hardware import GpuSpec, find_gpu
-from trainfit.hardware.cpu.core_speed import CoreSpeeds
-from trainfit.loader.calibration.noise_correction import with_speeds
-from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.hardware.machine.core_speed import CoreSpeeds
+from trainfit.loader.measure.noise_correction import with_speeds
+from trainfit.loader.measure.records import Failure, Run, warm_up
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 PLACE = Path(__file__).with_name("_launch_place.py")
 #: Seconds that a script has until its first step, a run has beyond its own, and an ending process.

@@ -19,14 +19,14 @@ from _launch_rig import Effort, PlaceError, Places, contest, keys_of, with_pages
 from _loader_sweep import to_stderr
 from loader_workloads import ROOT
 
-from trainfit.loader.measure.pinning import PAGEABLE_BYTES_PER_S
+from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.steps.speed import fast_end
+from trainfit.plan.sizing.speed import fast_end
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.runs.measurement import Consumer
 
 GPU = "RTX 4090"
 #: Seconds that a plan may take, whatever happens.

@@ -16,8 +16,8 @@ from typing import Any
 
 from _bench import Figure
 
-from trainfit.loader.tune.tuner import RUN_S
-from trainfit.results.loader.settings import LoaderSettings, steady
+from trainfit.loader.tuner import RUN_S
+from trainfit.results.dataloader import LoaderSettings, steady
 
 FORMAT = "trainfit-loader-accuracy-2"
 OURS = "trainfit"
@@ -30,11 +30,11 @@ GOALS = {"median": 5.0, "p90": 12.0, "regret": 3.0, "share": 10.0, "workloads": 
 class Reading:
     """One real run: its rate (``None``: it failed, and ``failure`` says how).
 
-    ``batches_per_s`` is at the cores' full speed (trainfit.loader.calibration.noise_correction),
+    ``batches_per_s`` is at the cores' full speed (trainfit.loader.measure.noise_correction),
     ``as_run`` what the clock said, ``core_speed`` the share of their full speed at which the cores
     ran.
     ``seconds`` is the wall time of all of it, workers' start and warm-up too. ``others_cores`` are
-    those that other processes took (trainfit.loader.processes.other_processes).
+    those that other processes took (trainfit.loader.measure.loop).
     """
 
     settings: LoaderSettings

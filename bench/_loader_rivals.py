@@ -21,7 +21,7 @@ import psutil
 from _loader_figures import Choice
 from loader_workloads import BY_NAME, Case
 
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
 
 LOADTUNE = "loadtune"
 #: loadtune's own defaults (its ``tune``).

@@ -18,15 +18,19 @@ import torch
 from _loader_figures import FAST, OURS, PACED, Choice, Prediction, Reading, Study, rates, top
 from loader_workloads import SEED, Case
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds
-from trainfit.loader.calibration.noise_correction import Slowing, with_speeds, working_share
-from trainfit.loader.calibration.sensitivity import sensitivity
-from trainfit.loader.measure.run import Run
+from trainfit.hardware.machine.core_speed import CoreSpeeds
+from trainfit.loader.measure.loop import is_disturbed
+from trainfit.loader.measure.noise_correction import (
+    Slowing,
+    sensitivity,
+    with_speeds,
+    working_share,
+)
+from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes.other_processes import is_disturbed
-from trainfit.results.loader.settings import LoaderSettings, steady
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.dataloader import LoaderSettings, steady
+from trainfit.results.runs.measurement import Consumer
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)

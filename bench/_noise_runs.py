@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainfit.batch.trade.learning_rate import beta
-from trainfit.results.batch.explanation import Optimizer as OptimizerKind
+from trainfit.batch.advice import beta
+from trainfit.results.batch import Optimizer as OptimizerKind
 
 Steps = tuple[tuple[float, ...], ...]
 

@@ -17,9 +17,9 @@ from scipy.optimize import least_squares
 from scipy.sparse import csr_matrix
 
 from trainfit.hardware import GpuSpec
-from trainfit.speed.model.efficiency import DEFAULT, Efficiency
-from trainfit.speed.model.kernel_times import KernelTimes
-from trainfit.speed.model.work import COLUMNS
+from trainfit.speed.efficiency import DEFAULT, Efficiency
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.work import COLUMNS
 
 #: How far constants are from their start, as far as is known beforehand (of the logarithm).
 _SPREAD_ARITHMETIC, _SPREAD_TRAFFIC, _SPREAD_OTHERS = 0.5, 0.3, 0.5

@@ -8,8 +8,8 @@ import numpy as np
 from _speed_fit import Steps
 from numpy.typing import NDArray
 
-from trainfit.speed.model.kernel_times import peak_flops
-from trainfit.speed.model.work import COLUMNS
+from trainfit.speed.kernel_times import peak_flops
+from trainfit.speed.work import COLUMNS
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

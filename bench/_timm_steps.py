@@ -92,7 +92,7 @@ def _prepared(timm_path: str) -> Any:
         sys.path.insert(0, timm_path)
     import torch
 
-    from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+    from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
     torch.set_num_threads(1)
     define_torchvision_operators()
@@ -115,7 +115,7 @@ def _simulated(job: Job, timm: Any) -> dict[str, Any]:
     import torch
 
     import trainfit
-    from trainfit.speed.model.work import Work
+    from trainfit.speed.work import Work
 
     timm.layers.set_fused_attn("unfused" not in job.options)
     timm.layers.set_fast_norm("fast_norm" in job.options)

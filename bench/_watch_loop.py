@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.tables import Table
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
 
 #: Steps that the main thread may be ahead of the GPU (its queue of launches is then full).
 AHEAD = 2

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from trainfit.results.watch.run import RunRecord
-from trainfit.watch.figures.view import RunView, known
+from trainfit.results.runs.watched import RunRecord
+from trainfit.watch.view import RunView, known
 
 Kinds = set[str]
 

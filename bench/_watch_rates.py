@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.tables import Table
-from trainfit.watch.recorder.step.budget import Budget
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
+from trainfit.watch.recorder.current_step import Budget
 
 #: Seconds that recording a step in detail costs: median and spread (log) of a CPU in use.
 _COST_S: Final = 150e-6

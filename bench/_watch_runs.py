@@ -17,15 +17,15 @@ import numpy as np
 from _watch_loop import MIB, Job, Loop
 from _watch_rates import lightly, sample_in_turns
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import (
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
+from trainfit.results.runs.watched import (
     RankRecord,
     RunHeader,
     RunRecord,
     WatchedGpu,
     WatchedLoader,
 )
-from trainfit.results.watch.tables import Table
 
 GIB = 2**30
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.watch.run import RunRecord
-from trainfit.watch.figures.view import RankView, RunView, known
+from trainfit.results.runs.watched import RunRecord
+from trainfit.watch.view import RankView, RunView, known
 
 Kinds = set[str]
 #: Its kinds of diagnoses, as kinds of this project's findings. COMPUTE_BOUND, BALANCED and the like

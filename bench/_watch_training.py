@@ -27,8 +27,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from trainfit.watch.recorder.current_step import FIRST  # noqa: E402
 from trainfit.watch.recorder.process import FOLDER, begin, place  # noqa: E402
-from trainfit.watch.recorder.step.budget import FIRST  # noqa: E402
 
 
 class Training:

@@ -132,8 +132,8 @@ def slower_by(plan: dict[str, Any]) -> tuple[float, float]:
 def search_seconds(dataset: Path) -> float:
     """CPU time from two recordings to the largest batch that fits."""
     from trainfit.hardware import find_gpu
-    from trainfit.memory.stream.affine import AffineStream
-    from trainfit.memory.stream.fit import largest_batch
+    from trainfit.memory.affine import AffineStream
+    from trainfit.memory.capacity import largest_batch
     from trainfit.results.runs.recording import Recording
 
     recordings = []
@@ -183,7 +183,7 @@ def simulated(
 
 def gap_runs(dataset: Path) -> dict[str, dict[str, Any]]:
     """The memory figures of each cause of the gap."""
-    from trainfit.memory.explain.summary import summarize
+    from trainfit.memory.explanation import summarize
     from trainfit.results.runs.recording import Recording
 
     found = {}

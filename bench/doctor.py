@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_machines import document, machine, mutated, names  # noqa: E402
-from trainfit.doctor.diagnose import diagnose  # noqa: E402
-from trainfit.hardware.host.recorded import RecordedSystem  # noqa: E402
+from trainfit.doctor.checks import diagnose  # noqa: E402
+from trainfit.hardware.machine.recorded import RecordedSystem  # noqa: E402
 from trainfit.hardware.machine.survey import survey  # noqa: E402
 
 MUTATIONS = 100

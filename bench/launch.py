@@ -54,7 +54,7 @@ from _launch_study import GPU, Grid, studied  # noqa: E402
 from _loader_sweep import to_stderr  # noqa: E402
 from loader_workloads import DATA, NotInstalledError  # noqa: E402
 
-from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
+from trainfit.results.dataloader import LoaderSettings  # noqa: E402
 
 THREADS, WORKERS, PREFETCH = (1, 2), (0, 1, 2, 3, 4), (1, 2, 4)
 QUICK_THREADS, QUICK_WORKERS, QUICK_PREFETCH = (1,), (0, 1, 2), (2,)

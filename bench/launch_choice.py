@@ -30,17 +30,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_costs import lognormal_costs  # noqa: E402
-from trainfit.loader.calibration.fitting import Fitted  # noqa: E402
-from trainfit.loader.calibration.probe_runs import RUN_NOISE  # noqa: E402
-from trainfit.loader.measure.run import Run, warm_up  # noqa: E402
-from trainfit.loader.model.events import Cores  # noqa: E402
-from trainfit.loader.model.load import Transfer  # noqa: E402
-from trainfit.loader.tune.confirmation import Confirmation  # noqa: E402
-from trainfit.loader.tune.search import Choice, Goal, search  # noqa: E402
-from trainfit.loader.tune.verdicts import decide  # noqa: E402
-from trainfit.results.loader.candidates import Candidate  # noqa: E402
-from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
-from trainfit.results.runs.loading import Consumer  # noqa: E402
+from trainfit.loader.confirmation import Confirmation  # noqa: E402
+from trainfit.loader.measure.events import Cores  # noqa: E402
+from trainfit.loader.measure.fitting import Fitted  # noqa: E402
+from trainfit.loader.measure.model import Transfer  # noqa: E402
+from trainfit.loader.measure.probe_runs import RUN_NOISE  # noqa: E402
+from trainfit.loader.measure.records import Run, warm_up  # noqa: E402
+from trainfit.loader.search import Choice, Goal, search  # noqa: E402
+from trainfit.loader.verdicts import decide  # noqa: E402
+from trainfit.results.dataloader import Candidate, LoaderSettings  # noqa: E402
+from trainfit.results.runs.measurement import Consumer  # noqa: E402
 
 #: Mean and coefficient of variation of a batch's cost (s), contention, transfer of a batch (s).
 LOADERS = ((0.02, 0.1, 0.05, 5e-4), (0.02, 0.1, 0.3, 3e-3), (0.02, 0.5, 0.15, 1e-3))

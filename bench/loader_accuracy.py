@@ -26,7 +26,7 @@ the clock said, too.
              of the full grid measured once, by runs as long as ours
 
 Beside it: PyTorch's default, rules of thumb, and loadtune if it is installed. Pinning is
-emulated where there is no GPU (trainfit.loader.measure.pinning).
+emulated where there is no GPU (trainfit.loader.measure.running).
 
 All of it takes hours: name workloads with --only, take a part of the grid (--workers,
 --prefetch), keep what was read with --save, and lay several files together with --read, which
@@ -71,14 +71,13 @@ from _loader_sweep import (  # noqa: E402
 )
 from loader_workloads import BY_NAME, CASES, DATA, NotInstalledError  # noqa: E402
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds  # noqa: E402
-from trainfit.hardware.host.system import System  # noqa: E402
+from trainfit.hardware.machine.core_speed import CoreSpeeds  # noqa: E402
 from trainfit.hardware.machine.survey import survey  # noqa: E402
+from trainfit.hardware.machine.system import System  # noqa: E402
+from trainfit.loader.measure.machine_limits import loader_machine  # noqa: E402
 from trainfit.loader.measure.workload import Workload  # noqa: E402
-from trainfit.loader.model.machine_limits import loader_machine  # noqa: E402
-from trainfit.results.loader.candidates import LoaderMachine  # noqa: E402
-from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
-from trainfit.results.runs.loading import Consumer  # noqa: E402
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings  # noqa: E402
+from trainfit.results.runs.measurement import Consumer  # noqa: E402
 
 QUICK = ("jpeg_augment", "lock_bound", "remote")
 #: Steps of a trial of loadtune in --quick (its default is 100).
@@ -93,7 +92,7 @@ class Trainfit:
         self._machine, self._seconds, self._run_s = machine, seconds, run_s
 
     def probe(self, workload: Workload, watch: CoreSpeeds) -> Any:
-        from trainfit.loader.tune.probe import probe_workload
+        from trainfit.loader.probe import probe_workload
 
         measured = probe_workload(workload, self._machine, self._seconds, watch=watch)
         return _Probed(measured, self._run_s)
@@ -101,7 +100,7 @@ class Trainfit:
     def choose(
         self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
     ) -> tuple[Choice, Any]:
-        from trainfit.loader.tune.tuning import tune
+        from trainfit.loader.tuning import tune
 
         source = "as fast as it can" if not consumer.step_s else "given"
         began = time.monotonic()

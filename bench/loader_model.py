@@ -28,10 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_costs import lognormal_costs  # noqa: E402
-from trainfit.loader.model.dataloader import simulate  # noqa: E402
-from trainfit.loader.model.load import BatchCost, Load, Transfer  # noqa: E402
-from trainfit.results.loader.settings import LoaderSettings  # noqa: E402
-from trainfit.results.runs.loading import Consumer  # noqa: E402
+from trainfit.loader.measure.model import (  # noqa: E402
+    BatchCost,
+    Load,
+    Transfer,
+    simulate,
+)
+from trainfit.results.dataloader import LoaderSettings  # noqa: E402
+from trainfit.results.runs.measurement import Consumer  # noqa: E402
 
 MEAN_S = 0.02
 VARIATIONS = (0.0, 0.4, 1.0)

@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from trainfit.loader.measure.batch_profile import PARTS, Watcher, parts_of, share
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.profile.batch_profile import PARTS, Watcher, parts_of, share
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
 
 SAMPLES = 64
 SPENT: dict[str, float] = dict.fromkeys(PARTS, 0.0)

@@ -158,7 +158,7 @@ def chosen(truth: dict[str, dict[int, int]], count: int | None) -> list[str]:
 
 def import_timm() -> None:
     """timm imports torchvision, which needs help next to a CPU build of PyTorch."""
-    from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+    from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
     define_torchvision_operators()
 
@@ -210,9 +210,9 @@ def predict_vgg16() -> list[Row]:
 
 def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[Row]:
     """Two simulations, then every batch size of ``truth`` by replay."""
-    from trainfit.memory.stream.affine import AffineStream
-    from trainfit.memory.stream.interval import bounds_of
-    from trainfit.memory.stream.replay import replay
+    from trainfit.memory.affine import AffineStream
+    from trainfit.memory.capacity import bounds_of
+    from trainfit.memory.replay import replay
     from trainfit.simgpu.session import Simulation
 
     first, second = (record(Simulation(GPU, limited=False), build, batch) for batch in BATCHES)

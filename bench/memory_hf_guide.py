@@ -155,7 +155,7 @@ def print_table(rows: list[Row]) -> None:
 def simulate(case: Case, as_then: bool) -> tuple[float, float]:
     """Device MiB with the weights on the GPU, and after the Trainer's run."""
     from trainfit.hardware import find_gpu
-    from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+    from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
     from trainfit.simgpu.session import Simulation
 
     define_torchvision_operators()

@@ -53,8 +53,8 @@ from _noise_runs import (  # noqa: E402
 from torch import nn  # noqa: E402
 
 from trainfit.batch import NoiseScale  # noqa: E402
-from trainfit.batch.measure.estimate import estimate, first_against_all  # noqa: E402
-from trainfit.batch.trade.learning_rate import factor  # noqa: E402
+from trainfit.batch.advice import factor  # noqa: E402
+from trainfit.batch.estimate import estimate, first_against_all  # noqa: E402
 
 #: Noise scales of the quadratic problems, as multiples of a step's 32 samples; steps; dimensions.
 RATIOS, STEPS, DIMENSIONS = (0.25, 1.0, 2.0, 4.0), 512, 200

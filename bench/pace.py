@@ -36,10 +36,10 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 import numpy as np  # noqa: E402
 
 from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured  # noqa: E402
-from trainfit.pace.calls.callee import Function  # noqa: E402
-from trainfit.pace.calls.loop import Caller, Plan  # noqa: E402
-from trainfit.pace.explain.attribution import causes  # noqa: E402
-from trainfit.pace.machine.host import RealHost  # noqa: E402
+from trainfit.pace.attribution import causes  # noqa: E402
+from trainfit.pace.callee import Function  # noqa: E402
+from trainfit.pace.host import RealHost  # noqa: E402
+from trainfit.pace.loop import Caller, Plan  # noqa: E402
 
 CASES = (*SINGLE, *SOUND, *PAIRS)
 RUNS, QUICK_RUNS = 100, 12

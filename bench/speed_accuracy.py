@@ -43,7 +43,7 @@ from _speed_fit import Steps  # noqa: E402
 from _timm_steps import Job, steps  # noqa: E402
 
 from trainfit.hardware import find_gpu  # noqa: E402
-from trainfit.speed.model.efficiency import Efficiency  # noqa: E402
+from trainfit.speed.efficiency import Efficiency  # noqa: E402
 
 CACHE = ROOT / "data" / "speed-bench"
 QUICK_ROWS = 40

@@ -23,9 +23,9 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.plan.steps.costing import machine_of
-from trainfit.speed.model.step import step_time
-from trainfit.speed.model.work import Work
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
 
 OPERATORS = 20_000
 TRIES = 5

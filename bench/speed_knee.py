@@ -28,11 +28,11 @@ import torch
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.costing import machine_of
-from trainfit.results.plan.speed import KNEE
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
-from trainfit.speed.model.step import step_time
-from trainfit.speed.model.work import Work
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.results.speed import KNEE
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
+from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Images a second.

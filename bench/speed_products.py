@@ -23,8 +23,8 @@ from _bench import Figure, finish, quick_options
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.costing import machine_of
-from trainfit.speed.model.measured_rates import product_flops
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.speed.step import product_flops
 
 #: TFLOP/s in float32 and in half precision, ``None`` where the GPU has no Tensor cores, and where
 #: it was published ("db": database.md).

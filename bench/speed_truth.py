@@ -26,11 +26,11 @@ from gpu import simulated
 from gpu.cases import Case
 
 from trainfit.hardware.gpu.context_memory import ProfileMismatch, check_profile
-from trainfit.plan.steps.costing import machine_of, step_seconds
+from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.machine.profile import Profile
-from trainfit.results.plan.result import HostCpu
-from trainfit.speed.model.host import REFERENCE_OPERATOR_S
+from trainfit.results.gpus import Profile
+from trainfit.results.plan import HostCpu
+from trainfit.speed.step import REFERENCE_OPERATOR_S
 
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
 

@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 import trainfit
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 MODELS = {"resnet50": "resnet50", "vit_b16": "vit_base_patch16_224"}
 GPU = "RTX 4090"

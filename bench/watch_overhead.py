@@ -44,7 +44,7 @@ import psutil  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from trainfit.results.watch.run import load_run  # noqa: E402
+from trainfit.results.runs.watched import load_run  # noqa: E402
 from trainfit.watch.launch import injected  # noqa: E402
 from trainfit.watch.recorder.recorder import Place, Recorder  # noqa: E402
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler  # noqa: E402

@@ -24,7 +24,7 @@ from _watch_published import PUBLISHED
 from _watch_runs import CAUSES, Cause, Sample, make, pairs
 from _watch_traceml import diagnoser
 
-from trainfit.results.watch.run import RunRecord
+from trainfit.results.runs.watched import RunRecord
 from trainfit.watch.judge import judge
 
 Namer = Callable[[RunRecord], set[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from trainfit.loader.model.load import BatchCost
+from trainfit.loader.measure.model import BatchCost
 
 
 def lognormal_costs(

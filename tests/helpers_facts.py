@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine.machine import (
+from trainfit.results.machine import (
     CoreKind,
     Cpu,
     CudaDriver,
     CudaStack,
     DeviceNode,
+    Fact,
     FrequencyPolicy,
     Gpu,
     IdleState,
@@ -32,6 +32,9 @@ from trainfit.results.machine.machine import (
     Threads,
     TorchBuild,
     TorchProbe,
+    absent,
+    cannot_tell,
+    known,
 )
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainfit.memory.stream.replay import Replay, Stream, live_at, replay
+from trainfit.memory.replay import Replay, Stream, live_at, replay
 from trainfit.results.runs.recording import KINDS, Recording
 from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu import Simulation

@@ -23,8 +23,8 @@ from unittest.mock import MagicMock
 import torch
 
 import trainfit
-from trainfit.memory.stream.replay import Stream, replay
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.memory.replay import Stream, replay
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "act"
 STEPS = 3

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfit.results.loader.candidates import Candidate, Confirmed, LoaderMachine
-from trainfit.results.loader.probe import CostPart, Probe, StorageCost
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import (
+    Candidate,
+    Confirmed,
+    CostPart,
+    LoaderMachine,
+    LoaderSettings,
+    Probe,
+    StorageCost,
+)
+from trainfit.results.loader import LoaderResult
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainfit.hardware.host.recorded import RecordedSystem, replayed
+from trainfit.hardware.machine.recorded import RecordedSystem, replayed
 
 MACHINES = Path(__file__).with_name("machines")
 

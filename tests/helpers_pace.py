@@ -13,7 +13,7 @@ from helpers_paced_machine import (
     SimulatedWork,
 )
 from trainfit.pace.measuring import Options, measure
-from trainfit.results.machine.pace import Fix, PaceResult
+from trainfit.results.pace import Fix, PaceResult
 
 #: Machines with one cause each.
 HEALTHY = MachineTraits()

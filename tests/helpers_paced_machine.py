@@ -24,10 +24,9 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-from trainfit.pace.machine.device import Clocks, Kernels, NoDevice
-from trainfit.pace.machine.fixes import Fixer
-from trainfit.pace.machine.host import PROBE_S, BlockReadings
-from trainfit.results.machine.pace import Fix, Readings
+from trainfit.pace.fixes import Fixer
+from trainfit.pace.host import PROBE_S, BlockReadings, Clocks, Kernels, NoDevice
+from trainfit.results.pace import Fix, Readings
 
 #: Kernel, kernel/sched/pelt.c.
 _HALF_LIFE_S: Final = 0.032
@@ -87,7 +86,7 @@ class MachineTraits:
 
 
 class SimulatedMachine:
-    """A :class:`trainfit.pace.machine.host.Host`, and the callee (:meth:`call`) that runs on it."""
+    """A :class:`trainfit.pace.host.Host`, and the callee (:meth:`call`) that runs on it."""
 
     def __init__(
         self, traits: MachineTraits, work: SimulatedWork | None = None, seed: int = 0

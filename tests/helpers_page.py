@@ -18,9 +18,9 @@ from trainfit.plan.job_detail import explained
 from trainfit.report.page.blocks import Entry
 from trainfit.results.files.documents import ResultFile
 from trainfit.results.kinds import read
-from trainfit.results.memory.step_memory import Owner, StepMoment
-from trainfit.results.plan.speed import OperatorTime
+from trainfit.results.memory import Owner, StepMoment
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, Recording
+from trainfit.results.speed import OperatorTime
 from trainfit.watch.judge import judge
 
 RESULTS = Path(__file__).parent / "fixtures" / "results"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.loader.probe import Probe
+from trainfit.results.dataloader import LoaderMachine, Probe
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainfit.results.watch.run import RankRecord, load_run
+from trainfit.results.runs.watched import RankRecord, load_run
 from trainfit.watch.recorder import process
 from trainfit.watch.recorder.recorder import Place, Recorder
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from helpers_cli import environment
-from trainfit.results.runs.sandbox import Protection, SandboxRequest
+from trainfit.results.runs.script import Protection, SandboxRequest
 
 _RUN = (
     "import sys; from pathlib import Path; from trainfit.scripts import sandbox; "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from helpers_cli import trainfit
-from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch import WatchResult
 
 SCRIPT: Final = Path(__file__).parent / "watch" / "real" / "symptoms.py"
 

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.limits import read_limits, read_threads
 from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.processor import read_cpu
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.storage import read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings
-from trainfit.results.files.facts import Fact
+from trainfit.hardware.machine.system import System
+from trainfit.results.machine import Fact
 
 CPU = "/sys/devices/system/cpu"
 V2_MOUNT = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.result import Finding, WatchResult
-from trainfit.results.watch.run import (
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
+from trainfit.results.runs.watched import (
     Event,
     RankRecord,
     RunHeader,
@@ -24,7 +24,7 @@ from trainfit.results.watch.run import (
     WatchedGpu,
     WatchedLoader,
 )
-from trainfit.results.watch.tables import Table
+from trainfit.results.watch import Finding, WatchResult
 
 Columns = Mapping[str, Any]
 #: First line of a child's program: the kernel kills it when who started it ends, even by a signal

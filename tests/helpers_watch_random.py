@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from helpers_watch import HEADER, loader
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import RankRecord, RunRecord
-from trainfit.results.watch.tables import Table
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
+from trainfit.results.runs.watched import RankRecord, RunRecord
 
 
 def _filled(kind: Any, count: int, seed: int) -> Table:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import ROOT
-from trainfit.cli.command_line.parser import read_words
+from trainfit.cli.parser import read_words
 from trainfit.results.files.errors import TrainfitError
 
 TUTORIAL = ROOT / "docs" / "getting-started.md"

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from helpers_cli import ROOT
-from trainfit.results.files.metrics import metric
+from trainfit.results.files.contents import metric
 from trainfit.results.kinds import KINDS
-from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.memory import RecordingSummary
 
 AGENTS = (ROOT / "docs" / "agents.md").read_text("utf-8")
 GUIDE = (ROOT / "docs" / "guide" / "integrations.md").read_text("utf-8")
@@ -84,7 +84,7 @@ def test_every_document_is_one_of_ours() -> None:
 
 def test_commands_print_json() -> None:
     """That their options exist is a test of tests/test_docs.py, for code blocks."""
-    from trainfit.cli.command_line.parser import read_words
+    from trainfit.cli.parser import read_words
 
     for _, command, _ in rows(AGENTS, "to find out"):
         import shlex
@@ -151,7 +151,7 @@ def test_the_workflow_uses_inputs_and_outputs_that_the_action_has() -> None:
 
 
 def test_the_configuration_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfit.cli.command_line.parser import read_words
+    from trainfit.cli.parser import read_words
 
     block = GUIDE.split("## Defaults: trainfit.toml\n\n")[1].split("\nThe nearest")[0]
     (tmp_path / "trainfit.toml").write_text(

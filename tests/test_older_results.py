@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import pytest
 
 from trainfit.cli.main import main
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
+from trainfit.results.files.documents import objects_at, rename_key, rename_value, upgrade
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.files.upgrades import objects_at, rename_key, rename_value, upgrade
-from trainfit.results.loader.rehearsal import Rehearsal
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.machine.doctor import DoctorResult
-from trainfit.results.machine.gpus import GpusResult
-from trainfit.results.machine.pace import PaceResult
-from trainfit.results.plan.gpu_comparison import GpuComparison
-from trainfit.results.plan.result import PlanResult
+from trainfit.results.gpus import GpusResult
+from trainfit.results.loader import LoaderResult
+from trainfit.results.pace import PaceResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.speed import GpuComparison
 
 FOLDER = Path(__file__).parent / "older_results"
 

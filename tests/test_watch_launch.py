@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfit.hardware.host.oom_kills import OomKills
-from trainfit.report.watch.screen import watch_screen
-from trainfit.results.watch.run import exit_words, load_run
+from trainfit.hardware.machine.cgroup import OomKills
+from trainfit.report.watch import watch_screen
+from trainfit.results.runs.watched import exit_words, load_run
 from trainfit.watch import launch
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand, WatchError, injected, run_watched

@@ -14,8 +14,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from trainfit.cli.command_line.parser import OptionParser
-from trainfit.cli.command_line.verbs import VERBS
+from trainfit.cli.parser import VERBS, OptionParser
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCE: Final = ROOT / "src" / "trainfit"
@@ -55,9 +54,8 @@ ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ("docs/decisions/0020-the-loaders-queues-are-simulated.md", "product form",
      "queueing theory's term for a closed solution"),
     *((f"src/trainfit/results/{file}.py", key, "a key of earlier files, which the upgrade renames")
-      for file, key in (("loader/result", "cure"), ("loader/rehearsal", "cure"),
-                        ("machine/pace", "cure"),
-                        ("plan/gpu_comparison", "offers"), ("plan/result", "product"))),
+      for file, key in (("loader", "cure"), ("rehearsal", "cure"), ("pace", "cure"),
+                        ("speed", "offers"), ("plan", "product"))),
 )  # fmt: skip
 
 #: Pages that benches write from data, with quotations of articles and of earlier results.

@@ -20,7 +20,7 @@ import threading
 #: What ``trainfit.scripts.fork_server`` imports before it forks, and what is imported with it.
 MODULES = (
     *("trainfit.scripts.trace_run", "torch._dynamo", "trainfit.scripts.fork_server"),
-    *("trainfit.simgpu.cuda.clock", "trainfit.speed.model.device_clock"),
+    *("trainfit.simgpu.cuda.clocks", "trainfit.speed.step"),
 )
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def import_trainfit() -> None:
     """Make trainfit importable, and what simulating torchvision's models needs."""
     _add_source()
-    from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+    from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
     define_torchvision_operators()
 
@@ -101,11 +101,11 @@ def record(case: Any, gpu: Any) -> Any:
 def predict_largest(case: Any, gpu: Any) -> int:
     """The largest batch of a capped case, from two simulated ones; 0 if none fits.
 
-    Raises ``trainfit.memory.stream.affine.NotAffineError`` where two batch sizes give no law.
+    Raises ``trainfit.memory.affine.NotAffineError`` where two batch sizes give no law.
     """
     import_trainfit()
-    from trainfit.memory.stream.affine import AffineStream
-    from trainfit.memory.stream.fit import largest_batch
+    from trainfit.memory.affine import AffineStream
+    from trainfit.memory.capacity import largest_batch
     from trainfit.simgpu.allocator.settings import AllocatorSettings
 
     first, second = case.batch, 2 * case.batch

@@ -25,10 +25,10 @@ def why_no_gpu() -> str:
     Asks in fresh processes, as PyTorch keeps its first answer; takes up to 20 seconds on a
     machine whose driver hangs, a few otherwise. Changes nothing and raises nothing.
     """
-    from trainfit.doctor.diagnose import diagnose
-    from trainfit.hardware.host.system import System
+    from trainfit.doctor.checks import diagnose
     from trainfit.hardware.machine.survey import survey
-    from trainfit.report.machine.doctor import check_text
+    from trainfit.hardware.machine.system import System
+    from trainfit.report.doctor import check_text
 
     return "\n\n".join(check_text(check) for check in diagnose(survey(System()), ("gpu",)))
 
@@ -64,10 +64,10 @@ def __getattr__(name: str) -> Any:
     # torch is imported only by those who simulate.
     if name == "simulate":
         from trainfit.simgpu import simulate
-        from trainfit.simgpu.cuda import clock
-        from trainfit.speed.model.device_clock import StepClock
+        from trainfit.simgpu.cuda import clocks
+        from trainfit.speed.step import StepClock
 
-        clock.use(StepClock)
+        clocks.use(StepClock)
         return simulate
     if name in ("batch", "pace", "watch"):
         return importlib.import_module(f"trainfit.{name}")

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import one_line
 from trainfit.scripts.fault import own_fault, script_traceback
-from trainfit.simgpu.recording.user_location import line_of_user
+from trainfit.simgpu.device.user_location import line_of_user
 
 #: Names that are listed of a module that lacks the one asked for.
 _LISTED: Final = 6

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from trainfit.results.files.decoding import decode
 from trainfit.simgpu.allocator.blocks import Block
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 ROOT = Path(__file__).resolve().parents[2]

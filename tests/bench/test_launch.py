@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds
-from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.hardware.machine.core_speed import CoreSpeeds
+from trainfit.loader.measure.records import Failure, Run, warm_up
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"

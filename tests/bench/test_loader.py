@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainfit.loader.measure.run import Failure, Run
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.measure.records import Failure, Run
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 MODULES = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.cli.command_line.parser import read_words
+from trainfit.cli.parser import read_words
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"

@@ -15,9 +15,9 @@ import torch
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.results.runs.kernels import DTYPES, KINDS
-from trainfit.speed.model.efficiency import DEFAULT
-from trainfit.speed.model.work import COLUMNS
+from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.speed.efficiency import DEFAULT
+from trainfit.speed.work import COLUMNS
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

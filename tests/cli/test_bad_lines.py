@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import trainfit
-from trainfit.cli.command_line.verbs import VERBS
+from trainfit.cli.parser import VERBS
 
 #: Written as a shell's; one that needs a script that runs is in the tests of its verb.
 LINES = """

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import trainfit
-from trainfit.cli.command_line.verbs import VERBS
-from trainfit.cli.options.shell.completion import SHELLS
-from trainfit.cli.verbs.shell.completion import gpu_names, whole_parser
+from trainfit.cli.options.completion import SHELLS
+from trainfit.cli.parser import VERBS
+from trainfit.cli.verbs.completion import gpu_names, whole_parser
 from trainfit.hardware import find_gpu
 
 #: As a user would press the key behind these words: prints what there is to choose from.

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from helpers_cli import ROOT, trainfit
-from trainfit.cli.command_line.parser import read_words
+from trainfit.cli.parser import read_words
 
 PLAN = ROOT / "tests" / "fixtures" / "results" / "plan-v13.json"
 GIB = 2**30

@@ -11,7 +11,7 @@ from helpers_cli import SCRIPTS, error_line, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan import confirmation, planner
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.steps.curve import batch_sizes
+from trainfit.plan.sizing.curve import batch_sizes
 
 pytestmark = pytest.mark.usefixtures("warm")
 

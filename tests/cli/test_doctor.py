@@ -12,10 +12,10 @@ import pytest
 from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
 from helpers_machines import document, mutated, names
-from trainfit.doctor.diagnose import NAMES, diagnose
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.doctor.checks import NAMES, diagnose
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.results.machine.doctor import DoctorResult
+from trainfit.results.doctor import DoctorResult
 
 MACHINES = ROOT / "tests" / "machines"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import ROOT, SCRIPTS, json_of, trainfit
-from trainfit.cli.automation.fail_if import condition
-from trainfit.results.machine.pace import PaceResult
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.watch.result import WatchResult
+from trainfit.cli.automation import condition
+from trainfit.results.pace import PaceResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.watch import WatchResult
 
 FIXTURES = ROOT / "tests" / "fixtures" / "results"
 PLAN = FIXTURES / "plan-v13.json"

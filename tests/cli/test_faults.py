@@ -16,14 +16,14 @@ from trainfit.version import ISSUES, __version__
 #: Breaks what every simulated run goes through, as a newer PyTorch would.
 BROKEN = """
 import torch
-from trainfit.simgpu.recording import recorder
+from trainfit.simgpu.device import recorder
 recorder.Recorder.malloc = None
 """
 #: Imported by every Python process: fails before the script runs.
 FAILS_TO_START = """
 import sys
 if any(word.endswith("request.json") for word in sys.orig_argv):
-    from trainfit.scripts.watch.dataloader import LoaderTracker
+    from trainfit.scripts.dataloader import LoaderTracker
     LoaderTracker.install = None
 """
 SCRIPTS = {
@@ -54,7 +54,7 @@ def test_of_the_simulated_device(script: str, tmp_path: Path) -> None:
     words = ["plan", "--gpu", "T4", "--", "python", "train.py"]
     done = trainfit(*words, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
     lines, kept = report_of(done, tmp_path)
-    assert "TypeError: 'NoneType' object is not callable at trainfit/simgpu/recording/" in lines[0]
+    assert "TypeError: 'NoneType' object is not callable at trainfit/simgpu/device/" in lines[0]
     assert "Traceback" not in done.stderr and 'File "train.py"' in kept
 
 

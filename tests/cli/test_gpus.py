@@ -15,16 +15,13 @@ from trainfit.cli.main import main
 from trainfit.cli.verbs import gpus as verb
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
 from trainfit.hardware.gpu.catalogue import CURATED
-from trainfit.hardware.gpu.derived import ARCHITECTURES
-from trainfit.hardware.gpu.figures import figures
+from trainfit.hardware.gpu.figures import ARCHITECTURES, figures
 from trainfit.hardware.gpu.lookup import _database_entries
 from trainfit.hardware.gpu.records import database
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.explained import JETPACK, explained
+from trainfit.report.gpus import JETPACK, explained, gpus_text
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.format import percent, size, times
-from trainfit.results.machine.gpus import GpuFigures, GpusResult
-from trainfit.results.text import WIDTH, laid_out_for
+from trainfit.results.gpus import GpuFigures, GpusResult
+from trainfit.results.text import WIDTH, laid_out_for, percent, size, times
 
 ALL = catalogue()
 WITH_TENSOR_CORES = [spec for spec in ALL if spec.has_tensor_cores]

@@ -15,11 +15,11 @@ from trainfit.cli.options.loader import step_time
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu
-from trainfit.plan.dataloader.loading_process import Stage
-from trainfit.plan.dataloader.measure import LoadingOptions, Tuned
-from trainfit.report.loader.text import loader_text
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.runs.loading import Consumer
+from trainfit.plan.dataloader.measurement import LoadingOptions, Tuned
+from trainfit.plan.dataloader.process import Stage
+from trainfit.report.loader import loader_text
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import laid_out_for
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")
@@ -124,7 +124,7 @@ def test_bad_input(
     words: str, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is started.
-    monkeypatch.setattr("trainfit.plan.dataloader.measure.LoadingProcess", None)
+    monkeypatch.setattr("trainfit.plan.dataloader.measurement.LoadingProcess", None)
     try:
         code = main(["loader", *words.split()])
     except SystemExit as error:  # argparse

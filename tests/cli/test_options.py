@@ -11,9 +11,8 @@ import pytest
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.options.detected import read_options
-from trainfit.plan.options.observed import observed_settings
-from trainfit.plan.options.proof import check
+from trainfit.plan.runs.option_proof import check
+from trainfit.plan.runs.options import observed_settings, read_options
 from trainfit.plan.runs.tracing import Tracer
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import error_line, trainfit
-from trainfit.results.machine.pace import PaceResult
+from trainfit.results.pace import PaceResult
 
 POLICY = """
 import time

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
-from trainfit.plan.remedies.catalogue import NAMES
+from trainfit.plan.changes.catalogue import NAMES
 
 SCRIPT = str(SCRIPTS / "remedies.py")
 MIB = 1 << 20

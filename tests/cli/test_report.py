@@ -14,11 +14,11 @@ import pytest
 from helpers_cli import ROOT, error_line, trainfit
 from helpers_page import FILES, RESULTS
 from trainfit.cli.main import main
-from trainfit.cli.options.saved import report as options
-from trainfit.cli.verbs.saved import report
-from trainfit.cli.verbs.saved.forms import FORMS, Form
+from trainfit.cli.options import report as options
+from trainfit.cli.verbs import report
+from trainfit.cli.verbs.report import FORMS, Form
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.files.joined import parted
+from trainfit.results.kinds import parted
 
 WATCHED = ROOT / "tests" / "fixtures" / "watched_runs" / "starved"
 

@@ -130,9 +130,8 @@ def test_the_line_to_write_is_below_the_verdict_of_a_loader() -> None:
     import dataclasses
 
     from helpers_page import entry
-    from trainfit.report.loader.screen import loader_screen
-    from trainfit.report.loader.text import loader_text
-    from trainfit.results.loader.result import LoaderResult
+    from trainfit.report.loader import loader_screen, loader_text
+    from trainfit.results.loader import LoaderResult
 
     result = entry("loader-v4.json").result
     assert isinstance(result, LoaderResult)

@@ -8,11 +8,10 @@ import sys
 import pytest
 
 from helpers_cli import environment
-from trainfit.cli.command_line.verbs import VERBS
-from trainfit.cli.options import doctor, watch
-from trainfit.cli.options.saved import report
-from trainfit.cli.verbs.saved.forms import FORMS
-from trainfit.doctor.diagnose import NAMES
+from trainfit.cli.options import doctor, report, watch
+from trainfit.cli.parser import VERBS
+from trainfit.cli.verbs.report import FORMS
+from trainfit.doctor.checks import NAMES
 from trainfit.watch.verify import LEAST_RUNS, ORDER
 
 #: What takes most of the time where it is imported.
@@ -37,7 +36,7 @@ def test_help_and_usage_errors_import_nothing_that_takes_time(words: list[str]) 
 def test_no_verb_imports_pytorch() -> None:
     """It takes seconds, and only processes that verbs start need it."""
     code = (
-        "import sys; from trainfit.cli.command_line.verbs import VERBS; "
+        "import sys; from trainfit.cli.parser import VERBS; "
         "[each.code() for each in VERBS.values()]; print('torch' in sys.modules)"
     )
     done = subprocess.run(

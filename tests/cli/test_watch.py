@@ -16,8 +16,8 @@ from helpers_cli import ROOT, error_line, json_of, trainfit
 from helpers_watch import run, run_on_cpu
 from tests.watch.test_compare import noise, save
 from tests.watch.test_compare import run as run_of
-from trainfit.results.batch.noise import NoiseResult
-from trainfit.results.watch.run import load_run
+from trainfit.results.batch import NoiseResult
+from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 
 

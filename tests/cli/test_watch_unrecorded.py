@@ -16,10 +16,10 @@ import pytest
 import trainfit as package
 from helpers_cli import environment, trainfit
 from helpers_watch import run
-from trainfit.cli import live_view
 from trainfit.cli.main import main
 from trainfit.cli.verbs import watch
-from trainfit.cli.verbs.watched.next_command import accepted
+from trainfit.cli.verbs import watch as live_view
+from trainfit.cli.verbs.watch import accepted
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
 from trainfit.watch.run_folder import why_unwritable
@@ -172,10 +172,10 @@ def test_a_drawn_view_that_fails_leaves_the_command_its_terminal(tmp_path: Path)
     """More than a pseudo-terminal holds is printed after the view has failed."""
     program = (
         "import sys\n"
-        "from trainfit.cli import live_view\n"
+        "from trainfit.cli.verbs import watch\n"
         "from trainfit.cli.main import main\n"
-        "live_view.DRAWN_S = 0.0\n"
-        "live_view.live_view = None\n"
+        "watch.DRAWN_S = 0.0\n"
+        "watch.live_view = None\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     (tmp_path / "ours.py").write_text(program)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import environment
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs.watched import load_run
 
 SCRIPT = Path(__file__).with_name("loops.py")
 #: Of the same library's two names, and of what imports most, `make test-slow` has one each.

@@ -16,7 +16,7 @@ import trainfit
 from helpers_cli import ROOT, SCRIPTS, environment
 from helpers_cli import trainfit as trainfit_command
 from trainfit.integrations.watched_training import WatchedTraining
-from trainfit.results.watch.result import WatchResult
+from trainfit.results.watch import WatchResult
 from trainfit.watch import in_script
 
 RESULT = trainfit.load(ROOT / "tests" / "fixtures" / "results" / "watch-v1.json")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.lint.api import read_script
-from trainfit.lint.reading.source import UnreadableScriptError
-from trainfit.report.machine.script import script_text
-from trainfit.results.machine.doctor import Finding, ScriptReport
+from trainfit.lint.source import UnreadableScriptError
+from trainfit.report.doctor import script_text
+from trainfit.results.doctor import Finding, ScriptReport
 from trainfit.results.text import WIDTH
 
 ROOT = Path(__file__).parents[2]

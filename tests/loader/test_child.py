@@ -25,13 +25,13 @@ from trainfit.loader.measure.workload import LoaderError
 from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.child import step_from
-from trainfit.plan.dataloader.loading_process import Listener, Stage
-from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
+from trainfit.plan.dataloader.process import Listener, Stage
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.trace import Compute, TraceOutcome
-from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
+from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"

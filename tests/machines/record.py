@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import compose  # noqa: E402  (next to this file)
 
-from trainfit.hardware.host.recorded import Recorder  # noqa: E402
+from trainfit.hardware.machine.recorded import Recorder  # noqa: E402
 from trainfit.hardware.machine.survey import survey  # noqa: E402
 
 FILES = [

@@ -28,13 +28,12 @@ from helpers_paced_machine import (
     SimulatedMachine,
     SimulatedWork,
 )
-from trainfit.pace.machine.device import Kernels
+from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import Options, measure
-from trainfit.report.machine.pace import pace_text
-from trainfit.report.machine.pace_screen import merged, pace_screen
-from trainfit.report.page.subjects.pace import pace_headline
-from trainfit.report.screen import plain_text
-from trainfit.results.machine.pace import Estimate, PaceResult
+from trainfit.report.layout import plain_text
+from trainfit.report.pace import merged, pace_screen, pace_text
+from trainfit.report.page.pace import pace_headline
+from trainfit.results.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
 

@@ -9,28 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.pace.calls.call_pattern import CallPattern, rhythm
-from trainfit.pace.calls.loop import settling_s
-from trainfit.pace.calls.pacer import Pacer
-from trainfit.pace.calls.schedule import (
+from trainfit.pace.loop import (
     ROUNDS,
+    Pacer,
     Schedule,
     needed_s,
     said_before,
     scheduled,
+    settling_s,
     too_short,
 )
-from trainfit.pace.explain.data_quality import machine_warnings, warnings_of
-from trainfit.pace.explain.statistics import (
+from trainfit.pace.statistics import (
+    CallPattern,
     RateCounts,
     Sample,
     estimate,
     is_slower,
+    machine_warnings,
     ratio,
+    rhythm,
     spread,
     summary,
+    warnings_of,
 )
-from trainfit.results.machine.pace import Block, Estimate, Readings
+from trainfit.results.pace import Block, Estimate, Readings
 
 
 def block(

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
-from trainfit.memory.stream.growth import step_pattern
+from trainfit.memory.growth import step_pattern
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.report.steps.course import pattern_notes
+from trainfit.report.steps import pattern_notes
 from trainfit.results.runs.steps import StepPattern
-from trainfit.scripts.watch.inference import CacheWatch
+from trainfit.scripts.steps import CacheWatch
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -11,8 +11,8 @@ from helpers_page import RESULTS, entry
 from trainfit.plan.job_detail import detail_of_plan, explained
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.kinds import read
-from trainfit.results.memory.summary import RecordingSummary
-from trainfit.results.plan.result import JobDetail, PlanResult, Recorded
+from trainfit.results.memory import RecordingSummary
+from trainfit.results.plan import JobDetail, PlanResult, Recorded
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from tests.report.plan.test_text import PLAN
 from trainfit.hardware import find_gpu
 from trainfit.plan import pipeline
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.dataloader.measure import Tuned
-from trainfit.plan.options.detected import CommandOptions
+from trainfit.plan.dataloader.measurement import Tuned
 from trainfit.plan.pipeline import LoaderTuning, Planned, RealRuns, plan
 from trainfit.plan.planner import Settings, Simulated
-from trainfit.results.plan.result import PlanResult
+from trainfit.plan.runs.options import CommandOptions
+from trainfit.results.plan import PlanResult
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
 SIMULATED = dataclasses.replace(PLAN, launch="", launch_parts=(), loader_at="train.py:1")

@@ -15,13 +15,13 @@ import pytest
 import trainfit
 from helpers_cli import ROOT
 from helpers_cli import trainfit as run
-from trainfit.cli.automation.formats import LAUNCH
-from trainfit.report.launch_script import LaunchForm, LaunchScriptError, launch_script
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.launch import LaunchPart
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.result import PlanResult
+from trainfit.cli.automation import LAUNCH
+from trainfit.report.plan.launch import LaunchForm, LaunchScriptError, launch_script
+from trainfit.results.changes import LaunchPart
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.speed import DataLoading
 
 FIXTURES = ROOT / "tests" / "fixtures" / "results"
 MIB = 2**20

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.report.screen import LINES, Line, ScreenBlock, screen
-from trainfit.report.table import table, table_rows
+from trainfit.report.layout import LINES, Line, ScreenBlock, screen, table, table_rows
 from trainfit.results.text import laid_out_for
 
 ROWS = [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.format import (
+from trainfit.results.text import (
     GIB,
     KIB,
     MIB,

@@ -9,12 +9,12 @@ import pytest
 
 import trainfit
 from helpers_cli import ROOT
-from trainfit.results.files.metrics import PREFIX, metric
+from trainfit.results.files.contents import PREFIX, metric
 from trainfit.results.kinds import KINDS
-from trainfit.results.loader.rehearsal import Rehearsal
-from trainfit.results.memory.summary import RecordingSummary
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.watch.result import WatchResult
+from trainfit.results.memory import RecordingSummary
+from trainfit.results.plan import PlanResult
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.watch import WatchResult
 
 FIXTURES = ROOT / "tests" / "fixtures" / "results"
 METERED = [kind for kind in (*dict.fromkeys(KINDS.values()), RecordingSummary) if kind.METRICS]

@@ -21,13 +21,13 @@ import pytest
 from helpers_cli import ROOT, error_line, trainfit
 from helpers_machines import MACHINES
 from trainfit import results
-from trainfit.hardware.host import recorded
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.comparison import comparison_text
+from trainfit.hardware.machine import recorded
+from trainfit.report.gpus import gpus_text
+from trainfit.report.plan.gpus import comparison_text
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.machine.gpus import GpusResult
-from trainfit.results.plan.gpu_comparison import GpuComparison
-from trainfit.results.watch.run import RunHeader
+from trainfit.results.gpus import GpusResult
+from trainfit.results.runs.watched import RunHeader
+from trainfit.results.speed import GpuComparison
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -86,7 +86,12 @@ def formats() -> dict[str, int]:
     """Every kind of file that has a version, with the current one."""
     names = [each.name for each in pkgutil.walk_packages(results.__path__, "trainfit.results.")]
     modules = [recorded, _truth_files, *map(importlib.import_module, names)]
-    found = {each.FORMAT: each.VERSION for each in modules if hasattr(each, "FORMAT")}
+    found = {
+        value: vars(module)[name.removesuffix("FORMAT") + "VERSION"]
+        for module in modules
+        for name, value in vars(module).items()
+        if name.endswith("FORMAT") and not name.startswith("_")
+    }
     return {name.removeprefix("trainfit-"): version for name, version in found.items()}
 
 

@@ -17,18 +17,16 @@ from hypothesis import strategies as st
 
 from helpers_loader import result as loader_result
 from trainfit.hardware import find_gpu
+from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.configuration import Configuration
+from trainfit.results.files.contents import Note
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.files.notes import Note
-from trainfit.results.machine.constants import Constant
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.configuration import Configuration
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
-from trainfit.results.plan.result import VERSION, Inference, PlanResult
-from trainfit.results.plan.speed import Speed, StepSpeed
-from trainfit.results.runs.coverage import Coverage
+from trainfit.results.gpus import Constant
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import VERSION, Inference, PlanResult
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, Recording
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import (
     LoaderInfo,
     LoaderOverride,
@@ -36,6 +34,7 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
     TraceRequest,
 )
+from trainfit.results.speed import DataLoading, Speed, StepSpeed
 
 _TEXT = st.text(max_size=20)
 _BYTES = st.integers(0, 1 << 50)

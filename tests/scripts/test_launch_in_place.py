@@ -13,7 +13,7 @@ import pytest
 
 from helpers_cli import error_line, trainfit
 from trainfit.results.runs.trace import Target
-from trainfit.scripts.launch_in_place import LaunchInPlace
+from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.simgpu.patching import PatchSet
 
 _LAUNCHER = """

@@ -16,7 +16,7 @@ from helpers_cli import SCRIPTS
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
-from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.script import SandboxRequest
 from trainfit.results.runs.trace import ForcedAmp, InterventionRequest, LoaderOverride
 from trainfit.scripts.template_process import Arguments, _other_threads
 

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import trainfit
 from trainfit.hardware import GpuNameError
+from trainfit.simgpu.device.tensor import SimulatedTensor, SimulationEndedError
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.tensors.tensor import SimulatedTensor, SimulationEndedError
 
 GPU = "RTX 4090"
 MiB = 1 << 20

@@ -21,7 +21,7 @@ from torch import nn
 
 from trainfit.simgpu.patching import LocalHook, PatchSet, Replacement
 from trainfit.speed.cpu_redirection import cpu_for_cuda
-from trainfit.watch.recorder.patches import cuda_calls
+from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 
 Made = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -211,7 +211,7 @@ class Off:
 @pytest.mark.parametrize("late", [False, True])
 def test_nothing_of_the_calls_of_cuda_shows(patches: PatchSet, late: bool) -> None:
     """On a build of PyTorch for the CPU they are hooked in no other test of this."""
-    cuda_calls.install(Off(), patches, late)  # type: ignore[arg-type]
+    cuda_hooks.install(Off(), patches, late)  # type: ignore[arg-type]
     seen = look()
     assert seen["found"] == []
     assert {"Tensor.to", "Tensor.item", "Tensor.__bool__", "Tensor.__contains__"} <= {

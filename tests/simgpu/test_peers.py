@@ -24,10 +24,10 @@ from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
 from trainfit.hardware import find_gpu  # noqa: E402
-from trainfit.memory.stream.affine import AffineStream  # noqa: E402
-from trainfit.memory.stream.fit import largest_batch  # noqa: E402
+from trainfit.memory.affine import AffineStream  # noqa: E402
+from trainfit.memory.capacity import largest_batch  # noqa: E402
 from trainfit.results.runs.recording import KINDS, Recording  # noqa: E402
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators  # noqa: E402
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators  # noqa: E402
 
 # timm, transformers and others import torchvision, whose own extension does not load beside
 # a CPU build of PyTorch.

@@ -16,9 +16,9 @@ from torch.utils import data
 import trainfit
 from tests.helpers_cli import SCRIPTS
 from trainfit.cli.main import main
-from trainfit.torch_private import cuda, tested
-from trainfit.torch_private.needed import attribute, needed, place
-from trainfit.torch_private.tested import MissingNameError, RefusedError
+from trainfit.torch_private import cuda
+from trainfit.torch_private import needed as tested
+from trainfit.torch_private.needed import MissingNameError, RefusedError, attribute, needed, place
 
 #: Takes a name from PyTorch as soon as that is imported, in every Python process.
 TAKES = """
@@ -119,9 +119,9 @@ def test_what_most_scripts_do_without_is_left_out_with_a_note(
     flex: ModuleType = sys.modules["torch._higher_order_ops.flex_attention"]
     monkeypatch.delattr(flex, "_permute_strides")
     monkeypatch.setattr(cuda, "_ACCELERATOR", frozenset({"accelerator_never_there"}))
-    from trainfit.simgpu.operators.compiled import flex_attention
+    from trainfit.simgpu.operators import compilation
 
-    flex_attention._hop.cache_clear()
+    compilation._hop.cache_clear()
     with trainfit.simulate("RTX 4090") as simulation:
         torch.ones(3, device="cuda").sum()
     notes = "\n".join(simulation.recording.header["notes"])

@@ -49,7 +49,7 @@ def tune(workload, machine, consumer, *, command, loader, progress, **options):
 def facts(workload):
     import torch
 
-    from trainfit.results.loader.settings import LoaderSettings
+    from trainfit.results.dataloader import LoaderSettings
     from trainfit.simgpu import session
 
     main = sys.modules["__main__"]
@@ -110,9 +110,9 @@ def why_none(machine, settings, ranks):
 
 
 for name, functions in (
-    ("tune.tuning", [tune]),
-    ("model.machine_limits", [loader_machine, unknowns]),
-    ("advice.affinity", [cores, why_none]),
+    ("tuning", [tune]),
+    ("measure.machine_limits", [loader_machine, unknowns]),
+    ("affinity", [cores, why_none]),
 ):
     module = types.ModuleType(f"trainfit.loader.{name}")
     for function in functions:

@@ -13,20 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import error_line, json_of, trainfit
-from trainfit.report.watch.comparison import comparison_screen
+from trainfit.report.comparison import comparison_screen
+from trainfit.results.comparison import Comparison
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.watch import tables
-from trainfit.results.watch.comparison import Comparison
-from trainfit.results.watch.run import (
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import (
     RankRecord,
     RunHeader,
     RunRecord,
     WatchedGpu,
     WatchedLoader,
 )
-from trainfit.watch.compare.bootstrap import block_length, resample
-from trainfit.watch.compare.comparing import ComparisonError, compare, compare_groups
-from trainfit.watch.compare.intervals import Groups, groups, t_quantile
+from trainfit.watch.compare import ComparisonError, compare, compare_groups
+from trainfit.watch.intervals import Groups, block_length, groups, resample, t_quantile
 
 PAIRS = 200
 

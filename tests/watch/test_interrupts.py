@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers_watch import run_on_cpu
-from trainfit.results.watch import tables
+from trainfit.results.runs import tables
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
 

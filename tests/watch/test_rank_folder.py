@@ -13,11 +13,11 @@ import pytest
 
 from helpers_cli import environment
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs.watched import load_run
 from trainfit.watch import in_script, rank_folder
 from trainfit.watch.judge import judge
 from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
-from trainfit.watch.recorder.files.rank_variables import local_rank, world
+from trainfit.watch.recorder.rank_variables import local_rank, world
 from trainfit.watch.run_folder import unused_folder
 
 STARTED = 1000.0, 10.0
@@ -38,6 +38,8 @@ def of_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
+    # Imported by other tests: a script that trainfit runs itself is not recorded.
+    monkeypatch.delitem(sys.modules, in_script._OWN_RUNS, raising=False)
     yield monkeypatch
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from helpers_cli import ROOT, json_of, trainfit
 from helpers_symptoms import SYMPTOMS
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs.watched import load_run
+from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
 FOLDER = ROOT / "tests" / "fixtures" / "watched_runs"

@@ -16,13 +16,12 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from tests.watch.test_compare import header, loader, noise, run
-from trainfit.cli.verbs.watched.verify_change import _Filled as Filled
-from trainfit.report.watch.verification import verification_screen
-from trainfit.results.watch.result import Finding, Severity, WatchResult
-from trainfit.results.watch.run import RunRecord
-from trainfit.results.watch.verification import Verification
-from trainfit.watch.short_run import ShortRunError, short_run
-from trainfit.watch.verify import verify
+from trainfit.cli.verbs.watched import _Filled as Filled
+from trainfit.report.comparison import verification_screen
+from trainfit.results.comparison import Verification
+from trainfit.results.runs.watched import RunRecord
+from trainfit.results.watch import Finding, Severity, WatchResult
+from trainfit.watch.verify import ShortRunError, short_run, verify
 
 COMMAND = ("python", "train.py", "--workers={num_workers:0}")
 
@@ -225,7 +224,7 @@ def test_a_run_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainfit.watch.short_run.PATIENCE_S", 0.5)
+    monkeypatch.setattr("trainfit.watch.verify.PATIENCE_S", 0.5)
     (tmp_path / "s.py").write_text(STUBBORN)
     made = short_run([sys.executable, "s.py", "50"], {"A": "1"}, tmp_path / "run", 40)
     assert made.header.ending == "interrupted"

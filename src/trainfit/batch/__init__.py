@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainfit.batch.measure.noise_scale import NoiseScale
+    from trainfit.batch.noise_scale import NoiseScale
 
 __all__ = ["NoiseScale"]
 
@@ -16,7 +16,7 @@ __all__ = ["NoiseScale"]
 def __getattr__(name: str) -> Any:
     # The arithmetic of this package works without torch.
     if name == "NoiseScale":
-        from trainfit.batch.measure.noise_scale import NoiseScale
+        from trainfit.batch.noise_scale import NoiseScale
 
         return NoiseScale
     raise AttributeError(f"module 'trainfit.batch' has no attribute {name!r}")

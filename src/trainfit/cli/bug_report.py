@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from trainfit.results.files.state import state_folder
+from trainfit.results.files.writing import state_folder
 from trainfit.results.runs.trace import OwnFault
 from trainfit.results.text import one_line, printable
 from trainfit.version import ISSUES, __version__

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.script import SandboxRequest
 from trainfit.results.text import printable
 
 _SIZE = re.compile(

@@ -17,11 +17,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from trainfit.cli.command_line.parser import read_words
-from trainfit.cli.command_line.verbs import Verb
+from trainfit.cli.parser import Verb, read_words
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import IN_ASCII, laid_out_for, printable
-from trainfit.torch_private import tested
+from trainfit.torch_private import needed
 
 #: Columns of text that goes to a pipe or a file.
 _PIPE_COLUMNS = 80
@@ -35,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainfitError as error:  # a file of defaults
         return _report(error)
     code = _run(verb, options, command)
-    tested.saw(getattr(sys.modules.get("torch"), "__version__", ""))
-    if newer := tested.newer_seen():
+    needed.saw(getattr(sys.modules.get("torch"), "__version__", ""))
+    if newer := needed.newer_seen():
         print(f"trainfit: warning: {newer}", file=sys.stderr)
     return code
 

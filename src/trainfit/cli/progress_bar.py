@@ -12,13 +12,12 @@ import rich.progress
 from rich.console import Console
 
 from trainfit.cli.common import progress
-from trainfit.cli.screen import make_console
-from trainfit.plan.dataloader.loading_process import Listener, Stage
+from trainfit.cli.output import make_console
+from trainfit.plan.dataloader.process import Listener, Stage
 from trainfit.plan.runs.progress import FirstAnswer, Progress
 from trainfit.plan.runs.runs import PARALLEL
-from trainfit.results.format import duration, percent, size
-from trainfit.results.runs.run_status import RunStatus
-from trainfit.results.text import printable
+from trainfit.results.runs.trace import RunStatus
+from trainfit.results.text import duration, percent, printable, size
 
 #: Share done before which the whole time is not estimated.
 _LEAST_SHARE = 0.03

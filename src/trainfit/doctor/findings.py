@@ -1,12 +1,16 @@
-"""Constructors of findings: three verdicts, and evidence that names its source."""
+"""Constructors of findings: three verdicts, evidence that names its source, words of fixes."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from trainfit.results.files.facts import Fact
-from trainfit.results.machine.doctor import Check, Evidence, Fix
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.machine import Fact, Gpu, Machine
+from trainfit.results.text import short
 
 T = TypeVar("T")
 
@@ -39,3 +43,68 @@ def bad(
 def unsure(name: str, summary: str, needed: str, found: Sequence[Evidence] = ()) -> Check:
     """Undetermined; ``needed`` says what would be needed to tell."""
     return Check(name, "cannot_tell", "", summary, needed, tuple(found))
+
+
+# ---
+# Words of fixes: shell commands, where to run them, and the GPU that is meant.
+
+
+_LONGEST_WORD = 24
+
+
+def brief(text: str, most: int = _LONGEST_WORD) -> str:
+    """A machine's own word for a summary: printable, on one line, and not long."""
+    return short(text, most)
+
+
+def quoted(text: str) -> str:
+    """A machine's own word as one word of a shell command."""
+    return shlex.quote(text)
+
+
+def restore(machine: Machine, variable: str) -> str:
+    """The shell's words that give an environment variable back what it has now."""
+    former = machine.threads.variables.get(variable)
+    return f"unset {variable}" if former is None else f"export {variable}={quoted(former)}"
+
+
+def which(gpu: Gpu) -> str:
+    """A GPU in a summary: "GPU 0 (NVIDIA T4)"."""
+    return f"GPU {gpu.index}" + (f" ({brief(gpu.name.value)})" if gpu.name.value else "")
+
+
+def on_host(machine: Machine, cost: str) -> str:
+    """What a remedy costs; inside a container also that it has to be run outside."""
+    if not machine.surroundings.container.is_known:
+        return cost
+    return f"{cost}; run it on the host, not in this container"
+
+
+def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Fix:
+    """Raise a limit where this machine's was set: on a pod, a container, or a systemd unit.
+
+    ``docker``, ``field`` and ``unit`` are options with the wanted value and, after a bar, the
+    present one: "--cpus=16|--cpus=4".
+    """
+    kind = (machine.surroundings.container.value or "").lower()
+    if "kube" in kind:
+        wanted, former = (f"in the pod's spec: resources.limits.{v}" for v in field.split("|"))
+        return Fix(wanted, former, cost)
+    if kind:
+        engine = "podman" if "podman" in kind else "docker"
+        wanted, former = (f"{engine} update {v} CONTAINER" for v in docker.split("|"))
+        return Fix(wanted, former, on_host(machine, cost))
+    wanted, former = (
+        f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit.split("|")
+    )
+    return Fix(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
+
+
+def all_gpus(machine: Machine) -> tuple[Gpu, ...]:
+    """The GPUs of a job that starts here (check "gpu" says why where there are none)."""
+    return gpus_of_job(machine)
+
+
+def whole(number: float) -> int:
+    """Cores rounded up to a whole number of threads, at least one."""
+    return max(1, math.ceil(number))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainfit.results.watch.result import WatchResult
+    from trainfit.results.watch import WatchResult
     from trainfit.watch.in_script import Watching
 
 #: Takes a flat dict of numbers: a logger's or tracker's method.
@@ -49,7 +49,7 @@ class WatchedTraining:
         if watching is None:
             return
         try:
-            from trainfit.report.watch.words import answer
+            from trainfit.report.watch import answer
 
             watching.stop()
             if not watching.is_lowest_rank:

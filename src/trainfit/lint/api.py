@@ -1,22 +1,49 @@
 """``trainfit doctor --script``: reads a training script for habits that cost memory or speed.
 
-The script and the user's own files that it imports are parsed; nothing is executed or imported.
-A rule speaks only where the reading is certain (docs/script-rules.md has them all).
+The script and the user's own files that it imports are parsed; nothing is executed or imported. A
+rule speaks only where the reading is certain (docs/script-rules.md has them all).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from trainfit.lint.reading.flow import follow
-from trainfit.lint.reading.imports import read_files
-from trainfit.lint.reading.project import Project
-from trainfit.lint.reading.source import UnreadableError, UnreadableScriptError
-from trainfit.lint.rules import RULES
-from trainfit.lint.thread_pools import worker_pools
-from trainfit.results.format import count
-from trainfit.results.machine.doctor import Finding, ScriptReport, WorkerPools
+from trainfit.lint import (
+    autograd_rules,
+    loading_rules,
+    portability_rules,
+    precision_rules,
+    step_rules,
+)
+from trainfit.lint.flow import follow
+from trainfit.lint.imports import read_files
+from trainfit.lint.project import Project
+from trainfit.lint.source import UnreadableError, UnreadableScriptError
+from trainfit.lint.workers import worker_pools
+from trainfit.results.doctor import Finding, ScriptReport, WorkerPools
+from trainfit.results.text import count
+
+# ---
+# The rules: each maps the reading of a script to findings, certain ones only.
+
+
+RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
+    portability_rules.hard_coded_cuda,
+    portability_rules.data_parallel,
+    precision_rules.deprecated_amp,
+    precision_rules.no_autocast,
+    loading_rules.cuda_in_dataset,
+    loading_rules.data_on_gpu_before_loop,
+    loading_rules.loader_defaults,
+    loading_rules.non_blocking_without_pinning,
+    autograd_rules.no_no_grad,
+    step_rules.sync_every_step,
+    autograd_rules.loss_kept_with_graph,
+    step_rules.zero_grad,
+    step_rules.retain_graph,
+)
 
 
 def read_script(path: Path) -> ScriptReport:

@@ -6,17 +6,17 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
+from trainfit.hardware.machine.system import System
 from trainfit.loader.local_tuning import tune_here
+from trainfit.loader.measure.machine_limits import loader_machine
+from trainfit.loader.measure.processes import Progress
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.machine_limits import loader_machine
-from trainfit.loader.processes.progress import Progress
-from trainfit.loader.tune.probe import SECONDS, probe_workload
-from trainfit.loader.tune.tuner import CONFIRM
-from trainfit.results.loader.probe import Probe
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.runs.loading import AS_FAST, Consumer
+from trainfit.loader.probe import SECONDS, probe_workload
+from trainfit.loader.tuner import CONFIRM
+from trainfit.results.dataloader import Probe
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import AS_FAST, Consumer
 
 
 def probe(

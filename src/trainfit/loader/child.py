@@ -7,8 +7,8 @@ simulation is left. What is measured forks from here.
 
 A function of trainfit that is to be called ("trainfit.module:function") gets the
 :class:`~trainfit.loader.measure.workload.Workload` and the
-:class:`~trainfit.results.runs.loading.LoadingRequest` with its ``step`` filled in, and returns a
-dataclass. It tells of itself with :func:`trainfit.loader.processes.progress.current`, whose
+:class:`~trainfit.results.runs.measurement.LoadingRequest` with its ``step`` filled in, and returns
+a dataclass. It tells of itself with :func:`trainfit.loader.measure.processes.current`, whose
 ``keep`` it should call with what it has before anything that may end the process.
 """
 
@@ -26,12 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.entrypoint import UnknownNameError, UserCodeError
+from trainfit.loader.measure.processes import Reporter, current, tell_to
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.processes.progress import Reporter, current, tell_to
 from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
+from trainfit.results.files.decoding import write_whole
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.files.exchange import write_whole
-from trainfit.results.runs.loading import Consumer, LoadingOutcome, LoadingRequest, LoadingStatus
+from trainfit.results.runs.measurement import (
+    Consumer,
+    LoadingOutcome,
+    LoadingRequest,
+    LoadingStatus,
+)
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import OwnFault, TraceOutcome
 from trainfit.scripts.fault import own_fault

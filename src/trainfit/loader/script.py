@@ -17,15 +17,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import called, named
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.results.machine.gpu_spec import GpuSpec
+from trainfit.results.gpus import GpuSpec
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import Status, Target, TraceOutcome
+from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.scripts.execute import Stopper, run_script, watch
-from trainfit.scripts.watch.autocast import AutocastSwitch
-from trainfit.scripts.watch.dataloader import LoaderTracker, is_simulated
-from trainfit.scripts.watch.inference import InferenceWatch
-from trainfit.scripts.watch.step_makeup import with_makeup
-from trainfit.scripts.watch.steps import StepWatch
+from trainfit.scripts.precision import AutocastSwitch
+from trainfit.scripts.step_makeup import with_makeup
+from trainfit.scripts.steps import InferenceWatch, StepWatch
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation

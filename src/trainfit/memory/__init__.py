@@ -1,1 +1,1 @@
-"""Memory of a job: streams of every batch size, replay, intervals, what fits."""
+"""Memory of a job: streams of every batch size, what fits, the peak explained, the sum by hand."""

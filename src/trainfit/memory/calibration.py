@@ -13,8 +13,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from trainfit.results.machine.constants import CONTEXT
-from trainfit.results.machine.profile import ConvolutionWorkspace
+from trainfit.results.gpus import CONTEXT, ConvolutionWorkspace
 from trainfit.results.runs.measurement import (
     MeasuringOutcome,
     MeasuringRequest,

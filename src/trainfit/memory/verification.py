@@ -19,7 +19,7 @@ import torch
 
 from trainfit.hardware.gpu.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
-from trainfit.results.plan.verification import RealRunOutcome, RealRunRequest
+from trainfit.results.real_runs import RealRunOutcome, RealRunRequest
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.measuring import describe, device
 from trainfit.scripts.real_run import ScriptRun

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainfit.pace.calls.pacer import Pacer
+from trainfit.pace.loop import Pacer
 from trainfit.pace.ticks import seen, tick
-from trainfit.results.machine.pace import Fix, PaceResult
+from trainfit.results.pace import Fix, PaceResult
 
 __all__ = ["Pacer", "pace", "seen", "tick"]
 
@@ -32,12 +32,12 @@ def pace(
     was by then is kept. Raises ``ValueError`` for a rate or a time that is not above 0, and
     :class:`trainfit.results.files.errors.TrainfitError` for a ``fix`` that is not possible here.
     """
-    from trainfit.hardware.host.system import System
     from trainfit.hardware.machine.survey import survey
-    from trainfit.pace.calls.callee import Function
-    from trainfit.pace.machine.host import RealHost
-    from trainfit.pace.machine.power_settings import power_facts
+    from trainfit.hardware.machine.system import System
+    from trainfit.pace.callee import Function
+    from trainfit.pace.host import RealHost
     from trainfit.pace.measuring import Options, measure
+    from trainfit.pace.settings import power_facts
 
     rates = tuple(float(each) for each in hz)
     if not rates or min(rates) <= 0 or seconds <= 0:

@@ -13,11 +13,16 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.calls.call_pattern import CallPattern, are_mixed, rhythm
-from trainfit.pace.calls.callee import Callee
-from trainfit.pace.calls.loop import OF_THE_GPU, Caller, CallError, Plan
-from trainfit.pace.calls.schedule import (
+from trainfit.pace.attribution import TRIED, Evidence, attribute
+from trainfit.pace.callee import Callee
+from trainfit.pace.fixes import Fixer, Proof, advice, prove
+from trainfit.pace.host import Host, Kernels
+from trainfit.pace.loop import (
+    OF_THE_GPU,
     ROUNDS,
+    Caller,
+    CallError,
+    Plan,
     enough_s,
     needed_s,
     said_before,
@@ -25,16 +30,19 @@ from trainfit.pace.calls.schedule import (
     too_short,
     with_durations,
 )
-from trainfit.pace.explain.advice import advice
-from trainfit.pace.explain.attribution import TRIED, Evidence, attribute
-from trainfit.pace.explain.data_quality import FEW, machine_warnings, warnings_of
-from trainfit.pace.explain.fix_trial import Proof, prove
-from trainfit.pace.explain.statistics import RateCounts, Sample, summary
-from trainfit.pace.machine.device import Kernels
-from trainfit.pace.machine.fixes import Fixer
-from trainfit.pace.machine.host import Host
+from trainfit.pace.statistics import (
+    FEW,
+    CallPattern,
+    RateCounts,
+    Sample,
+    are_mixed,
+    machine_warnings,
+    rhythm,
+    summary,
+    warnings_of,
+)
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.machine.pace import (
+from trainfit.results.pace import (
     Arm,
     Attribution,
     Block,

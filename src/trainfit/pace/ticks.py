@@ -22,12 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.pace.calls.call_pattern import rhythm
-from trainfit.pace.explain.data_quality import warnings_of
-from trainfit.pace.explain.statistics import RateCounts, Sample, summary
+from trainfit.pace.statistics import RateCounts, Sample, rhythm, summary, warnings_of
 from trainfit.results.files.writing import is_replaceable
-from trainfit.results.format import duration, percent, rate
-from trainfit.results.machine.pace import Block, PaceResult, RateSummary
+from trainfit.results.pace import Block, PaceResult, RateSummary
+from trainfit.results.text import duration, percent, rate
 
 #: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
 _MOST: Final = 1 << 20

@@ -9,24 +9,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from trainfit.memory.stream.replay import Replay, Stream
-from trainfit.plan.amp.choice import AmpSetting
+from trainfit.memory.replay import Replay, Stream
+from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.runs.batches import is_full
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import is_full
+from trainfit.plan.runs.progress import MAY_CHANGE
 from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.sizing.notes import MAY_CHANGE
+from trainfit.plan.sizing.costing import has_rates, step_seconds, work_law
+from trainfit.plan.sizing.curve import tile_of
+from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
-from trainfit.plan.steps.batch_scaling import work_law
-from trainfit.plan.steps.costing import has_rates, step_seconds
-from trainfit.plan.steps.curve import tile_of
-from trainfit.results.format import duration
-from trainfit.results.plan.configuration import BatchCheck
-from trainfit.simgpu.recording.settling import LEAST_STEPS
-from trainfit.speed.model.scaling import NotAffineError
-from trainfit.speed.model.step import step_time
+from trainfit.results.configuration import BatchCheck
+from trainfit.results.text import duration
+from trainfit.simgpu.device.settling import LEAST_STEPS
+from trainfit.speed.step import step_time
+from trainfit.speed.work import NotAffineError
 
 #: A rule holds where a simulated run lies this close to it. The typical of a few steps differs a
 #: little from the typical of others; a rule that does not hold was never seen this close.

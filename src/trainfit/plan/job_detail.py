@@ -1,4 +1,4 @@
-"""What the recordings in a result say: memory over the step and by batch size, operators."""
+"""What the recordings in a result say: memory over the step and by batch size, operators, time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,118 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu
-from trainfit.memory.explain.step_memory import step_memory
-from trainfit.memory.explain.summary import recorded_settings, replayed, summarize
-from trainfit.memory.stream.affine import AffineStream, NotAffineError
-from trainfit.memory.stream.device import context_parts
-from trainfit.memory.stream.replay import Replay, Stream, replay
-from trainfit.plan.steps.batch_scaling import memory_law
-from trainfit.plan.steps.costing import has_rates, machine_of
-from trainfit.plan.steps.timeline import step_timeline
-from trainfit.results.machine.constants import total
-from trainfit.results.memory.step_memory import BatchMemory
-from trainfit.results.plan.result import HostCpu, JobDetail, PlanResult
-from trainfit.results.plan.speed import StepTimeline, StepWork
-from trainfit.results.runs.recording import Recording
-from trainfit.speed.model.operators import step_work
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.capacity import context_parts
+from trainfit.memory.explanation import recorded_settings, replayed, summarize
+from trainfit.memory.peak import held_by_kind, step_memory
+from trainfit.memory.replay import Replay, Stream, replay
+from trainfit.plan.sizing.costing import has_rates, machine_of, memory_law
+from trainfit.results.gpus import total
+from trainfit.results.memory import BatchMemory
+from trainfit.results.plan import HostCpu, JobDetail, PlanResult
+from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, STEP_END, Recording
+from trainfit.results.runs.steps import DTYPES, MARKS
+from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
+from trainfit.results.speed import KernelSpan, MemoryPoint, OperatorSpan, StepTimeline, StepWork
+from trainfit.speed.step import Launched, Machine, TimedWork, step_work
+from trainfit.speed.timeline import Timeline
+from trainfit.speed.work import Floats, Work, steady
+
+# ---
+# The steady step of a recording over time: what the CPU dispatches, the GPU runs, memory holds.
+
+
+_MARKS: Final = frozenset(KERNEL_KINDS.index(name) for name in MARKS)
+
+
+def step_timeline(recording: Recording, machine: Machine) -> StepTimeline | None:
+    """``None`` where the recording has no whole step or no kernels, or the GPU no known rates."""
+    if not has_rates(machine.gpu) or not recording.steps:
+        return None
+    step = steady(recording)
+    work = Work.of_step(recording, step)
+    if not len(work.table):
+        return None
+    timeline, costed = Timeline(), TimedWork(work, machine)
+    launched = costed.launch(timeline)
+    ends = _operator_ends(work, launched)
+    first = int(np.flatnonzero(recording.op_step == step)[0])
+    return StepTimeline(
+        machine.gpu.name,
+        step,
+        timeline.end_s,
+        _operators(recording, first, ends),
+        _kernels(work, launched, costed.seconds + costed.copies),
+        _memory(recording, step, first, ends),
+    )
+
+
+def _operator_ends(work: Work, launched: Launched) -> Floats:
+    """When the CPU is done with each operator: all later ones wait for what a launch waited for."""
+    waited = np.zeros(len(launched.operator_s))
+    np.maximum.at(waited, work.op, launched.launched_s - launched.issued_s)
+    ends: Floats = launched.operator_s + np.maximum.accumulate(waited)
+    return ends
+
+
+def _operators(recording: Recording, first: int, ends: Floats) -> tuple[OperatorSpan, ...]:
+    strings, begins = recording.strings, np.concatenate(([0.0], ends[:-1]))
+    spans = []
+    for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        at = first + place
+        module = int(recording.op_module[at])
+        spans.append(
+            OperatorSpan(
+                strings[int(recording.op_name[at])],
+                PHASES[int(recording.op_phase[at])],
+                strings[module] if module >= 0 else "",
+                begin,
+                end,
+            )
+        )
+    return tuple(spans)
+
+
+def _kernels(work: Work, launched: Launched, took: Floats) -> tuple[KernelSpan, ...]:
+    names = ("kind", "dtype", "flops", "read", "written")
+    kinds, dtypes, flops, read, written = (work.column(name).tolist() for name in names)
+    ends, seconds = launched.ended_s.tolist(), took.tolist()
+    return tuple(
+        KernelSpan(
+            KERNEL_KINDS[kinds[at]],
+            DTYPES[dtypes[at]],
+            int(work.stream[at]),
+            int(work.op[at]),
+            ends[at] - seconds[at],
+            ends[at],
+            flops[at],
+            read[at] + written[at],
+        )
+        for at in range(len(kinds))
+        if kinds[at] not in _MARKS
+    )
+
+
+def _memory(recording: Recording, step: int, first: int, ends: Floats) -> tuple[MemoryPoint, ...]:
+    """A point for each operator that changes it; a free is put at the operator of the allocation
+    before it, as the recording has no other time of it."""
+    stream = Stream.of(recording)
+    at_ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    begin, end = (int(at_ends[step - 1]) + 1 if step else 0), int(at_ends[step])
+    held = held_by_kind(recording, stream, replay(stream).granted, begin, end)
+    codes, numbers = recording.events[begin:end] & 3, recording.events[begin:end] >> 2
+    changes = np.flatnonzero((codes == MALLOC) | (codes == FREE))
+    places = np.clip(recording.alloc_op[numbers[changes]] - first, 0, len(ends) - 1)
+    times = np.maximum.accumulate(np.where(codes[changes] == MALLOC, ends[places], 0.0))
+    rows = held[[0, *(1 + changes)]].tolist()
+    return tuple(
+        MemoryPoint(time_s, dict(zip(KINDS, row, strict=True)))
+        for time_s, row in zip((0.0, *times.tolist()), rows, strict=True)
+    )
+
 
 #: GPUs of common sizes, for a comparison of capacities.
 _COMMON: Final = ("T4", "RTX 4090", "A100 40GB", "L40S", "H100 SXM", "H200")

@@ -8,25 +8,24 @@ from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
-from trainfit.plan.dataloader.sample_cost import timed_samples, with_sample_cost
 from trainfit.plan.dataloader.section import (
     is_tuned,
     predicted_step,
+    timed_samples,
     tuned_command,
+    with_loader_options,
     with_loading,
+    with_sample_cost,
 )
-from trainfit.plan.launch.build import with_launch
-from trainfit.plan.launch.loader_options import with_loader_options
+from trainfit.plan.launch import with_launch
 from trainfit.plan.planner import Settings, simulated
-from trainfit.plan.real_machine.this_cpu import measured_cpu
-from trainfit.plan.real_machine.versus_cpu import with_cpu
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.machine.constants import DeviceConstants
-from trainfit.results.plan.result import HostCpu, PlanResult
-from trainfit.results.plan.run_rate import with_run_rate
-from trainfit.results.runs.loading import Consumer
+from trainfit.plan.this_cpu import measured_cpu, with_cpu
+from trainfit.results.gpus import DeviceConstants
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import HostCpu, PlanResult, with_run_rate
+from trainfit.results.runs.measurement import Consumer
 
 Say = Callable[[str], None]
 

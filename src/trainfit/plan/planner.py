@@ -10,19 +10,22 @@ import time
 from collections.abc import Callable
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.memory.stream.device import context_parts
-from trainfit.memory.stream.replay import Stream
-from trainfit.plan.amp.choice import AmpSetting
-from trainfit.plan.amp.settings import chosen_setting, opposite_amp, other_settings, present_setting
-from trainfit.plan.command.launchers import ACCELERATE
+from trainfit.memory.capacity import context_parts
+from trainfit.memory.replay import Stream
+from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.changes.amp_settings import (
+    chosen_setting,
+    opposite_amp,
+    other_settings,
+    present_setting,
+)
+from trainfit.plan.changes.catalogue import NAMES
+from trainfit.plan.changes.remedies import try_remedies
+from trainfit.plan.changes.trials import Job, allocator_trial
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
-from trainfit.plan.inference import gradients_both_ways
-from trainfit.plan.launch.allocator_trial import allocator_trial
-from trainfit.plan.options.detected import CommandOptions
-from trainfit.plan.options.first_run import FirstRun
-from trainfit.plan.options.proof import accumulates
-from trainfit.plan.plan_notes import (
+from trainfit.plan.notes import (
     note_accumulation,
     note_batches,
     note_first_run,
@@ -31,26 +34,64 @@ from trainfit.plan.plan_notes import (
     note_options,
     note_steps,
 )
-from trainfit.plan.remedies.catalogue import NAMES
-from trainfit.plan.remedies.trials import Job
-from trainfit.plan.remedies.trying import try_remedies
-from trainfit.plan.runs.progress import FirstAnswer, Progress, as_progress
+from trainfit.plan.runs.failures import NotSimulated, what_happened
+from trainfit.plan.runs.option_proof import FirstRun, accumulates
+from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.progress import MAY_CHANGE, FirstAnswer, Notes, Progress, as_progress
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
-from trainfit.plan.sizing.effective_batch import Accumulation, accumulation_for
+from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.notes import MAY_CHANGE, Notes
 from trainfit.plan.sizing.planned_job import PlannedJob, planned_job
-from trainfit.plan.steps.costing import machine_of, step_seconds
-from trainfit.plan.steps.speed import speed
+from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
+from trainfit.plan.sizing.speed import speed
+from trainfit.results.changes import Remedies
+from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.files.notes import complete
-from trainfit.results.machine.constants import LIBRARIES, DeviceConstants, total
-from trainfit.results.machine.profile import Rates
-from trainfit.results.plan.remedies import Remedies
-from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.gpus import LIBRARIES, DeviceConstants, Rates, total
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import HostCpu, Inference, PlanResult
 from trainfit.results.runs.recording import Recording
-from trainfit.speed.model.step import Machine
+from trainfit.results.runs.trace import InterventionRequest
+from trainfit.speed.step import Machine
+
+# ---
+# Scripts that do not train: what they need with gradients recorded, and without.
+
+
+def gradients_both_ways(
+    runs: Runs, memory_model: MemoryModel, batch: int | None, first: Trace
+) -> Inference:
+    """The memory of ``first``, and of the same with gradients the other way round."""
+    records = first.outcome.forward.with_grad > 0
+    request = InterventionRequest("forward-grad", ("off" if records else "on",))
+    title = "gradients off" if records else "gradients on"
+    mine, others, failure = _figures(memory_model, first), None, ""
+    try:
+        other = runs.attempt(batch, Variant(interventions=(request,), title=title))
+    except NotSimulated as error:
+        return _inference(records, mine, None, str(error))
+    if other.recording is not None and other.outcome.steps >= first.outcome.steps:
+        others = _figures(memory_model, other)
+    else:
+        failure = what_happened(other.outcome)
+    return _inference(records, mine, others, failure)
+
+
+def _inference(
+    records: bool, mine: MemoryFigures, others: MemoryFigures | None, failure: str
+) -> Inference:
+    return Inference(
+        records_gradients=records,
+        without_gradients=others if records else mine,
+        with_gradients=mine if records else others,
+        failure=failure,
+    )
+
+
+def _figures(memory_model: MemoryModel, trace: Trace) -> MemoryFigures:
+    assert trace.recording is not None
+    return memory_model.figures(memory_model.shown(Stream.of(trace.recording))[0])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,30 +1,28 @@
-"""Every kind of result file, by the name of its format, and the reading of any of them."""
+"""Every kind of result file by its format's name; reads any, joins several into one document."""
 
 from __future__ import annotations
 
+import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trainfit.results.batch.explanation import BatchExplanation
-from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.batch import BatchExplanation, NoiseResult
+from trainfit.results.comparison import Comparison, Verification
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
 from trainfit.results.files.documents import ResultFile
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader.rehearsal import Rehearsal
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.machine.doctor import DoctorResult
-from trainfit.results.machine.gpus import GpusResult
-from trainfit.results.machine.pace import PaceResult
-from trainfit.results.machine.profile import Profile
-from trainfit.results.plan.gpu_comparison import GpuComparison
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.verification import Verification as PlanVerification
+from trainfit.results.gpus import GpusResult, Profile
+from trainfit.results.loader import LoaderResult
+from trainfit.results.pace import PaceResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
-from trainfit.results.watch.comparison import Comparison
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.verification import Verification
+from trainfit.results.speed import GpuComparison
+from trainfit.results.watch import WatchResult
 
 _KINDS: Final[tuple[type[ResultFile], ...]] = (
     *(PlanResult, GpuComparison, GpusResult, PlanVerification, Profile),
@@ -62,3 +60,35 @@ def of_text(text: str, path: Path) -> ResultFile:
     if name in _ELSEWHERE:
         raise ResultFileError(path, f"its format is {name!r}", _ELSEWHERE[name])
     return KINDS.get(name, PlanResult).from_json(text, path)
+
+
+# ---
+# Several results as one JSON document, each as its own file has it.
+#
+# Format history
+#     1   first version
+
+
+FORMAT: Final = "trainfit-report"
+VERSION: Final = 1
+_REMAKE: Final = "re-create it with `trainfit report RESULT… -o FILE.json`"
+
+
+def joined(parts: Sequence[tuple[str, str]]) -> str:
+    """One document of ``parts``: the name of each file, and its JSON text."""
+    results = [{"file": name, "result": json.loads(text)} for name, text in parts]
+    document = {"format": FORMAT, "version": VERSION, "results": results}
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def parted(text: str, path: Path) -> list[tuple[str, str]]:
+    """The reverse of :func:`joined`; raises :class:`ResultFileError` for ``path``."""
+    document: Any = json.loads(text)
+    version = document.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        reason = f"its format version is {version!r}, this trainfit reads up to {VERSION}"
+        raise ResultFileError(path, reason, "upgrade trainfit, or re-create the file")
+    try:
+        return [(str(each["file"]), json.dumps(each["result"])) for each in document["results"]]
+    except (KeyError, TypeError) as error:
+        raise ResultFileError(path, f"it is damaged ({error!r})", _REMAKE) from error

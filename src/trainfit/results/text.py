@@ -1,10 +1,12 @@
-"""Makes user text printable, wraps and shortens it."""
+"""Text: sizes, times, rates and counts in one way; user text printable, wrapped, shortened."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import contextvars
+import math
+import signal
 import textwrap
 from collections.abc import Iterator
 from typing import Final
@@ -125,3 +127,168 @@ def _nearest(error: UnicodeError) -> tuple[str, int]:
 
 
 codecs.register_error(IN_ASCII, _nearest)
+
+
+# ---
+# Formats figures: sizes, times, rates, shares, factors and counts.
+#
+# One way of writing for messages, reports and results: a unit after one space, never an exponent,
+# never 1000 of a unit that has a larger one, and "-" for what was not measured.
+
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+_TIB: Final = 1 << 40
+
+NOT_MEASURED: Final = "-"
+#: Seconds from which a time is written in minutes.
+_MINUTES_FROM: Final = 100
+_PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def size(nbytes: float | None, *, signed: bool = False) -> str:
+    """Bytes: "5.50 GiB", "507 MiB", "1.5 MiB", "12 KiB", "100 B".
+
+    ``signed`` is for a difference: "+1.20 GiB".
+    """
+    if nbytes is None:
+        return NOT_MEASURED
+    nbytes = round(nbytes)
+    sign, amount = _sign(nbytes, signed), abs(nbytes)
+    if amount < KIB:
+        return f"{sign}{amount} B"
+    for unit, name, written in _SIZES:
+        text = written(amount / unit)
+        if float(text) < 1024:  # 1023.6 MiB are written as 1.00 GiB
+            return f"{sign}{text} {name}"
+    return f"{sign}{amount / _TIB:.2f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """A time: "25 µs", "79.1 ms", "1.2 s", "2 min 05 s", "10 min", "1 h 02 min"."""
+    if seconds is None:
+        return NOT_MEASURED
+    if not math.isfinite(seconds):
+        return str(seconds)
+    sign, amount = _sign(seconds, False), abs(seconds)
+    if amount < _MINUTES_FROM - 0.05:
+        for scale, unit in ((1.0, "s"), (1e3, "ms")):
+            if amount * scale >= 0.9995:
+                return f"{sign}{_trimmed(three_digits(amount * scale))} {unit}"
+        text = _trimmed(f"{amount * 1e6:.3f}" if amount < 1e-6 else three_digits(amount * 1e6))
+        return f"{sign}{text} µs" if text != "0" else "0 s"
+    minutes, rest = divmod(round(amount), 60)
+    if minutes < 60:
+        return f"{sign}{minutes} min" + (f" {rest:02d} s" if rest else "")
+    hours, minutes = divmod(round(amount / 60), 60)
+    return f"{sign}{hours} h" + (f" {minutes:02d} min" if minutes else "")
+
+
+def rate(per_second: float | None) -> str:
+    """Something a second, in three digits: "0.0500", "8.50", "101", "1234"."""
+    return NOT_MEASURED if per_second is None else three_digits(per_second)
+
+
+def byte_rate(bytes_per_s: float | None) -> str:
+    """Bytes a second: "3.35 TB/s", "540 MB/s"."""
+    return with_prefix(bytes_per_s, "B/s")
+
+
+def with_prefix(value: float | None, unit: str) -> str:
+    """A figure with an SI prefix, in three digits: "82.6 TFLOP/s", "12 GB/s"."""
+    if value is None:
+        return NOT_MEASURED
+    for scale, prefix in _PREFIXES:
+        # 999.6 M are written as 1 G.
+        if abs(value) >= 0.9995 * scale:
+            return f"{_trimmed(three_digits(value / scale))} {prefix}{unit}"
+    return f"{_trimmed(three_digits(value))} {unit}"
+
+
+def percent(share: float | None, *, decimals: int = 0, signed: bool = False) -> str:
+    """A share in whole percent; below 1% with a decimal: "46%", "0.4%", "<0.1%".
+
+    ``decimals`` at most, for figures that are told apart by them: "9.6%", "10%".
+    ``signed`` is for a change: "+3%", "±0%".
+    """
+    if share is None:
+        return NOT_MEASURED
+    value = abs(100 * share)
+    sign = _sign(share, signed)
+    if decimals:
+        return f"{sign}{_trimmed(f'{value:.{decimals}f}')}%"
+    if value >= 0.95:
+        return f"{sign}{value:.0f}%"
+    if value >= 0.05:
+        return f"{sign}{value:.1f}%"
+    if signed:
+        return "±0%"
+    return ("<0.1%" if share > 0 else ">-0.1%") if share else "0%"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole in percent; empty where the whole is nothing."""
+    return percent(part / whole) if whole else ""
+
+
+def times(factor: float | None) -> str:
+    """A factor: "0.95×", "1.42×", "12.3×"."""
+    if factor is None:
+        return NOT_MEASURED
+    return f"{factor:.2f}×" if 0.1 <= abs(factor) < 1 else f"{three_digits(factor)}×"
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 step", "2 steps"; ``plural`` is one that is not made by "s"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+
+
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 99" of one without a name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def cores(number: float) -> str:
+    """A number of cores, that a quota may make fractional: "2", "1.5"."""
+    return _trimmed(f"{number:.2f}")
+
+
+def core_count(number: float) -> str:
+    """The same with its noun: "1 core", "1.5 cores"."""
+    said = cores(number)
+    return f"{said} core{'' if said == '1' else 's'}"
+
+
+def ghz(hertz: float | None) -> str:
+    """A clock: "3 GHz", "2.45 GHz"."""
+    return NOT_MEASURED if hertz is None else f"{_trimmed(f'{hertz / 1e9:.2f}')} GHz"
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits, and all digits before the point: "0.0500", "8.50", "1234"."""
+    if not value or not math.isfinite(value):
+        return "0" if not value else str(value)
+    exponent = int(f"{value:.2e}".partition("e")[2])
+    return f"{value:.{max(0, 2 - exponent)}f}"
+
+
+def _whole(value: float) -> str:
+    """Whole from 10 on; below with the decimal that is not 0."""
+    return _trimmed(f"{value:.1f}") if value < 9.95 else f"{value:.0f}"
+
+
+_SIZES: Final = ((KIB, "KiB", _whole), (MIB, "MiB", _whole), (GIB, "GiB", "{:.2f}".format))
+
+
+def _trimmed(text: str) -> str:
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _sign(value: float, signed: bool) -> str:
+    if value < 0:
+        return "-"
+    return "+" if signed and value > 0 else ""

@@ -29,9 +29,9 @@ import torch
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
-from trainfit.scripts.options.constants import with_constants
-from trainfit.simgpu.recording.user_location import claim, frame_of_user, line_of_user
-from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
+from trainfit.scripts.option_parsers import with_constants
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3

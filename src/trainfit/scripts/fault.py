@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from trainfit.results.runs.trace import OwnFault
-from trainfit.simgpu.recording.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 #: What PyTorch itself raises for a wrong call, also where a frame of ours made the call for the
@@ -59,7 +59,7 @@ def is_own(filename: str) -> bool:
 
 
 def place_of(trace: TracebackType) -> str:
-    """``trainfit/scripts/watch/amp.py:55``: our file as it is in the repository, and its line."""
+    """``trainfit/scripts/precision.py:55``: our file as it is in the repository, and its line."""
     path = Path(trace.tb_frame.f_code.co_filename).relative_to(_PACKAGE.parent)
     return f"{path}:{trace.tb_lineno}"
 

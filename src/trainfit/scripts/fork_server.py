@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.script import SandboxRequest
 from trainfit.scripts import sandbox
 
 #: Seconds between looks for children that ended.

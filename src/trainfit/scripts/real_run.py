@@ -21,8 +21,8 @@ from torch.optim import optimizer as optim
 
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts.execute import Stopper, run_script, watch
-from trainfit.simgpu.recording.main_optimizer import MainOptimizer
-from trainfit.simgpu.recording.module_tracker import has_parameters
+from trainfit.simgpu.device.ownership import has_parameters
+from trainfit.simgpu.device.settling import MainOptimizer
 
 
 class ScriptRun(abc.ABC):

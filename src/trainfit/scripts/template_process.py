@@ -23,7 +23,7 @@ from typing import Any, Protocol, SupportsIndex
 
 import psutil
 
-from trainfit.simgpu.dispatch.fork_hooks import inherited
+from trainfit.simgpu.patching import inherited
 
 #: What a stem writes to its server when it is ready to be forked.
 READY = b"ready\n"

@@ -23,26 +23,31 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.run_status import EARLY_FILE, INTERRUPT_FILE, STATUS_FILE, RunStatus
 from trainfit.results.runs.steps import StepMakeup
-from trainfit.results.runs.trace import LoaderInfo, Status, StepFeed, TraceOutcome, TraceRequest
+from trainfit.results.runs.trace import (
+    EARLY_FILE,
+    INTERRUPT_FILE,
+    STATUS_FILE,
+    LoaderInfo,
+    RunStatus,
+    Status,
+    StepFeed,
+    TraceOutcome,
+    TraceRequest,
+)
 from trainfit.scripts import sandbox
+from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
-from trainfit.scripts.launch_in_place import LaunchInPlace
+from trainfit.scripts.launchers import LaunchInPlace
+from trainfit.scripts.options import OptionsWatch
+from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
+from trainfit.scripts.step_makeup import with_makeup
+from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
-from trainfit.scripts.watch.accelerate import AccelerateWatch
-from trainfit.scripts.watch.amp import AmpWatch
-from trainfit.scripts.watch.autocast import AutocastSwitch
-from trainfit.scripts.watch.coverage import CoverageWatch
-from trainfit.scripts.watch.dataloader import LoaderTracker
-from trainfit.scripts.watch.inference import CacheWatch, InferenceWatch
-from trainfit.scripts.watch.options import OptionsWatch
-from trainfit.scripts.watch.step_makeup import with_makeup
-from trainfit.scripts.watch.steps import StepWatch
+from trainfit.simgpu.device.settling import LEAST_STEPS, judge
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.settling import LEAST_STEPS, judge
 from trainfit.simgpu.session import Simulation
 
 #: Seconds between two words of a run about itself, if no step is over meanwhile.

@@ -1,21 +1,18 @@
-"""Reversible replacement of attributes of modules and classes, which the user's code cannot tell.
-
-Whatever is replaced pickles under its own name, in this process and in those without trainfit, and
-has the signature, the documentation and the source of what it stands for:
-
-* A function of Python is *hooked*: it stays the object that it is, and calls the hook. So every
-  reference to it, whoever took it and when, is the same function, with the hook and, afterwards,
-  without it (ddtrace's ``internal.wrapping`` does the same). A wrapper in its place would be
-  another object than the one that :mod:`pickle` finds under its name, in all modules but one.
-* Anything else (functions of C, classes) is *set*: the name holds our object, named by that place.
-"""
+"""Reversible replacement of attributes of modules and classes, also of modules imported later,
+and what ends it in forked children."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -252,3 +249,93 @@ def _template(free: tuple[str, ...]) -> CodeType:
 
 def _inner(code: CodeType) -> CodeType:
     return next(each for each in code.co_consts if isinstance(each, CodeType))
+
+
+# ---
+# Calls back when a module has been imported, if it ever is.
+
+
+class ImportHook(importlib.abc.MetaPathFinder):
+    """Calls ``seen`` with the module ``name``: now where it is imported already, else as soon as
+    it has been."""
+
+    def __init__(self, name: str, seen: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._seen = seen
+        self._busy = False
+
+    def install(self) -> None:
+        """Watch from now on, until :meth:`remove`."""
+        if self._name in sys.modules:
+            self._seen(sys.modules[self._name])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Stop watching; safe to call twice."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The other finders' spec of the module, whose loader calls us when it is done."""
+        if name != self._name or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            loader = spec.loader
+
+            def exec_module(module: ModuleType) -> None:
+                vars(loader).pop("exec_module", None)  # it stays in the module's __spec__
+                execute(module)
+                if self in sys.meta_path:
+                    self._seen(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+# ---
+# Switches the simulation off in forked children: a loader's workers simulate nothing.
+
+
+_hooks: list[weakref.WeakMethod[Callable[[], None]]] = []
+_registered = False
+_inherits = False
+
+
+@contextlib.contextmanager
+def inherited() -> Iterator[None]:
+    """Children that are forked inside go on with the simulation."""
+    global _inherits
+    before, _inherits = _inherits, True
+    try:
+        yield
+    finally:
+        _inherits = before
+
+
+def in_child(method: Callable[[], None]) -> None:
+    """Call ``method`` in every child that is forked from now on, as long as its object lives."""
+    global _registered
+    _hooks[:] = [hook for hook in _hooks if hook() is not None]
+    _hooks.append(weakref.WeakMethod(method))
+    if not _registered:
+        _registered = True
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    if _inherits:
+        return
+    for hook in _hooks:
+        method = hook()
+        if method is not None:
+            method()

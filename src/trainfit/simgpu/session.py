@@ -12,50 +12,45 @@ import torch
 from torch.optim import optimizer as optim
 
 from trainfit.hardware import GpuSpec, device_constants, find_gpu
-from trainfit.results.machine.constants import DeviceConstants, total
+from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
-from trainfit.simgpu.cuda import generators
-from trainfit.simgpu.cuda.clock import clock_of
+from trainfit.simgpu.cuda import cuda_module
+from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
-from trainfit.simgpu.cuda.host_clock import ScriptTime
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.dispatch import devices, subclasses
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.modes import Modes
-from trainfit.simgpu.kernels import attention as kernels_attention  # noqa: F401  (registers)
-from trainfit.simgpu.kernels import convolution as kernels_convolution  # noqa: F401  (registers)
-from trainfit.simgpu.kernels import indexing as kernels_indexing  # noqa: F401  (registers)
-from trainfit.simgpu.kernels import libraries as _libraries  # noqa: F401  (registers)
-from trainfit.simgpu.kernels import matmul as kernels_products  # noqa: F401  (registers)
-from trainfit.simgpu.launches.launch_log import KernelLog
+from trainfit.simgpu.device import device_names, subclasses
+from trainfit.simgpu.device import tensor as checkpoints
+from trainfit.simgpu.device.device_memory import DeviceMemory
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.modes import Modes
+from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.settling import MainOptimizer, StepUse
+from trainfit.simgpu.device.tensor import set_engine
+from trainfit.simgpu.operators import compilation
+from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
+from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
-from trainfit.simgpu.operators import special as _operators  # noqa: F401  (registers)
+from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
+from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
+from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
+from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.collectives import Collectives
-from trainfit.simgpu.operators.compiled import flex_attention
-from trainfit.simgpu.operators.compiled.compilation import Compilation
-from trainfit.simgpu.operators.compiled.triton_kernels import TritonKernels
+from trainfit.simgpu.operators.compilation import Compilation
+from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
-from trainfit.simgpu.ownership import Ownership
+from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.device_memory import DeviceMemory
-from trainfit.simgpu.recording.main_optimizer import MainOptimizer
-from trainfit.simgpu.recording.module_tracker import ModuleTracker
-from trainfit.simgpu.recording.recorder import Recorder
-from trainfit.simgpu.recording.settling import StepUse
-from trainfit.simgpu.tensors import serialization as checkpoints
-from trainfit.simgpu.tensors.tensor import (
-    set_engine,
-)
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
-from trainfit.torch_private.dispatching import lift_cpu_only, lifts_cpu_only
-from trainfit.torch_private.tested import MissingNameError
+from trainfit.torch_private.needed import MissingNameError
+from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None
@@ -223,7 +218,7 @@ class Simulation:
             f"PyTorch {version} does not read {name}: set {VARIABLE}"
             for name in unread_variables(os.environ, version)
         ]
-        self._default_device = devices.DefaultDevice()
+        self._default_device = device_names.DefaultDevice()
         self._collectives = Collectives(self._recorder)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._graphs = Graphs(self.engine, self._kernels, self.end_step)
@@ -233,13 +228,13 @@ class Simulation:
         compiled.import_compiler()
         self._live = True
         set_engine(self.engine)
-        devices.install(self.engine, self._patches)
+        device_names.install(self.engine, self._patches)
         subclasses.install(self.engine, self._patches)
-        generators.install(self._patches)
+        cuda_module.install(self._patches)
         checkpoints.install(self._patches)
         self._optional(
             "FlexAttention",
-            lambda: flex_attention.install(self._patches, self._compilation.inside),
+            lambda: compilation.install(self._patches, self._compilation.inside),
         )
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)

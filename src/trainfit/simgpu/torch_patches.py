@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch.nn import parameter
 
-from trainfit.simgpu.dispatch.devices import complete
-from trainfit.simgpu.dispatch.subclasses import become
+from trainfit.simgpu.device.device_names import complete
+from trainfit.simgpu.device.subclasses import become
+from trainfit.simgpu.device.tensor import (
+    CUDA,
+    DeviceTensor,
+    SimulatedTensor,
+    current_engine,
+    vars_of,
+)
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.tensors.device import CUDA
-from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor, current_engine, vars_of
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
 from trainfit.torch_private.tensors import (
     COMPATIBLE_TYPE,

@@ -1,1 +1,1 @@
-"""Rates and bandwidths of a GPU, measured for a calibration profile."""
+"""Step time: kernels on a GPU, launched by a CPU; and the rates of both, measured."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.plan.versus_cpu import CpuRunOutcome, CpuRunRequest
+from trainfit.results.real_runs import CpuRunOutcome, CpuRunRequest
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet

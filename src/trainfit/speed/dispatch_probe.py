@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from trainfit.results.files.exchange import write_whole
+from trainfit.results.files.decoding import write_whole
 
 #: Operators forward in one chain (as many go backward), seconds of all chains, and the share of
 #: them that were at least as fast as the reported rate: others were disturbed.

@@ -1,15 +1,103 @@
-"""How a private name of PyTorch is taken: found at once, or missed by its name."""
+"""What is known of PyTorch without importing it: how a private name is taken, the tested
+versions, and PyTorch's names in stacks and profiles."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import operator
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from trainfit.torch_private.tested import MissingNameError
+from trainfit.results.files.errors import TrainfitError
+from trainfit.version import __version__
+
+# ---
+# The versions of PyTorch that the tests run on, and what is said of another.
+#
+# Without importing PyTorch.
+
+
+#: The oldest that pyproject.toml admits, and the newest that `make test-newest` passes on.
+OLDEST: Final = "2.8"
+NEWEST: Final = "2.14"
+
+_seen: set[str] = set()
+
+
+def saw(version: str) -> None:
+    """Note the version of PyTorch that something runs on; in trainfit's own processes only."""
+    if version:
+        _seen.add(version)
+
+
+def newer_seen() -> str:
+    """What to say of the versions that were noted, in one line; empty if the tests know them."""
+    return newer_than_tested(max(_seen, key=release, default=""))
+
+
+def newer_than_tested(version: str) -> str:
+    """What to say of a PyTorch of this version, in one line; empty if the tests know it."""
+    if release(version) <= release(NEWEST):
+        return ""
+    return (
+        f"PyTorch {version} is newer than {NEWEST}, the newest that this trainfit was tested with: "
+        "results may be wrong where it differs"
+    )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Major and minor version: patch releases change no private name that is of interest."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+# -- a name that is not there ---------------------------------------------------------------------
+
+#: The exit code of a child that could do nothing with its PyTorch, and what its last line begins
+#: with.
+_CODE: Final = os.EX_CONFIG
+_MARK: Final = "trainfit: refused: "
+
+
+class MissingNameError(TrainfitError):
+    """PyTorch has no such name, of which trainfit makes use."""
+
+    def __init__(self, name: str) -> None:
+        version = getattr(sys.modules.get("torch"), "__version__", "")
+        super().__init__(
+            f"PyTorch {version} has no {name}, which trainfit {__version__} needs (it is tested "
+            f"with PyTorch {OLDEST} to {NEWEST}): install PyTorch {NEWEST}, or a newer trainfit"
+        )
+        self.name = name
+
+
+class RefusedError(TrainfitError):
+    """A child process could do nothing with its PyTorch; the message is the child's."""
+
+
+@contextlib.contextmanager
+def tells_parent() -> Iterator[None]:
+    """End this process with what :func:`check` understands where a name is missing."""
+    try:
+        yield
+    except MissingNameError as error:
+        print(f"{_MARK}{error}", file=sys.stderr, flush=True)
+        sys.exit(_CODE)
+
+
+def check(code: int | None, output: str) -> None:
+    """Look at how a child ended, and at what it printed.
+
+    Raises:
+        RefusedError: A name of PyTorch was missing to it.
+    """
+    last = output.rstrip().rpartition("\n")[2]
+    if code == _CODE and last.startswith(_MARK):
+        raise RefusedError(last.removeprefix(_MARK))
 
 
 class PrivateName(NamedTuple):
@@ -85,3 +173,37 @@ def _named(error: AttributeError | ImportError) -> str:
         return f"{_path(error.obj)}.{error.name}" if error.name else str(error)
     name = re.match(r"cannot import name '(\w+)'", str(error))
     return f"{error.name}.{name[1]}" if name and error.name else error.name or str(error)
+
+
+# ---
+# Names of PyTorch as stacks and profiles show them; without importing it.
+#
+# One that is gone is not seen any more: nothing is looked up by it.
+
+
+#: Functions of a DataLoader's worker, of the thread that pins memory, and of the main process that
+#: asks the sampler for the next batch's indices.
+WORKER_LOOP: Final = "_worker_loop"
+PIN_MEMORY_LOOP: Final = "_pin_memory_loop"
+NEXT_INDEX: Final = "_next_index"
+WORKER_FILE: Final = "utils/data/_utils/worker.py"
+PIN_MEMORY_FILE: Final = "utils/data/_utils/pin_memory.py"
+
+#: Modules whose functions cost a sample its time.
+COLLATION: Final = "torch.utils.data._utils.collate"
+OPERATORS: Final = "torch._ops"
+#: How C modules call what PyTorch shows by another name.
+SHOWN_AS: Final = (
+    (("torch._C", "_VariableFunctionsClass"), "torch"),
+    (("torch._C", "_VariableFunctions"), "torch"),
+    (("torch._C", "TensorBase"), "torch.Tensor"),
+    (("torch._C", "_TensorBase"), "torch.Tensor"),
+)
+
+#: What :func:`is_in_bad_fork` asks.
+BAD_FORK: Final = "torch.cuda._is_in_bad_fork()"
+
+
+def is_in_bad_fork(cuda: Any) -> bool:
+    """Was this process forked from one that had started CUDA? ``cuda`` is ``torch.cuda``."""
+    return bool(cuda._is_in_bad_fork())

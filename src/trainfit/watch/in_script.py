@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
 from trainfit.watch.recorder import process
-from trainfit.watch.recorder.files.rank_variables import local_rank, world
+from trainfit.watch.recorder.rank_variables import local_rank, world
 from trainfit.watch.run_folder import new_folder, unused_folder, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 if TYPE_CHECKING:
-    from trainfit.results.watch.result import WatchResult
+    from trainfit.results.watch import WatchResult
 
 #: What stands in the place of a script's name, of no use on a command line: kernels of notebooks,
 #: and code that is given as a word or on standard input.
@@ -71,7 +71,7 @@ class Watching:
         if self.folder is None:
             return None
         # Late: a training that never asks does not pay for the rules' import.
-        from trainfit.results.watch.run import load_run
+        from trainfit.results.runs.watched import load_run
         from trainfit.watch.judge import judge
 
         if self._stop is _nothing and self._ranks is not None:

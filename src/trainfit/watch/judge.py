@@ -3,29 +3,108 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trainfit.results.format import duration
-from trainfit.results.watch.result import Finding, Unknown, WatchResult
-from trainfit.results.watch.run import RankRecord, RunRecord, missing_rows
-from trainfit.watch.figures import gpu_time, measures, thresholds, trainings
-from trainfit.watch.figures.cleaning import clean
-from trainfit.watch.figures.ledger import ledger
-from trainfit.watch.figures.light_steps import is_light
-from trainfit.watch.figures.view import RunView, median, percentile
-from trainfit.watch.limits import BY_KIND, limit
-from trainfit.watch.rules import gpu, host, input, learning, memory
-from trainfit.watch.rules.each_rank import look
-from trainfit.watch.rules.input.input_bound import USELESS
-from trainfit.watch.rules.rule import Rule, worst_first
+from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
+from trainfit.results.text import duration
+from trainfit.results.watch import Finding, Limit, Unknown, WatchResult
+from trainfit.watch import checks, measures, thresholds
+from trainfit.watch import view as trainings
+from trainfit.watch.measures import ledger
+from trainfit.watch.rules import gpu, host, input, memory, training
+from trainfit.watch.rules.input import USELESS
+from trainfit.watch.rules.rule import Rule, look, worst_first
+from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
+
+# ---
+# What bounds a run: the costliest finding, or the device that is busy all the time.
+
+
+#: Kinds of findings, and what bounds a run that loses most by them.
+BY_KIND: Final[Mapping[str, Limit]] = {
+    "input_bound": "input",
+    "slow_worker": "input",
+    "epoch_start": "input",
+    "no_workers": "input",
+    "unpinned_copies": "copy",
+    "copies": "copy",
+    "hidden_syncs": "sync",
+    "checkpoint_stalls": "checkpoint",
+    "host_bound_launches": "host",
+    "one_hot_thread": "script",
+    "script_waits": "script",
+    "cgroup_throttling": "cpu",
+    "thread_oversubscription": "cpu",
+    "cpu_contention": "cpu",
+    "swapping": "cpu",
+    "straggler": "communication",
+    "thermal_throttling": "gpu",
+    "power_throttling": "gpu",
+    "clocks_set": "gpu",
+}
+
+
+#: Parts of a step that are no limit where computing it takes longer.
+_PARTS: Final = ("input", "checkpoint", "copy")
+
+#: What bounds all ranks, whichever of them has it.
+_OF_ALL: Final = ("communication", "gpu")
+
+
+def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
+    """Of one rank, with what was found."""
+    if len(rank.steps) < thresholds.LEAST_STEPS:
+        return "unknown"
+    costly = [
+        each
+        for each in findings
+        if (each.share or 0.0) >= thresholds.WARNING_SHARE and _bounds(each, rank)
+    ]
+    if costly:
+        most = max(costly, key=lambda each: each.share or 0.0)
+        bound = BY_KIND[most.kind]
+        return "cpu" if bound in _PARTS and _computes(rank) > (most.share or 0.0) else bound
+    if checks.has_gpu(rank):
+        idle = checks.idle_share(rank)
+        return "gpu" if idle is not None and idle < thresholds.CRITICAL_SHARE else "unknown"
+    return _longest(rank)
+
+
+def _longest(rank: RankView) -> Limit:
+    """Without a GPU: what most of the time goes to."""
+    if rank.share("forward") is None:
+        return "unknown"
+    shares = {name: rank.share(name) or 0.0 for name in PHASES}
+    parts: dict[Limit, float] = {
+        "cpu": _computes(rank),
+        "input": shares["input"],
+        "checkpoint": shares["checkpoint"],
+        "script": max(0.0, 1 - sum(shares.values())),
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
+def _computes(rank: RankView) -> float:
+    """Without a GPU: the share of the time in which the CPU computes steps, or evaluates."""
+    if checks.has_gpu(rank):
+        return 0.0
+    phases = ("forward", "backward", "optimizer", "evaluation")
+    return sum(rank.share(name) or 0.0 for name in phases)
+
+
+def _bounds(finding: Finding, rank: RankView) -> bool:
+    """Does it bound the run as this rank sees it?"""
+    bound = BY_KIND.get(finding.kind)
+    return bound in _OF_ALL or (bound is not None and finding.rank in (None, rank.header.rank))
+
 
 RULES: Final[tuple[Rule, ...]] = (
     *input.RULES,
     *host.RULES,
     *gpu.RULES,
     *memory.RULES,
-    *learning.RULES,
+    *training.RULES,
 )
 #: Characters of an error's message in a note.
 _LONGEST_REASON: Final = 240
@@ -54,8 +133,8 @@ def judge(run: RunRecord) -> WatchResult:
         ledger=ledger(rank),
         timeline=measures.timeline(rank),
         ranks=tuple(measures.summary(each) for each in view.ranks),
-        gpu_utilization=gpu_time.utilization(rank),
-        gpu_busy=gpu_time.busy_by_events(rank),
+        gpu_utilization=checks.utilization(rank),
+        gpu_busy=checks.busy_by_events(rank),
         mfu=measures.mfu(rank),
         notes=tuple(_notes(run, view)),
         next_command=_next_command(view, findings),

@@ -23,12 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from trainfit.hardware.gpu.figures import GpuNameError
 from trainfit.hardware.gpu.lookup import find_gpu
-from trainfit.hardware.gpu.name_error import GpuNameError
-from trainfit.hardware.host.oom_kills import OomKills, between, oom_kills
+from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
 from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.format import count
-from trainfit.results.watch.run import OOM_KILLED, Ending, RunHeader, WatchedGpu
+from trainfit.results.runs.watched import OOM_KILLED, Ending, RunHeader, WatchedGpu
+from trainfit.results.text import count
 from trainfit.version import __version__
 from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
 

@@ -24,9 +24,8 @@ from typing import Final
 
 import psutil
 
-from trainfit.results.files.decoding import DecodingError, decode
-from trainfit.results.files.exchange import as_json
-from trainfit.watch.recorder.files.rank_variables import set_for_a_rank, world
+from trainfit.results.files.decoding import DecodingError, as_json, decode
+from trainfit.watch.recorder.rank_variables import set_for_a_rank, world
 from trainfit.watch.run_folder import new_folder, numbered, runs_folder, script_name, unused_folder
 
 _RANKS: Final = "ranks.jsonl"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.results.files.state import state_folder
+from trainfit.results.files.writing import state_folder
 
 #: That a run's first files need at least.
 _LEAST_BYTES: Final = 1 << 14

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.measure.estimate import (
+from trainfit.batch.estimate import (
     LEAST_STEPS,
     Weights,
     estimate,

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 import trainfit
 from helpers_noise import Known, samples, train
-from trainfit.batch import NoiseScale
-from trainfit.batch.measure import norms
-from trainfit.results.batch.noise import Interval
+from trainfit.batch import NoiseScale, norms
+from trainfit.results.batch import Interval
 
 
 def holds(found: Interval | None, value: float) -> bool:

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers_noise import Known, samples
 from trainfit.batch import NoiseScale
-from trainfit.batch.measure.estimate import Weights
-from trainfit.results.batch.noise import NoiseResult
+from trainfit.batch.estimate import Weights
+from trainfit.results.batch import NoiseResult
 
 RANKS = 2
 

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.trade.explain import Question, explain
-from trainfit.report.batch.explanation import explanation_screen, explanation_text
-from trainfit.report.screen import LINES, plain_text
-from trainfit.results.batch.explanation import BatchExplanation
-from trainfit.results.batch.noise import Interval
-from trainfit.results.batch.step_times import StepTime
+from trainfit.batch.explain import Question, explain
+from trainfit.report.batch import explanation_screen, explanation_text
+from trainfit.report.layout import LINES, plain_text
+from trainfit.results.batch import BatchExplanation, Interval, StepTime
 from trainfit.results.text import laid_out_for
 
 NOISE = Interval(200.0, 150.0, 280.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.trade.goodput import (
+from trainfit.batch.goodput import (
     accumulated,
     curve,
     efficiency,
@@ -16,8 +16,7 @@ from trainfit.batch.trade.goodput import (
     samples_factor,
     steps_factor,
 )
-from trainfit.results.batch.noise import Interval
-from trainfit.results.batch.step_times import StepTime
+from trainfit.results.batch import Interval, StepTime
 
 BATCH = st.integers(1, 4096)
 NOISE = st.floats(0.1, 1e6)

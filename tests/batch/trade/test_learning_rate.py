@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.trade.learning_rate import beta, factor, learning_rate
-from trainfit.batch.trade.splitting import (
-    Split,
-    epoch,
-    last_micro_batch,
-    left_over,
-    same_samples,
-    split,
-)
-from trainfit.results.batch.explanation import Epoch, Optimizer
-from trainfit.results.batch.noise import Interval
+from trainfit.batch.advice import beta, factor, learning_rate
+from trainfit.batch.goodput import Split, epoch, last_micro_batch, left_over, same_samples, split
+from trainfit.results.batch import Epoch, Interval, Optimizer
 
 BATCH = st.integers(1, 4096)
 OPTIMIZER = st.sampled_from(["sgd", "adam"])

@@ -14,13 +14,13 @@ from helpers_cli import ROOT, error_line
 from helpers_cli import trainfit as run
 from helpers_facts import cores_of, frequency, machine, unknown
 from helpers_machines import document, mutated, names
-from trainfit.doctor.cpu.core_groups import MOST, core_groups
-from trainfit.doctor.diagnose import diagnose
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.doctor.checks import diagnose
+from trainfit.doctor.cores import MOST, core_groups
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.report.machine.cpu import CHECKS, cpu_text
-from trainfit.results.machine.doctor import DoctorResult
-from trainfit.results.machine.machine import IdleState, Machine
+from trainfit.report.doctor import CHECKS, cpu_text
+from trainfit.results.doctor import DoctorResult
+from trainfit.results.machine import IdleState, Machine
 from trainfit.results.text import WIDTH
 
 MACHINES = ROOT / "tests" / "machines"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from helpers_cli import ROOT
 from helpers_cli import trainfit as run
 from helpers_facts import fact, machine, unknown
-from trainfit.doctor.diagnose import diagnose
+from trainfit.doctor.checks import diagnose
 from trainfit.lint.api import read_script
-from trainfit.report.machine.doctor import check_text
-from trainfit.results.machine.doctor import Check, DoctorResult, PoolUse, ScriptReport, WorkerPools
-from trainfit.results.machine.machine import Threads
+from trainfit.report.doctor import check_text
+from trainfit.results.doctor import Check, DoctorResult, PoolUse, ScriptReport, WorkerPools
+from trainfit.results.machine import Threads
 
 MACHINES = ROOT / "tests" / "machines"
 DATA = """

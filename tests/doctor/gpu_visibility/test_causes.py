@@ -9,13 +9,12 @@ import pytest
 
 from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
-from trainfit.doctor.gpu_visibility import torch_wheels as wheels
-from trainfit.doctor.gpu_visibility.decision_table import check_visibility
-from trainfit.doctor.registry import MACHINE_CHECKS
-from trainfit.hardware.gpu.masking import left
-from trainfit.results.files.facts import absent, cannot_tell
-from trainfit.results.machine.doctor import Check
-from trainfit.results.machine.machine import (
+from trainfit.doctor import packages as wheels
+from trainfit.doctor.checks import MACHINE_CHECKS
+from trainfit.doctor.gpu.visibility import check_visibility
+from trainfit.hardware.gpu.local_gpu import left
+from trainfit.results.doctor import Check
+from trainfit.results.machine import (
     CudaDriver,
     DeviceNode,
     Gpu,
@@ -24,6 +23,8 @@ from trainfit.results.machine.machine import (
     PciDevice,
     TorchBuild,
     TorchProbe,
+    absent,
+    cannot_tell,
 )
 
 BLIND = TorchProbe(False, 0, "No CUDA GPUs are available", ("sm_90",), (), None)

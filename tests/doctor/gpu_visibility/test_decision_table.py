@@ -10,13 +10,21 @@ from hypothesis import strategies as st
 
 from helpers_facts import machine as healthy
 from helpers_machines import document, hanging, machine, names
-from trainfit.doctor.gpu_visibility.decision_table import ROWS, check_visibility
-from trainfit.hardware.gpu.masking import visible
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.doctor.gpu.visibility import ROWS, check_visibility
+from trainfit.hardware.gpu.local_gpu import visible
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine.doctor import Check
-from trainfit.results.machine.machine import CudaDriver, Machine, TorchBuild, TorchProbe
+from trainfit.results.doctor import Check
+from trainfit.results.machine import (
+    CudaDriver,
+    Fact,
+    Machine,
+    TorchBuild,
+    TorchProbe,
+    absent,
+    cannot_tell,
+    known,
+)
 
 #: The rows of the table, as its identifiers have them.
 CAUSES = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import CoreSpeeds, WorkPieces
+from trainfit.hardware.machine.core_speed import CoreSpeeds, WorkPieces
 
 EVERY_S = 0.05
 FULL_NS = 50_000.0

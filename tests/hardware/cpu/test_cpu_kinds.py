@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import helpers_machines
-from trainfit.hardware.cpu import core_clock
-from trainfit.hardware.cpu.core_clock import CYCLES_PER_BYTE, core_clock_hz
-from trainfit.hardware.cpu.cpu_kinds import KINDS, CpuKindError, cpu_kind_here, find_cpu_kind
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.machine import core_speed
+from trainfit.hardware.machine.core_speed import CYCLES_PER_BYTE, core_clock_hz
+from trainfit.hardware.machine.processor import KINDS, CpuKindError, cpu_kind_here, find_cpu_kind
+from trainfit.hardware.machine.recorded import RecordedSystem
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_a_system_without_md5_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: object, **__: object) -> None:
         raise ValueError("disabled for FIPS")
 
-    monkeypatch.setattr(core_clock.hashlib, "md5", refuse)
+    monkeypatch.setattr(core_speed.hashlib, "md5", refuse)
     assert core_clock_hz() is None

@@ -21,12 +21,11 @@ from helpers_trees import (
     machine,
     siblings,
 )
-from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.host.parsing import cpu_list, cpu_list_text, natural
-from trainfit.hardware.host.system import System
-from trainfit.hardware.host.thread_variables import THREAD_VARIABLES
-from trainfit.hardware.machine.limits import read_threads
-from trainfit.results.machine.machine import CoreKind, IdleState
+from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_threads
+from trainfit.hardware.machine.parsing import cpu_list, cpu_list_text, natural
+from trainfit.hardware.machine.processor import read_cpu
+from trainfit.hardware.machine.system import System
+from trainfit.results.machine import CoreKind, IdleState
 
 # --- Lists of CPUs ----------------------------------------------------------------------------
 

@@ -17,15 +17,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.hardware.driver import cuda_stack, nvml
-from trainfit.hardware.driver.cuda_stack import read_cuda_stack
-from trainfit.hardware.driver.gpus import read_gpus
-from trainfit.hardware.driver.pci import place
 from trainfit.hardware.gpu.local_gpu import process_bytes
-from trainfit.hardware.host.recorded import RecordedSystem, Recorder, replayed
-from trainfit.hardware.host.system import System
-from trainfit.results.files.facts import Fact, known
-from trainfit.results.machine.machine import CudaStack, Gpu
+from trainfit.hardware.machine import cuda_stack, nvml
+from trainfit.hardware.machine.cuda_stack import read_cuda_stack
+from trainfit.hardware.machine.gpus import read_gpus
+from trainfit.hardware.machine.nvml import place
+from trainfit.hardware.machine.recorded import RecordedSystem, Recorder, replayed
+from trainfit.hardware.machine.system import System
+from trainfit.results.machine import CudaStack, Fact, Gpu, known
 
 MIB = 1 << 20
 NOT_SUPPORTED = {"error": "NVML_ERROR_NOT_SUPPORTED"}
@@ -877,7 +876,7 @@ _HANGS_ALL_THE_WAY = """
 import threading
 from pathlib import Path
 from trainfit.hardware.machine.survey import survey
-from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.system import System
 
 class Stuck(System):
     def command(self, words, seconds):

@@ -26,11 +26,20 @@ from trainfit.hardware.gpu.context_memory import (
     shipped_profiles,
 )
 from trainfit.hardware.gpu.local_gpu import Usage, local_usage, process_bytes
-from trainfit.memory.explain.summary import summarize
-from trainfit.memory.stream.device import context_parts
+from trainfit.memory.capacity import context_parts
+from trainfit.memory.explanation import summarize
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants, total
-from trainfit.results.machine.profile import Figure, Memory, Profile, Rates
+from trainfit.results.gpus import (
+    CONTEXT,
+    LIBRARIES,
+    Constant,
+    DeviceConstants,
+    Figure,
+    Memory,
+    Profile,
+    Rates,
+    total,
+)
 from trainfit.results.runs.recording import Recording
 
 MIB = 1 << 20

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
-from trainfit.cli.processor import rented_cpu
+from trainfit.cli.values import rented_cpu
 from trainfit.hardware import GpuNameError, catalogue, find_gpu
-from trainfit.hardware.cpu.cpu_kinds import find_cpu_kind
-from trainfit.hardware.gpu.rented import RENTED, find_rented
+from trainfit.hardware.gpu.lookup import RENTED, find_rented
+from trainfit.hardware.machine.processor import find_cpu_kind
 
 GIB = 1 << 30
 

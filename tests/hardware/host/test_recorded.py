@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.host.files import DiskFiles, RecordedFiles
-from trainfit.hardware.host.read_rate import read_rate
-from trainfit.hardware.host.recorded import (
+from trainfit.hardware.machine.files import DiskFiles, RecordedFiles, read_rate
+from trainfit.hardware.machine.recorded import (
     FORMAT,
     VARIABLES,
     RecordedSystem,
@@ -26,10 +25,10 @@ from trainfit.hardware.host.recorded import (
     read_machine,
     replayed,
 )
-from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.system import System
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
+from trainfit.results.machine import Fact, absent, cannot_tell, known
 
 
 def document(**parts: Any) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def test_a_command_that_hangs_is_left_with_its_children() -> None:
 
 
 def test_a_probe_that_crashes_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainfit.hardware.host.system.PROBES", tmp_path)
+    monkeypatch.setattr("trainfit.hardware.machine.system.PROBES", tmp_path)
     (tmp_path / "good.py").write_text("print('noise'); print('{\"a\": 1}')")
     (tmp_path / "dies.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     (tmp_path / "raises.py").write_text("raise RuntimeError('no driver')")

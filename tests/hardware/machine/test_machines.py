@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import helpers_machines as helpers
-from trainfit.hardware.host.files import expanded
-from trainfit.hardware.host.recorded import VARIABLES, RecordedSystem, _numbers, read_machine
+from trainfit.hardware.machine.files import expanded
+from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, _numbers, read_machine
 
 sys.path.insert(0, str(helpers.MACHINES))
 import compose

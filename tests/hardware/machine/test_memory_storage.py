@@ -24,18 +24,16 @@ from helpers_trees import (
     machine,
     readings,
 )
-from trainfit.hardware.host.files import RecordedFiles, expanded
-from trainfit.hardware.host.mounts import mount_of, read_mounts
-from trainfit.hardware.host.recorded import VARIABLES, RecordedSystem, Recorder
-from trainfit.hardware.host.system import System
-from trainfit.hardware.host.thread_variables import THREAD_VARIABLES
-from trainfit.hardware.machine.limits import read_limits
+from trainfit.hardware.machine.files import RecordedFiles, expanded
+from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_limits
 from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.mounts import mount_of, read_mounts
+from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, Recorder
 from trainfit.hardware.machine.storage import read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings
+from trainfit.hardware.machine.system import System
 from trainfit.results.files.decoding import decode
-from trainfit.results.files.facts import Fact
-from trainfit.results.machine.machine import Storage, Surroundings
+from trainfit.results.machine import Fact, Storage, Surroundings
 
 # --- Memory -----------------------------------------------------------------------------------
 

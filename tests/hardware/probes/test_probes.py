@@ -18,7 +18,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from trainfit.hardware.host.system import PROBES, System
+from trainfit.hardware.machine.system import PROBES, System
 
 MIB = 1 << 20
 

@@ -10,15 +10,13 @@ import pytest
 
 from helpers_costs import lognormal_costs
 from helpers_probe import GIB, MIB, machine, probe
-from trainfit.loader.advice.other_changes import beyond
-from trainfit.loader.model.bottleneck import limit
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.garbage_collection import Pauses
-from trainfit.loader.model.load import BatchCost, Load, Transfer
-from trainfit.results.loader.advice import LoaderAdvice
-from trainfit.results.loader.probe import CostPart, Fault, StorageCost
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.bottleneck import limit
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.model import BatchCost, Load, Pauses, Transfer
+from trainfit.loader.other_changes import beyond
+from trainfit.results.dataloader import CostPart, Fault, LoaderSettings, StorageCost
+from trainfit.results.loader import LoaderAdvice
+from trainfit.results.runs.measurement import Consumer
 
 SIXTEEN = Cores((1.0,) * 16)
 FOUR = LoaderSettings(4)

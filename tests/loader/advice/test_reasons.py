@@ -12,18 +12,15 @@ from hypothesis import strategies as st
 
 import helpers_machines
 from helpers_loader import probe, result
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
 from trainfit.loader import local_tuning
-from trainfit.loader.advice.affinity import cores, why_none
-from trainfit.loader.advice.reasons import setting_reasons
-from trainfit.loader.advice.thread_reasons import VariableValue, with_present
-from trainfit.loader.advice.threads import variables
+from trainfit.loader.affinity import cores, why_none
+from trainfit.loader.local_tuning import VariableValue, setting_reasons, with_present
+from trainfit.loader.threads import variables
+from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader.advice import CoreAdvice, SettingReason, VariableAdvice
-from trainfit.results.loader.candidates import Candidate, Confirmed, Doubt
-from trainfit.results.loader.result import VERSION, LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.loader import VERSION, CoreAdvice, LoaderResult, SettingReason, VariableAdvice
 
 TWO, FOUR = LoaderSettings(2), LoaderSettings(4)
 HELD = LoaderSettings(2, library_threads=1)

@@ -9,14 +9,13 @@ import pytest
 import helpers_facts as facts
 import helpers_machines
 from helpers_probe import machine, probe
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.loader.advice.affinity import cores
-from trainfit.loader.advice.threads import may_be_held, variables, verdict
-from trainfit.results.loader.advice import CoreAdvice
-from trainfit.results.loader.probe import CostPart
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.machine.machine import CoreKind, NumaNode, TorchBuild
+from trainfit.loader.affinity import cores
+from trainfit.loader.threads import may_be_held, variables, verdict
+from trainfit.results.dataloader import CostPart, LoaderSettings
+from trainfit.results.loader import CoreAdvice
+from trainfit.results.machine import CoreKind, NumaNode, TorchBuild
 
 EIGHT = LoaderSettings(8)
 DECODED = (CostPart("decode", 0.9, ("av.container.input.decode",)),)

@@ -12,9 +12,10 @@ import math
 import numpy as np
 import pytest
 
-from trainfit.hardware.cpu.core_speed import CoreSpeed
-from trainfit.loader.calibration.constants import fit
-from trainfit.loader.calibration.fitting import (
+from trainfit.hardware.machine.core_speed import CoreSpeed
+from trainfit.loader.measure.constants import fit
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.fitting import (
     Costs,
     Fitted,
     alone_costs,
@@ -26,21 +27,11 @@ from trainfit.loader.calibration.fitting import (
     same_rate,
     threaded,
 )
-from trainfit.loader.calibration.probe_runs import (
-    KINDS,
-    PINNED,
-    RUN_NOISE,
-    TIGHT,
-    TWO,
-    Readings,
-)
-from trainfit.loader.measure.instrument import WALL
-from trainfit.loader.measure.run import Run, warm_up
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Transfer
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.measure.model import BatchCost, Transfer
+from trainfit.loader.measure.probe_runs import KINDS, PINNED, RUN_NOISE, TIGHT, TWO, Readings
+from trainfit.loader.measure.records import WALL, Run, warm_up
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)
 WALLS = 0.02 + 0.004 * np.sin(np.arange(200))

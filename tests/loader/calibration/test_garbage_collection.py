@@ -10,26 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.loader.calibration.fitting import Fitted, alone_costs, costs_of, pauses_of
-from trainfit.loader.calibration.transfer import receive_waits
-from trainfit.loader.measure.instrument import (
+from trainfit.loader.measure.constants import receive_waits
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.fitting import Fitted, alone_costs, costs_of, pauses_of
+from trainfit.loader.measure.model import BatchCost, Load, Pauses, Transfer, simulate
+from trainfit.loader.measure.records import (
     BEGAN,
     COLLECTED,
     COLUMNS,
     CPU,
     WALL,
     Records,
+    Run,
     collected,
 )
-from trainfit.loader.measure.run import Run
-from trainfit.loader.model.dataloader import simulate
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.garbage_collection import Pauses
-from trainfit.loader.model.load import BatchCost, Load, Transfer
-from trainfit.loader.tune.probe import Measured
-from trainfit.results.loader.probe import Probe
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.probe import Measured
+from trainfit.results.dataloader import LoaderSettings, Probe
+from trainfit.results.runs.measurement import Consumer
 
 BATCH_S, PAUSE_S = 0.01, 0.08
 

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import WorkPieces
-from trainfit.loader.calibration.fitting import costs_of
-from trainfit.loader.calibration.noise_correction import Slowing, with_speeds
-from trainfit.loader.calibration.sensitivity import SENSITIVITY, sensitivity
-from trainfit.loader.measure.instrument import CORE, local
-from trainfit.loader.measure.run import Run
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.hardware.machine.core_speed import WorkPieces
+from trainfit.loader.measure.fitting import costs_of
+from trainfit.loader.measure.noise_correction import SENSITIVITY, Slowing, sensitivity, with_speeds
+from trainfit.loader.measure.records import CORE, Run, local
+from trainfit.results.dataloader import LoaderSettings
 
 SECONDS = 12.0
 #: How often each core may change its speed.

@@ -16,18 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.hardware.host.files import RecordedFiles
-from trainfit.hardware.host.oom_kills import OomKills, between, oom_kills
-from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
+from trainfit.hardware.machine.files import RecordedFiles
+from trainfit.hardware.machine.system import System
+from trainfit.loader.faults import tracebacks
 from trainfit.loader.faults.diagnose import diagnose, diagnose_run
-from trainfit.loader.faults.failure_context import FailureContext
-from trainfit.loader.inspection import stacks
-from trainfit.loader.inspection.tracebacks import parse
-from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.faults.hangs import FailureContext
+from trainfit.loader.faults.tracebacks import parse
+from trainfit.loader.measure.records import Failure, Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import Fault, LoaderSettings
 
 FORK2 = LoaderSettings(2, 2, start_method="fork")
 
@@ -535,7 +534,7 @@ def test_a_hang_without_workers() -> None:
 
 
 def test_stacks_of_a_forked_worker_end_where_the_fork_begins() -> None:
-    (stack,) = stacks.parse(worker(("/home/me/data.py", 5, "load")))
+    (stack,) = tracebacks.parse_stacks(worker(("/home/me/data.py", 5, "load")))
     assert stack.role == "worker"
     assert [frame.function for frame in stack.own] == ["load", "fetch"]
     assert stack.where is not None and str(stack.where) == "/home/me/data.py:5 in load"

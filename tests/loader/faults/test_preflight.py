@@ -20,7 +20,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from trainfit.loader.faults.constraints import HARMLESS, SettingConstraints, bounds, fallback
 from trainfit.loader.faults.pickling import (
     LARGE_BYTES,
     find_culprits,
@@ -35,12 +34,11 @@ from trainfit.loader.faults.preflight import (
     check_workers,
     judge_sampler,
 )
-from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, judge
-from trainfit.loader.inspection.digests import digest
+from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, digest, judge
+from trainfit.loader.measure.probe_runs import HARMLESS, SettingConstraints, bounds, fallback
+from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes.stderr import captured_stderr
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.settings import LoaderSettings, StartMethod
+from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
 
 SPAWN = LoaderSettings(2, start_method="spawn")
 FORK = LoaderSettings(2, start_method="fork")

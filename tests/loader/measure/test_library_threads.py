@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.loader.measure.thread_pools import worker_threads
-from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes import isolated
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.loader.measure import processes
+from trainfit.loader.measure.workload import Workload, worker_threads
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.scripts.library_threads import FFMPEG, hold_down, native_threads, pools
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
@@ -126,7 +125,7 @@ def test_threads_that_a_batch_starts_are_counted() -> None:
 BLURRED = """
 import json, cv2, numpy
 from torch.utils.data import DataLoader
-from trainfit.loader.measure.thread_pools import worker_threads
+from trainfit.loader.measure.workload import worker_threads
 from trainfit.loader.measure.workload import Workload
 
 class Blurred:
@@ -159,7 +158,7 @@ def test_ffmpeg_counts_as_many_cpus_as_it_is_told() -> None:
     """PyAV leaves the number of a decoder's threads to FFmpeg; none of it is left held here."""
     pytest.importorskip("av")
     here = pools()[FFMPEG]
-    ended = isolated.call(_held_ffmpeg, 20.0)
+    ended = processes.call(_held_ffmpeg, 20.0)
     assert here > 1 and ended.value == 1 and pools()[FFMPEG] == here
 
 

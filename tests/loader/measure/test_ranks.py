@@ -17,19 +17,18 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_loader import machine, probe, result
-from trainfit.loader.calibration.fitting import Fitted, share_of
-from trainfit.loader.measure.ranks import alone_note, others
-from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader import tuning
+from trainfit.loader.faults.preflight import run_watched
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.fitting import Fitted, share_of
+from trainfit.loader.measure.model import BatchCost, Transfer
+from trainfit.loader.measure.records import Failure, Run
+from trainfit.loader.measure.running import alone_note, others
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Transfer
-from trainfit.loader.tune import tuning
-from trainfit.loader.tune.probe import Measured
-from trainfit.loader.tune.watched_run import run_watched
-from trainfit.report.loader.text import loader_text
-from trainfit.results.loader.candidates import Confirmed, LoaderMachine
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.probe import Measured
+from trainfit.report.loader import loader_text
+from trainfit.results.dataloader import Confirmed, LoaderMachine, LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 TWO = LoaderSettings(2)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.loader.measure.loop import predicted_save_s, save_seconds
 from trainfit.loader.measure.running import run_loader
-from trainfit.loader.measure.saving import predicted_save_s, save_seconds
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
 
 
 def test_workers_that_go_on_share_the_cores() -> None:

@@ -12,12 +12,11 @@ import pytest
 
 import helpers_facts as facts
 from helpers_costs import lognormal_costs
-from trainfit.loader.model.dataloader import simulate
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Load, Transfer
-from trainfit.loader.model.machine_limits import loader_machine, model_cores
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.machine_limits import loader_machine, model_cores
+from trainfit.loader.measure.model import BatchCost, Load, Transfer, simulate
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 
 def rates(

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_costs import lognormal_costs
-from trainfit.loader.model.dataloader import Outcome, simulate
-from trainfit.loader.model.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
-from trainfit.loader.model.load import BatchCost, Load, Transfer
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.measure.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.measure.model import BatchCost, Load, Outcome, Transfer, simulate
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 SECONDS = st.floats(0.0, 2.0).map(lambda s: round(s, 3))
 COSTS = st.lists(SECONDS, min_size=1, max_size=30)

@@ -9,14 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.cpu.core_speed import CoreSpeed, WorkPieces
-from trainfit.loader.calibration.noise_correction import Slowing, quietest, span, working_share
-from trainfit.loader.calibration.probe_runs import Readings
-from trainfit.loader.calibration.sensitivity import SENSITIVITY
-from trainfit.loader.measure.instrument import BEGAN, CPU, PROCESS_CPU, WALL
-from trainfit.loader.measure.run import Run
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.hardware.machine.core_speed import CoreSpeed, WorkPieces
+from trainfit.loader.measure.noise_correction import (
+    SENSITIVITY,
+    Slowing,
+    quietest,
+    span,
+    working_share,
+)
+from trainfit.loader.measure.probe_runs import Readings
+from trainfit.loader.measure.records import BEGAN, CPU, PROCESS_CPU, WALL, Run
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings
 
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, None, None)
 

@@ -8,18 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from helpers_loader import machine
-from trainfit.hardware.cpu.core_speed import CoreSpeed, CoreSpeeds
-from trainfit.hardware.host.system import System
-from trainfit.loader.calibration.probe_runs import Readings
-from trainfit.loader.measure.run import Run
-from trainfit.loader.processes import other_processes as others
-from trainfit.loader.processes.other_processes import (
-    OtherProcesses,
-    OtherProcessLoad,
-    stays_busy,
-)
-from trainfit.loader.tune import probe as probing
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.hardware.machine.core_speed import CoreSpeed, CoreSpeeds
+from trainfit.hardware.machine.system import System
+from trainfit.loader import probe as probing
+from trainfit.loader.measure import loop as others
+from trainfit.loader.measure.loop import OtherProcesses, OtherProcessLoad, stays_busy
+from trainfit.loader.measure.probe_runs import Readings
+from trainfit.loader.measure.records import Run
+from trainfit.results.dataloader import LoaderSettings
 
 
 class Counters:

@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.loader.measure.workload import Workload
-from trainfit.loader.profile.batch_profile import (
+from trainfit.loader.measure.batch_profile import (
     LEAST_LOOKS,
     PARTS,
     StackSample,
@@ -35,16 +34,9 @@ from trainfit.loader.profile.batch_profile import (
     share,
     split,
 )
-from trainfit.scripts.sample_costs.call_sites import NOTHING, Callee, callee, is_mapped, named
-from trainfit.scripts.sample_costs.cost_rules import (
-    RULES,
-    Classification,
-    StackFrame,
-    judge,
-    rule_of,
-    shown,
-)
-from trainfit.scripts.sample_costs.stacks import stack_of
+from trainfit.loader.measure.workload import Workload
+from trainfit.scripts.call_sites import NOTHING, Callee, callee, is_mapped, named, stack_of
+from trainfit.scripts.cost_rules import RULES, Classification, StackFrame, judge, rule_of, shown
 
 USER = StackFrame("__main__", "MyData.__getitem__", "self.transform")
 pytestmark = pytest.mark.alone

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from trainfit.loader.measure.storage_cost import _Session
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.profile.storage_cost import _Session
 
 
 class Stream(IterableDataset[torch.Tensor]):

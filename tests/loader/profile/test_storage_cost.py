@@ -18,13 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from trainfit.hardware.host.mounts import mount_of, read_mounts
-from trainfit.hardware.host.system import System
-from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes import isolated
-from trainfit.loader.profile import data_files, page_cache
-from trainfit.loader.profile.data_files import FileWatch
-from trainfit.loader.profile.storage_cost import (
+from trainfit.hardware.machine.mounts import mount_of, read_mounts
+from trainfit.hardware.machine.system import System
+from trainfit.loader.measure import data_files, processes
+from trainfit.loader.measure import data_files as page_cache
+from trainfit.loader.measure.data_files import FileWatch
+from trainfit.loader.measure.storage_cost import (
     BatchPass,
     ObservedFile,
     Readings,
@@ -32,7 +31,8 @@ from trainfit.loader.profile.storage_cost import (
     storage_cost,
     total_bytes,
 )
-from trainfit.results.loader.probe import StorageCost
+from trainfit.loader.measure.workload import Workload
+from trainfit.results.dataloader import StorageCost
 
 pytestmark = pytest.mark.alone
 
@@ -200,7 +200,7 @@ def seen_by(dataset: Any, read: Any) -> dict[str, int]:
         watch.end()
         return watch.first_batch
 
-    ended = isolated.call(watched, 20.0)
+    ended = processes.call(watched, 20.0)
     assert ended.value is not None, ended
     return ended.value
 

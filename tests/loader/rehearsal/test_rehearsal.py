@@ -23,19 +23,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_loader import result as loader_result
 from trainfit.cli.common import duration
+from trainfit.loader import idle_time as utilisation
+from trainfit.loader.idle_time import RehearsalRecord, busy_shares, explain, made_at
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.loader.rehearsal import utilization as utilisation
-from trainfit.loader.rehearsal.idle_causes import explain, made_at
-from trainfit.loader.rehearsal.run import rehearse
-from trainfit.loader.rehearsal.utilization import RehearsalRecord, busy_shares
-from trainfit.plan.dataloader.rehearse import with_prediction
-from trainfit.report.loader.rehearsal import rehearsal_text
+from trainfit.loader.rehearsal import rehearse
+from trainfit.plan.dataloader.measurement import with_prediction
+from trainfit.report.rehearsal import rehearsal_text
+from trainfit.results.dataloader import Candidate, Fault, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader.candidates import Candidate
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import IN_ASCII, WIDTH
 
 pytestmark = pytest.mark.alone

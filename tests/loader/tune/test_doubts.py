@@ -21,24 +21,21 @@ from helpers_loader import probe, result
 from tests.loader.calibration.test_constants import TWO_CORES, readings, truth
 from tests.loader.tune.test_search import fitted, goal, real
 from tests.report.plan.test_text import PLAN
-from trainfit.hardware.cpu.core_speed import CoreSpeed
-from trainfit.loader.calibration.constants import fit
-from trainfit.loader.calibration.core_waits import without_core_waits
-from trainfit.loader.calibration.probe_runs import Readings
-from trainfit.loader.measure.instrument import BEGAN, CPU, WALL
-from trainfit.loader.measure.run import Failure, Run
-from trainfit.loader.model.bottleneck import limit
-from trainfit.loader.processes.other_processes import waits_for_cores
-from trainfit.loader.tune.confirmation import TRIES, Confirmation, ConfirmingRun
-from trainfit.loader.tune.doubts import doubts
-from trainfit.loader.tune.search import search
-from trainfit.loader.tune.verdicts import decide
-from trainfit.report.loader.text import loader_text
+from trainfit.hardware.machine.core_speed import CoreSpeed
+from trainfit.loader.bottleneck import limit
+from trainfit.loader.confirmation import TRIES, Confirmation, ConfirmingRun
+from trainfit.loader.measure.constants import fit
+from trainfit.loader.measure.loop import waits_for_cores
+from trainfit.loader.measure.noise_correction import without_core_waits
+from trainfit.loader.measure.probe_runs import Readings
+from trainfit.loader.measure.records import BEGAN, CPU, WALL, Failure, Run
+from trainfit.loader.search import search
+from trainfit.loader.verdicts import decide, doubts
+from trainfit.report.loader import loader_text
 from trainfit.report.plan.loading import loading_section
-from trainfit.results.loader.candidates import Confirmed, Doubt
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.dataloader import Confirmed, Doubt, LoaderSettings
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.speed import DataLoading
 
 FOUR = LoaderSettings(4)
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from helpers_probe import GIB, MIB, machine, probe
 from trainfit.hardware.machine.limits import OWN_FILES
-from trainfit.loader.tune.feasible import growth, infeasible, needs, oversubscribed
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.loader.search import growth, infeasible, needs, oversubscribed
+from trainfit.results.dataloader import LoaderSettings
 
 
 def test_batches_in_flight() -> None:

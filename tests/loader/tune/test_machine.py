@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 import helpers_facts as facts
 import helpers_machines
-from trainfit.hardware.host.recorded import RecordedSystem
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.loader.model.machine_limits import (
+from trainfit.loader.measure.machine_limits import (
     available_bytes,
     loader_machine,
     model_cores,
     unknowns,
 )
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.machine.machine import CoreKind
+from trainfit.results.dataloader import LoaderMachine
+from trainfit.results.machine import CoreKind
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -14,16 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_costs import lognormal_costs
-from trainfit.loader.calibration.fitting import Fitted, fit_contention
-from trainfit.loader.measure.run import Failure, Run, warm_up
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Transfer
-from trainfit.loader.tune.confirmation import SURPRISE, Confirmation, ConfirmingRun
-from trainfit.loader.tune.estimates import OWN_ERROR, estimated_rates
-from trainfit.loader.tune.search import WITHIN, Choice, Goal, beyond_knee, keep_workers, search
-from trainfit.loader.tune.verdicts import decide
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.confirmation import SURPRISE, Confirmation, ConfirmingRun
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.fitting import Fitted, fit_contention
+from trainfit.loader.measure.model import BatchCost, Transfer
+from trainfit.loader.measure.records import Failure, Run, warm_up
+from trainfit.loader.search import (
+    OWN_ERROR,
+    WITHIN,
+    Choice,
+    Goal,
+    beyond_knee,
+    estimated_rates,
+    keep_workers,
+    search,
+)
+from trainfit.loader.verdicts import decide
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 PRESENT = LoaderSettings(0)
 #: An example simulates dozens of settings, which takes a second: fewer where they are the same

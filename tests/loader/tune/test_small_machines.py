@@ -19,27 +19,23 @@ import helpers_machines
 from helpers_cli import error_line, trainfit
 from helpers_loader import machine, probe
 from tests.loader.tune.test_machine import four_cpus_under_a_quota
-from trainfit.hardware.host.recorded import RecordedSystem
-from trainfit.hardware.host.thread_variables import is_one_thread_to_mkl, misread_lines
+from trainfit.hardware.machine.limits import is_one_thread_to_mkl, misread_lines
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.loader.advice.threads import variables
-from trainfit.loader.calibration.fitting import Fitted
-from trainfit.loader.model.bottleneck import limit
-from trainfit.loader.model.events import Cores
-from trainfit.loader.model.load import BatchCost, Transfer
-from trainfit.loader.model.machine_limits import loader_machine, model_cores
-from trainfit.loader.tune.feasible import infeasible, oversubscribed
-from trainfit.loader.tune.search import Goal, search
-from trainfit.loader.tune.verdicts import nothing_ran
+from trainfit.loader.bottleneck import limit
+from trainfit.loader.measure.events import Cores
+from trainfit.loader.measure.fitting import Fitted
+from trainfit.loader.measure.machine_limits import loader_machine, model_cores
+from trainfit.loader.measure.model import BatchCost, Transfer
+from trainfit.loader.search import Goal, infeasible, oversubscribed, search
+from trainfit.loader.threads import variables
+from trainfit.loader.verdicts import nothing_ran
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.dataloader.core_wrapper import CoreWrapper, core_wrapper
-from trainfit.plan.dataloader.loading_process import Loaded
-from trainfit.plan.dataloader.measure import LoadingOptions, notes_of
+from trainfit.plan.dataloader.measurement import LoadingOptions, notes_of
+from trainfit.plan.dataloader.process import CoreWrapper, Loaded, core_wrapper
 from trainfit.plan.runs.failures import remedy, what_happened
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.dataloader import Fault, LoaderMachine, LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.trace import TraceOutcome
 
 SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))

@@ -27,16 +27,15 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainfit.loader.measure.instrument import CPU, collected
+from trainfit.loader.measure import processes
+from trainfit.loader.measure.records import CPU, collected
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes import isolated
-from trainfit.loader.tune.probe import Measured, probe_workload
-from trainfit.loader.tune.tuning import tune
-from trainfit.results.loader.candidates import LoaderMachine
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.runs.loading import Consumer
+from trainfit.loader.probe import Measured, probe_workload
+from trainfit.loader.tuning import tune
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.scripts.library_threads import pools
 
 pytestmark = pytest.mark.alone
@@ -285,12 +284,12 @@ def _left(number: int) -> bytes:
 
 
 def test_a_call_that_ends_in_every_way() -> None:
-    assert isolated.call(lambda: _left(50 << 20), 20).value == bytes(50 << 20)
-    assert isolated.call(lambda: os._exit(3), 20).exit_code == 3  # type: ignore[arg-type, return-value]
-    killed = isolated.call(lambda: os.kill(os.getpid(), signal.SIGKILL), 20)
+    assert processes.call(lambda: _left(50 << 20), 20).value == bytes(50 << 20)
+    assert processes.call(lambda: os._exit(3), 20).exit_code == 3  # type: ignore[arg-type, return-value]
+    killed = processes.call(lambda: os.kill(os.getpid(), signal.SIGKILL), 20)
     assert killed.exit_code == -signal.SIGKILL
-    assert isolated.call(lambda: time.sleep(60), 0.3).hung
-    failed = isolated.call(lambda: {}["x"], 20)  # type: ignore[var-annotated]
+    assert processes.call(lambda: time.sleep(60), 0.3).hung
+    failed = processes.call(lambda: {}["x"], 20)  # type: ignore[var-annotated]
     assert failed.error_type == "KeyError" and failed.failed
 
 
@@ -299,8 +298,8 @@ def test_a_call_here_leaves_timers_and_interrupts_to_others() -> None:
     signal.signal(signal.SIGALRM, lambda *_: fired.set())
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.4)
-        assert isolated.call_here(lambda: 5, 10).value == 5
-        assert isolated.call_here(lambda: time.sleep(5), 0.1).hung
+        assert processes.call_here(lambda: 5, 10).value == 5
+        assert processes.call_here(lambda: time.sleep(5), 0.1).hung
         assert fired.wait(5) or fired.is_set()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -310,7 +309,7 @@ def test_a_call_here_leaves_timers_and_interrupts_to_others() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        isolated.call_here(interrupted, 10)
+        processes.call_here(interrupted, 10)
 
 
 def test_pinning_without_a_gpu_copies_each_tensor() -> None:

@@ -1,8 +1,8 @@
 """Parts that recorded machines are composed from: each is a piece of a machine's document.
 
 A part is a dictionary with some of the keys "files", "environment", "inaccessible", "calls",
-"commands" and "probes" (see ``trainfit.hardware.host.recorded``). ``composed`` lays parts over each
-other: what a later one says replaces what an earlier one said, and ``None`` takes it away.
+"commands" and "probes" (see ``trainfit.hardware.machine.recorded``). ``composed`` lays parts over
+each other: what a later one says replaces what an earlier one said, and ``None`` takes it away.
 """
 
 from __future__ import annotations

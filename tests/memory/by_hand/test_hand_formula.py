@@ -18,7 +18,9 @@ import trainfit
 from helpers_cli import trainfit as run_trainfit
 from tests.results.test_results import PLAN
 from trainfit.cli.main import main
-from trainfit.memory.by_hand.hand_formula import (
+from trainfit.memory.explanation import ExplainError, Source
+from trainfit.memory.forward_pass import ATTENTION, PRODUCTS
+from trainfit.memory.hand_formula import (
     GRADIENTS,
     INPUT,
     NOT_COUNTED,
@@ -27,12 +29,10 @@ from trainfit.memory.by_hand.hand_formula import (
     WEIGHTS,
     by_hand,
 )
-from trainfit.memory.by_hand.operators import ATTENTION, PRODUCTS
-from trainfit.memory.explain.explanation import ExplainError, Source
-from trainfit.report.memory.by_hand import by_hand_screen, by_hand_text
-from trainfit.results.memory.by_hand import HandReport
+from trainfit.report.by_hand import by_hand_screen, by_hand_text
+from trainfit.results.memory import HandReport
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 ACT = Path(__file__).parents[3] / "examples" / "act"
 

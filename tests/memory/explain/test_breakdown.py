@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from trainfit.memory.explain.breakdown import by_module, divided
-from trainfit.memory.stream.replay import Stream, replay
+from trainfit.memory.peak import by_module, divided
+from trainfit.memory.replay import Stream, replay
 
 _PARTS = {"encoder.0": 40, "encoder.1": 20, "decoder": 30, "head": 10}
 

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from trainfit.memory.explain.explanation import ExplainError, Source, explain
-from trainfit.memory.explain.fragmentation import best_setting, compare_settings
-from trainfit.memory.explain.optimizers import optimizer_table
-from trainfit.memory.stream.growth import step_pattern
-from trainfit.memory.stream.replay import Stream, replay
-from trainfit.report.memory.explain import explain_text
-from trainfit.results.memory.explanation import MemoryReport, OptimizerUse, SettingOutcome
-from trainfit.results.runs.recording import FREE, MALLOC, Recording
-from trainfit.results.runs.recording_header import Parameter
+from trainfit.memory.explanation import ExplainError, Source, explain
+from trainfit.memory.fragmentation import best_setting, compare_settings
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.optimizers import optimizer_table
+from trainfit.memory.replay import Stream, replay
+from trainfit.report.memory import explain_text
+from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
+from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
 from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
 
 WIDTH = 512

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from helpers_page import RESULTS, entry, large_recording
-from trainfit.memory.explain.breakdown import by_kind
-from trainfit.memory.explain.step_memory import step_memory
-from trainfit.memory.explain.summary import replayed
-from trainfit.memory.stream.replay import Stream
+from trainfit.memory.explanation import replayed
+from trainfit.memory.peak import by_kind, step_memory
+from trainfit.memory.replay import Stream
 from trainfit.results.kinds import read
-from trainfit.results.memory.step_memory import StepMemory
+from trainfit.results.memory import StepMemory
 from trainfit.results.runs.recording import Recording
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from trainfit.memory.stream import fit
-from trainfit.memory.stream.affine import AffineStream, NotAffineError
-from trainfit.memory.stream.fit import LARGEST, fits, largest_batch
-from trainfit.memory.stream.replay import Stream, replay
+from trainfit.memory import capacity
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.capacity import LARGEST, fits, largest_batch
+from trainfit.memory.replay import Stream, replay
 from trainfit.results.runs.recording import Recording
 
 Model = Callable[[], nn.Module]
@@ -153,8 +153,8 @@ def test_the_largest_batch_is_the_same_from_any_guess(
     good: Callable[[int], bool], largest: int, guess: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waveforms: 5094 or 6934 it was, as some odd batch sizes above 5000 do not fit."""
-    monkeypatch.setattr(fit, "fits", lambda law, batch, *args, **more: good(batch))
-    monkeypatch.setattr(fit, "_guess", lambda law, free: guess)
+    monkeypatch.setattr(capacity, "fits", lambda law, batch, *args, **more: good(batch))
+    monkeypatch.setattr(capacity, "_guess", lambda law, free: guess)
     law = cast(AffineStream, None)  # "fits" and "_guess" alone look at it
     assert largest_batch(law, GiB, 0) == largest
 

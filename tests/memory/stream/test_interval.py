@@ -11,10 +11,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
-from trainfit.memory.stream.device import context_parts, figures  # noqa: E402
-from trainfit.memory.stream.interval import bounds_of, reserved_bounds  # noqa: E402
-from trainfit.memory.stream.replay import Stream, replay  # noqa: E402
-from trainfit.report.memory.sections import memory_section  # noqa: E402
+from trainfit.memory.capacity import bounds_of, context_parts, figures, reserved_bounds  # noqa: E402  # noqa: E402
+from trainfit.memory.replay import Stream, replay  # noqa: E402
+from trainfit.report.memory_parts import memory_section  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
 
 

@@ -23,10 +23,10 @@ from helpers_pace import (
     without,
 )
 from helpers_paced_machine import MachineTraits, SimulatedWork
-from trainfit.pace.explain.attribution import Evidence, attribute, causes
-from trainfit.pace.explain.statistics import Sample
-from trainfit.pace.machine.device import Kernels
-from trainfit.results.machine.pace import Arm
+from trainfit.pace.attribution import Evidence, attribute, causes
+from trainfit.pace.host import Kernels
+from trainfit.pace.statistics import Sample
+from trainfit.results.pace import Arm
 
 SEEDS = range(3)
 

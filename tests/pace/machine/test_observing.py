@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.hardware.cpu.idle_usage import clock_here, idle_seconds, throttle_count
-from trainfit.hardware.host.system import System
-from trainfit.pace.machine.device import Clocks, NoDevice
-from trainfit.pace.machine.host import PROBE_S, RealHost
-from trainfit.pace.machine.power_settings import power_facts
-from trainfit.pace.machine.readings import Observer
+from trainfit.hardware.machine.idle_usage import clock_here, idle_seconds, throttle_count
+from trainfit.hardware.machine.system import System
+from trainfit.pace.host import PROBE_S, Clocks, NoDevice, Observer, RealHost
+from trainfit.pace.settings import power_facts
 
 CPUS = "sys/devices/system/cpu"
 
@@ -58,7 +56,7 @@ def test_what_is_not_there_is_not_told(tmp_path: Path) -> None:
 
 class TwoCpus(System):
     def affinity(self):  # type: ignore[no-untyped-def]
-        from trainfit.results.files.facts import known
+        from trainfit.results.machine import known
 
         return known((0, 1), "test")
 
@@ -98,7 +96,7 @@ def test_a_device_that_pytorch_uses() -> None:
     import torch
 
     import trainfit
-    from trainfit.pace.machine.device import CudaDevice, device_in_use
+    from trainfit.pace.host import CudaDevice, device_in_use
 
     assert not device_in_use().is_there
     with trainfit.simulate("RTX 4090"):

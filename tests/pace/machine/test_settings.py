@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from helpers_pace import cpufreq_tree
-from trainfit.pace.machine.fixes import Fixer
-from trainfit.pace.machine.latency import DEVICE, held_awake
-from trainfit.pace.machine.settings import Settings, SettingsError, state_file
+from trainfit.pace.fixes import Fixer
+from trainfit.pace.settings import DEVICE, Settings, SettingsError, held_awake, state_file
 
 GOVERNOR = "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
 PREFERENCE = "/sys/devices/system/cpu/cpufreq/policy0/energy_performance_preference"

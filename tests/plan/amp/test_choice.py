@@ -9,21 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.plan.amp.by_hand import line_for
-from trainfit.plan.amp.choice import LEAST_GAIN, AmpSetting, choose_amp
-from trainfit.plan.amp.hazards import is_native, of_failure, of_run
+from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
+from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import amp_precisions
 from trainfit.plan.runs.runs import AS_WRITTEN, Variant
 from trainfit.plan.runs.tracing import Trace
-from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.curve import Curve
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.amp import AmpChoice, AmpHazard
-from trainfit.results.plan.configuration import Configuration
-from trainfit.results.plan.speed import StepSpeed
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.curve import Curve
+from trainfit.plan.sizing.laws import Batches
+from trainfit.results.configuration import AmpChoice, AmpHazard, Configuration
+from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.trace import AmpSeen, TraceOutcome
+from trainfit.results.speed import StepSpeed
 
 T4, RTX = find_gpu("T4"), find_gpu("RTX 3090")
 MACHINE = machine_of(RTX)

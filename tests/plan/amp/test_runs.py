@@ -10,23 +10,24 @@ import torch
 
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
-from trainfit.memory.stream.replay import Stream, replay
-from trainfit.plan.amp.hazards import of_failure, of_run
-from trainfit.plan.amp.kernels import (
+from trainfit.memory.replay import Stream, replay
+from trainfit.plan.changes.amp_hazards import (
     OVERFLOWING,
     float32_operators,
+    of_failure,
+    of_run,
     outside_autocast,
     peak_parts,
     plain_name,
     step_parts,
 )
-from trainfit.plan.amp.part import amp_part
-from trainfit.plan.amp.reasons import memory_reason, time_reason
+from trainfit.plan.changes.amp_settings import memory_reason, time_reason
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.launch import amp_part
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
-from trainfit.plan.steps.costing import machine_of
-from trainfit.results.plan.launch import LaunchPart
-from trainfit.results.plan.result import PlanResult
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.results.changes import LaunchPart
+from trainfit.results.plan import PlanResult
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.simgpu import simulate
 

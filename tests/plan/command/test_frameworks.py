@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from trainfit.plan.command.frameworks import FRAMEWORKS
+from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.results.runs.steps import Framework
 
 MODULES = {"Transformers": "transformers", "Lightning": "lightning", "Accelerate": "accelerate"}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from trainfit.plan.command import launchers
+from trainfit.plan.command import wrappers
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.results.runs.launcher import Launched
-from trainfit.scripts import launcher_words
+from trainfit.results.runs.script import Launched
+from trainfit.scripts import launchers as launcher_words
 
 _RUN = subprocess.run
 
@@ -44,8 +44,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
             launcher_words.main()
         return subprocess.CompletedProcess(words, 0, capsys.readouterr().out, "")
 
-    launchers._ask.cache_clear()
-    monkeypatch.setattr(launchers.subprocess, "run", run)
+    wrappers._ask.cache_clear()
+    monkeypatch.setattr(wrappers.subprocess, "run", run)
     return seen
 
 
@@ -153,9 +153,9 @@ def test_launchers_that_do_not_start_one_process(asked: list[Any], line: str, sa
 
 
 def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    launchers._ask.cache_clear()
+    wrappers._ask.cache_clear()
     monkeypatch.setattr(
-        launchers.subprocess,
+        wrappers.subprocess,
         "run",
         lambda words, **_: subprocess.CompletedProcess(words, 1, "", "broken"),
     )
@@ -164,7 +164,7 @@ def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_process_of_its_own_reads_the_words() -> None:
-    launchers._ask.cache_clear()
+    wrappers._ask.cache_clear()
     assert parse("torchrun --nproc-per-node 1 train.py --lr 1").target().args == ("--lr", "1")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers_python import answering
 from trainfit.plan.command.parsing import Command, parse_command, quote
 from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
 
 
 @pytest.fixture(autouse=True)

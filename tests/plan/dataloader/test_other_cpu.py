@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 import helpers_machines
 from helpers_loader import MIB, probe, result
 from tests.report.plan.test_text import PLAN
-from trainfit.cli.processor import processor, rented_cpu
-from trainfit.hardware.cpu.cpu_kinds import KINDS, find_cpu_kind
-from trainfit.hardware.gpu.rented import RENTED, find_rented
+from trainfit.cli.values import processor, rented_cpu
+from trainfit.hardware.gpu.lookup import RENTED, find_rented
+from trainfit.hardware.machine.processor import KINDS, find_cpu_kind
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader import other_cpu
 from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_input
 from trainfit.plan.dataloader.section import with_loading
-from trainfit.plan.launch.build import with_launch
+from trainfit.plan.launch import with_launch
 from trainfit.report.plan.text import plan_text
-from trainfit.results.loader.advice import CoreAdvice
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import CoreAdvice, LoaderResult
+from trainfit.results.plan import HostCpu, PlanResult
 
 ZEN4 = find_cpu_kind("zen 4")
 HERE = CoreHere(4.0e9, True, ZEN4)
@@ -262,9 +261,9 @@ def test_the_words_of_another_processors_input() -> None:
 def test_the_core_here_is_measured_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A virtual machine tells its nominal clock, which says nothing of the one at work."""
     virtual, laptop = (helpers_machines.machine(name) for name in ("t4-vm", "cpu-only-torch"))
-    monkeypatch.setattr(other_cpu.core_clock, "core_clock_hz", lambda: 3.1e9)
+    monkeypatch.setattr(other_cpu.core_speed, "core_clock_hz", lambda: 3.1e9)
     assert CoreHere.measured(virtual) == CoreHere(3.1e9, True, find_cpu_kind("broadwell"))
-    monkeypatch.setattr(other_cpu.core_clock, "core_clock_hz", lambda: None)
+    monkeypatch.setattr(other_cpu.core_speed, "core_clock_hz", lambda: None)
     assert CoreHere.measured(virtual) == CoreHere(None, False, find_cpu_kind("broadwell"))
     found = CoreHere.measured(laptop)
     assert not found.is_measured and found.hz == pytest.approx(4.6e9, rel=0.01)

@@ -11,16 +11,13 @@ import pytest
 from helpers_loader import probe, result
 from tests.report.plan.test_text import PLAN
 from trainfit.report.page.compose import Entry, page_of
-from trainfit.report.page.markdown import markdown
-from trainfit.report.plan.answer import answer
-from trainfit.report.plan.screen import screen_text
+from trainfit.report.page.document import markdown
+from trainfit.report.plan.facts import screen_text
+from trainfit.report.plan.speed import answer
 from trainfit.report.plan.text import plan_text
-from trainfit.results.loader.candidates import Candidate, Confirmed, Doubt
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.result import HostCpu, PlanResult
-from trainfit.results.plan.run_rate import run_rate, with_run_rate
-from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
+from trainfit.results.plan import HostCpu, PlanResult, run_rate, with_run_rate
+from trainfit.results.speed import DataLoading, Speed, StepSpeed
 
 NONE, TWO = LoaderSettings(0), LoaderSettings(2)
 BUSY = Doubt("others", ("1 worker",), "others kept 1 core busy", "re-run", 1.0, decides=True)

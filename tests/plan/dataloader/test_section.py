@@ -23,17 +23,14 @@ from trainfit.plan.dataloader.section import (
     predicted_step,
     with_loading,
 )
-from trainfit.plan.launch.build import with_launch
+from trainfit.plan.launch import with_launch
 from trainfit.report.plan.text import plan_text
+from trainfit.results.changes import changes_by_hand
+from trainfit.results.dataloader import Candidate, Fault, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader.advice import CoreAdvice, LoaderAdvice, VariableAdvice
-from trainfit.results.loader.candidates import Candidate
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.launch import changes_by_hand
-from trainfit.results.plan.result import Inference, PlanResult
-from trainfit.results.plan.speed import Speed, StepSpeed
+from trainfit.results.loader import CoreAdvice, LoaderAdvice, LoaderResult, VariableAdvice
+from trainfit.results.plan import Inference, PlanResult
+from trainfit.results.speed import Speed, StepSpeed
 from trainfit.results.text import WIDTH
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")

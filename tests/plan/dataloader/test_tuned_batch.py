@@ -11,17 +11,20 @@ from hypothesis import strategies as st
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.dataloader.batch_limit import kept_batch
-from trainfit.plan.dataloader.sample_cost import with_sample_cost
-from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
+from trainfit.plan.dataloader.section import (
+    kept_batch,
+    launched_batch,
+    scaled,
+    tuned_batch,
+    with_sample_cost,
+    within_memory,
+)
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.results.loader.candidates import Candidate, Doubt
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.speed import Speed, StepSpeed
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.dataloader import Candidate, Doubt, LoaderSettings
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.speed import DataLoading, Speed, StepSpeed
 
 STEP = Consumer(0.24, 0.12, source="given")
 

@@ -14,18 +14,17 @@ from torch import nn
 import trainfit
 from trainfit.cli.main import main
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.plan.gpus.comparison import compare_gpus
-from trainfit.plan.gpus.job import Job, JobError, job_of_recordings
-from trainfit.plan.gpus.prices import PriceFileError, Prices, load_prices
-from trainfit.plan.steps.batch_scaling import memory_law
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.curve import curve_of
-from trainfit.plan.steps.speed import speed
-from trainfit.report.gpus.comparison import comparison_screen, comparison_text
+from trainfit.plan.gpu_job import Job, JobError, job_of_recordings
+from trainfit.plan.gpus import compare_gpus
+from trainfit.plan.prices import PriceFileError, Prices, load_prices
+from trainfit.plan.sizing.costing import machine_of, memory_law
+from trainfit.plan.sizing.curve import curve_of
+from trainfit.plan.sizing.speed import speed
+from trainfit.report.plan.gpus import comparison_screen, comparison_text
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.plan.gpu_comparison import GpuComparison, GpuEstimate
-from trainfit.results.plan.result import Recorded
+from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
+from trainfit.results.speed import GpuComparison, GpuEstimate
 from trainfit.results.text import WIDTH
 
 WIDTHS = 2048

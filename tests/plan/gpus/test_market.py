@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import error_line, trainfit
-from trainfit.plan.gpus.market import market_prices
-from trainfit.plan.gpus.prices import PriceFileError
+from trainfit.plan.prices import PriceFileError, market_prices
 
 
 @dataclasses.dataclass

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from helpers_cli import json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.launch.line import launch, useless_variables
+from trainfit.plan.launch_line import launch, useless_variables
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.results.loader.advice import CoreAdvice, VariableAdvice
+from trainfit.results.loader import CoreAdvice, VariableAdvice
 from trainfit.results.runs.trace import TraceOutcome
 
 pytestmark = pytest.mark.usefixtures("warm")

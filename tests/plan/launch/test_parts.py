@@ -12,21 +12,15 @@ import pytest
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.launch.build import with_launch
+from trainfit.plan.launch import with_launch
 from trainfit.report.plan.facts import facts
-from trainfit.report.plan.launch_parts import (
-    change_lines,
-    left_out_text,
-    parts_section,
-    threads_text,
-)
-from trainfit.results.loader.advice import CoreAdvice, SettingReason, VariableAdvice
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.launch import AllocatorTrial, LaunchPart, changes_by_hand
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.report.plan.launch import change_lines, left_out_text, parts_section, threads_text
+from trainfit.results.changes import AllocatorTrial, LaunchPart, changes_by_hand
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import CoreAdvice, LoaderResult, SettingReason, VariableAdvice
+from trainfit.results.plan import HostCpu, PlanResult
 from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.speed import DataLoading
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
 OMP = VariableAdvice(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from trainfit.plan.command.file_values import batch_constant
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.options.constants import batch_constant
-from trainfit.scripts.options.constants import constants_of, with_constants
+from trainfit.scripts.option_parsers import constants_of, with_constants
 
 SCRIPT = """# what it is
 import math

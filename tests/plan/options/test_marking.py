@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from trainfit.plan.command.options import marked
 from trainfit.plan.command.tunables import fill, placeholders
-from trainfit.plan.options.marking import marked
 
 
 @pytest.fixture(autouse=True)

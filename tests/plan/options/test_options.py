@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.plan.command.options import NAMES, tunable_of, without_negation
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.options.detected import CommandOptions, read_options
-from trainfit.plan.options.names import NAMES, tunable_of, without_negation
-from trainfit.plan.options.observed import ObservedSettings
-from trainfit.plan.options.proof import _effect
-from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
-from trainfit.results.runs.script_option import ScriptOption
+from trainfit.plan.runs.option_proof import _effect
+from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
+from trainfit.plan.sizing.recommendation import EffectiveBatch, accumulation_for
+from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.steps import StepMakeup
-from trainfit.scripts.options.parsers import of_argparse
+from trainfit.scripts.option_parsers import of_argparse
 
 #: A command that is there, and needs no script.
 TOOL = ("python", "-m", "json.tool")

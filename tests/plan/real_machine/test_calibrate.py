@@ -13,11 +13,22 @@ from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.memory import calibration as memory
-from trainfit.plan.real_machine.calibrate import CalibrationError, NoGpuError, calibrate
-from trainfit.plan.real_machine.processes import Processes, driver_of_proc
+from trainfit.plan.calibration import (
+    CalibrationError,
+    NoGpuError,
+    Processes,
+    calibrate,
+    driver_of_proc,
+)
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.machine.profile import ConvolutionWorkspace, Profile
+from trainfit.results.gpus import (
+    CONTEXT,
+    LIBRARIES,
+    Constant,
+    ConvolutionWorkspace,
+    DeviceConstants,
+    Profile,
+)
 from trainfit.results.runs.measurement import (
     Device,
     MeasuringOutcome,
@@ -346,7 +357,7 @@ def test_without_nvml_two_contexts_tell_what_others_hold(monkeypatch: pytest.Mon
     """Others hold 300 MiB, a context takes 400: 700 with one, 1,100 with two."""
     import contextlib
 
-    from trainfit.plan.real_machine import processes as measuring
+    from trainfit.plan import calibration as measuring
 
     contexts = 0
 

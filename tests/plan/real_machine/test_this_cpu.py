@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.plan import this_cpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.real_machine import this_cpu
-from trainfit.plan.real_machine.this_cpu import measured_cpu
+from trainfit.plan.this_cpu import measured_cpu
 from trainfit.speed import dispatch_probe
 
 TRAIN = ("python", str(SCRIPTS / "train.py"))

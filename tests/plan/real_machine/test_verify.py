@@ -17,9 +17,10 @@ import trainfit as package
 from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
+from trainfit.plan.calibration import NoGpuError
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.real_machine.calibrate import NoGpuError
-from trainfit.plan.real_machine.verify import (
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.verification import (
     Prediction,
     ThisMachine,
     VerificationError,
@@ -27,11 +28,10 @@ from trainfit.plan.real_machine.verify import (
     stated_ranges,
     verify,
 )
-from trainfit.plan.runs.failures import ScriptError
-from trainfit.report.plan.verification import verification_text
-from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.verification import RealRunOutcome, RealRunRequest
+from trainfit.report.plan.real_runs import verification_text
+from trainfit.results.gpus import CONTEXT, LIBRARIES, Constant, DeviceConstants
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.real_runs import RealRunOutcome, RealRunRequest
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.trace import Target
 

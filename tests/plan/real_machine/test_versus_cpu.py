@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from helpers_cli import SCRIPTS, trainfit
 from helpers_warm import MEASURING, warm_runs
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.real_machine.versus_cpu import on_cpu, run_on_cpu, with_cpu
-from trainfit.report.plan.versus_cpu import versus_cpu_section
-from trainfit.results.plan.result import Inference, PlanResult
-from trainfit.results.plan.speed import Speed, StepSpeed
-from trainfit.results.plan.versus_cpu import CpuRunOutcome, VersusCpu
+from trainfit.plan.this_cpu import on_cpu, run_on_cpu, with_cpu
+from trainfit.report.plan.real_runs import versus_cpu_section
+from trainfit.results.plan import Inference, PlanResult
+from trainfit.results.real_runs import CpuRunOutcome, VersusCpu
 from trainfit.results.runs.trace import Status
+from trainfit.results.speed import Speed, StepSpeed
 from trainfit.results.text import WIDTH
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")

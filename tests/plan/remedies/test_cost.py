@@ -10,12 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.plan.remedies.catalogue import BY_NAME, KINDS, NAMES, instructions, source_line
-from trainfit.plan.remedies.cost import cost_percent, extra_compute, ordered
+from trainfit.plan.changes.catalogue import (
+    BY_NAME,
+    KINDS,
+    NAMES,
+    cost_percent,
+    extra_compute,
+    instructions,
+    ordered,
+    source_line,
+)
 from trainfit.report.plan.remedies import inference_section, remedies_section
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.remedies import Combination, ExtraCompute, Remedies, Remedy
-from trainfit.results.plan.result import Inference
+from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import Inference
 from trainfit.results.runs.trace import Applicability, Compute
 from trainfit.results.text import WIDTH
 from trainfit.simgpu.interventions import NAMES as INTERVENTIONS

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainfit.plan.changes.trials import allocator_variable, allocators_tried
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.launch.allocator_trial import allocator_variable
-from trainfit.plan.remedies.trials import allocators_tried
 from trainfit.plan.runs.tracing import allocator_settings
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 

@@ -8,7 +8,7 @@ import json
 import torch
 from torch import nn
 
-from trainfit.plan.runs.code_paths import other_path
+from trainfit.plan.sizing.attempts import other_path
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.simgpu import Simulation

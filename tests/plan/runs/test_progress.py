@@ -14,9 +14,9 @@ from trainfit.cli.progress_bar import (
     seconds_left,
     status_text,
 )
-from trainfit.plan.dataloader.loading_process import Stage
+from trainfit.plan.dataloader.process import Stage
 from trainfit.plan.runs.progress import FirstAnswer
-from trainfit.results.runs.run_status import RunStatus
+from trainfit.results.runs.trace import RunStatus
 
 HALF = RunStatus(steps=2, least=3, most=12, seconds=10.0, loading_s=4.0)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainfit.plan.runs.ram import GaveWay, RamGate, available_ram
+from trainfit.plan.runs.processes import GaveWay, RamGate, available_ram
 
 GIB = 1 << 30
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.results.runs.steps import StepPattern
 
 GIB = 1 << 30

@@ -16,19 +16,31 @@ from torch import nn
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.code_paths import other_path
-from trainfit.plan.runs.full_batches import full_part, full_steps, half_epoch, most_timed
+from trainfit.plan.runs.batches import full_part, full_steps, half_epoch, most_timed
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.effective_batch import EffectiveBatch, accumulation_for
-from trainfit.plan.sizing.recommendation import Bounds, recommend, rounded
-from trainfit.plan.sizing.search import SimulatedBatch, search
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.curve import Curve, batch_sizes, curve_of, saturation_batch
-from trainfit.plan.steps.trial_curve import MOST_TRIALS, curve_through, refine, timed
-from trainfit.results.plan.speed import KNEE, StepSpeed
+from trainfit.plan.sizing.attempts import SimulatedBatch, other_path, search
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.curve import (
+    MOST_TRIALS,
+    Curve,
+    batch_sizes,
+    curve_of,
+    curve_through,
+    refine,
+    saturation_batch,
+    timed,
+)
+from trainfit.plan.sizing.recommendation import (
+    Bounds,
+    EffectiveBatch,
+    accumulation_for,
+    recommend,
+    rounded,
+)
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
+from trainfit.results.speed import KNEE, StepSpeed
 
 STARTS = (1, 2, 3, 7, 8, 32, 100)
 MACHINE = machine_of(find_gpu("RTX 3090"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from trainfit.plan.sizing.search import (
+from trainfit.plan.sizing.attempts import (
     MOST_TRIALS,
     Found,
     SimulatedBatch,

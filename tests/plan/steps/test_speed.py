@@ -13,17 +13,15 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.curve import Curve, batch_sizes, curve_of, knee, saturation_batch
-from trainfit.plan.steps.speed import speed
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.curve import Curve, batch_sizes, curve_of, knee, saturation_batch
+from trainfit.plan.sizing.speed import speed
 from trainfit.report.plan.speed import speed_section
-from trainfit.results.format import duration
-from trainfit.results.plan.loading import RunRate
-from trainfit.results.plan.result import HostCpu
-from trainfit.results.plan.speed import KNEE, Speed, StepSpeed
+from trainfit.results.plan import HostCpu
 from trainfit.results.runs.recording import Recording
-from trainfit.results.text import WIDTH
-from trainfit.speed.model.host import REFERENCE_HZ
+from trainfit.results.speed import KNEE, RunRate, Speed, StepSpeed
+from trainfit.results.text import WIDTH, duration
+from trainfit.speed.step import REFERENCE_HZ
 
 GPU = find_gpu("RTX 3090")
 MACHINE = machine_of(GPU)

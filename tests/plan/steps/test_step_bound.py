@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.dataloader.child import LEAST_LAUNCH_S, step_bound
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.steps.step_bound import LEAST_LAUNCH_S, step_bound
 from trainfit.results.runs.trace import Compute
 
 pytestmark = pytest.mark.usefixtures("warm")

@@ -9,11 +9,11 @@ import pytest
 
 from helpers_cli import ROOT
 from trainfit.hardware import find_gpu
-from trainfit.memory.stream.replay import Stream, replay
-from trainfit.plan.steps.costing import machine_of, step_seconds
-from trainfit.plan.steps.timeline import step_timeline
-from trainfit.results.plan.speed import StepTimeline
+from trainfit.memory.replay import Stream, replay
+from trainfit.plan.job_detail import step_timeline
+from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.results.runs.recording import Recording
+from trainfit.results.speed import StepTimeline
 
 RECORDING = Recording.load(ROOT / "tests" / "fixtures" / "results" / "recording-v3.trainfit")
 MACHINE = machine_of(find_gpu("T4"))

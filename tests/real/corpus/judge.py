@@ -10,7 +10,7 @@ from typing import Any
 
 from corpus.family import Family, HandSum
 from corpus.measure import Bare, Planned
-from trainfit.results.plan.configuration import FEW_STEPS
+from trainfit.results.configuration import FEW_STEPS
 
 #: Recommendations of two starting values are the same within a step of four a doubling.
 GRID_STEP = 2**0.25

@@ -18,7 +18,7 @@ import numpy as np
 from corpus.family import Family
 from corpus.files import changed, state_of
 from corpus.processes import Done, run
-from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, STEP_END, Recording
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from trainfit.report.batch.noise import noise_screen, noise_text
-from trainfit.report.screen import plain_text
-from trainfit.results.batch.noise import Interval, ModuleNoise, Moment, NoiseResult
+from trainfit.report.batch import noise_screen, noise_text
+from trainfit.report.layout import plain_text
+from trainfit.results.batch import Interval, ModuleNoise, Moment, NoiseResult
 
 NOISE = Interval(210.4, 170.0, 1260.0)
 FOUND = NoiseResult(

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.report.gpus.live_figures import gpus_now_text, meaning, situation
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine.machine import Gpu
+from trainfit.report.live_figures import gpus_now_text, meaning, situation
+from trainfit.results.machine import Fact, Gpu, absent, cannot_tell, known
 from trainfit.results.text import WIDTH
 
 FIGURES = ["GPU-Util", "memory used", "memory traffic", "SM clock", "power", "temperature"]

@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_loader import candidates, machine, probe, result
-from trainfit.report.loader.text import loader_line, loader_text
-from trainfit.report.loader.words import settings_words
-from trainfit.results.loader.advice import CoreAdvice, LoaderAdvice, VariableAdvice
-from trainfit.results.loader.candidates import Candidate, Confirmed
-from trainfit.results.loader.probe import Fault, StorageCost
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
+from trainfit.report.loader import loader_line, loader_text
+from trainfit.report.loader_figures import settings_words
+from trainfit.results.dataloader import Candidate, Confirmed, Fault, LoaderSettings, StorageCost
+from trainfit.results.loader import CoreAdvice, LoaderAdvice, LoaderResult, VariableAdvice
 from trainfit.results.text import WIDTH
 
 BEST = LoaderSettings(4, pin_memory=True, persistent_workers=True)

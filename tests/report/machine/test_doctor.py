@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from helpers_facts import machine
-from trainfit.report.machine.doctor import check_text, doctor_screen, doctor_text
-from trainfit.report.screen import plain_text
-from trainfit.results.machine.doctor import (
-    Check,
-    DoctorResult,
-    Evidence,
-    Finding,
-    Fix,
-    ScriptReport,
-)
+from trainfit.report.doctor import check_text, doctor_screen, doctor_text
+from trainfit.report.layout import plain_text
+from trainfit.results.doctor import Check, DoctorResult, Evidence, Finding, Fix, ScriptReport
 from trainfit.results.text import WIDTH
 
 BAD = Check(

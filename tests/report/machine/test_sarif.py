@@ -15,8 +15,8 @@ import jsonschema
 import pytest
 
 from helpers_cli import trainfit
-from trainfit.report.machine.sarif import sarif_text
-from trainfit.results.machine.doctor import Finding, ScriptReport
+from trainfit.report.doctor import sarif_text
+from trainfit.results.doctor import Finding, ScriptReport
 
 
 def record(required: str, **properties: Any) -> dict[str, Any]:

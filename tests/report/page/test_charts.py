@@ -6,6 +6,7 @@ from trainfit.report.page.charts import (
     COLORS,
     LIGHT,
     MEMORY_KINDS,
+    batch_marks,
     chart,
     standalone,
     thinned,
@@ -14,8 +15,7 @@ from trainfit.report.page.charts import (
     x,
 )
 from trainfit.report.page.document import _asset
-from trainfit.report.page.over_batch import batch_marks
-from trainfit.report.page.treemap import treemap
+from trainfit.report.page.memory import treemap
 from trainfit.results.runs.recording import KINDS
 
 

@@ -9,11 +9,11 @@ import pytest
 from helpers_page import FILES, entries, entry, made
 from trainfit.report.page.blocks import Chart, Command, Entry, Items, Page, Table
 from trainfit.report.page.compose import page_of
-from trainfit.results.format import duration
-from trainfit.results.plan.launch import LaunchPart
-from trainfit.results.plan.verification import REHEARSED
-from trainfit.results.plan.verification import Comparison as Quantity
-from trainfit.results.plan.verification import Verification as PlanVerification
+from trainfit.results.changes import LaunchPart
+from trainfit.results.real_runs import REHEARSED
+from trainfit.results.real_runs import Comparison as Quantity
+from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.text import duration
 
 
 def titles(page: Page) -> list[str]:
@@ -55,7 +55,7 @@ def test_a_loaders_own_result_replaces_the_plans_part() -> None:
     plan, loader = entry("plan-v13.json"), entry("loader-v4.json")
     loading = plan.result.loading
     if loading is None:
-        from trainfit.results.plan.loading import DataLoading
+        from trainfit.results.speed import DataLoading
 
         loading = DataLoading(loader.result)
     both = dataclasses.replace(plan.result, loading=loading)

@@ -24,7 +24,7 @@ from trainfit.report.page.blocks import Entry
 from trainfit.report.page.compose import page_of
 from trainfit.report.page.document import ReportError, framed, html, svg
 from trainfit.results.files import display
-from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.memory import RecordingSummary
 
 MARKUP = "</script><img src=x onerror=alert(1)>\x1b[31m"
 

@@ -24,7 +24,7 @@ from trainfit.report.page.blocks import (
     Tile,
 )
 from trainfit.report.page.compose import page_of
-from trainfit.report.page.markdown import markdown
+from trainfit.report.page.document import markdown
 
 MARKUP = "</b><img src=x> `ticks` | pipe\n# not a heading [a](http://b)"
 

@@ -11,22 +11,17 @@ from hypothesis import strategies as st
 
 from tests.plan.steps.test_speed import SPEED
 from tests.report.plan.test_text import GIB, MEMORY, PLAN, with_now
-from trainfit.report.memory.table import without_prefix
-from trainfit.report.plan.facts import facts
-from trainfit.report.plan.screen import COLUMNS, NARROWEST, plan_screen, screen_text
-from trainfit.report.screen import LINES
-from trainfit.results.files.notes import Note, complete
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.plan.amp import AmpChoice, AmpHazard
-from trainfit.results.plan.configuration import BatchLimits, BatchShapes
-from trainfit.results.plan.launch import LaunchPart
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.remedies import Combination, Remedies, Remedy
-from trainfit.results.plan.result import Inference, PlanResult
-from trainfit.results.plan.speed import Speed, StepSpeed
-from trainfit.results.plan.versus_cpu import VersusCpu
-from trainfit.results.runs.coverage import Coverage
-from trainfit.results.runs.steps import StepMakeup, StepPattern
+from trainfit.report.layout import LINES
+from trainfit.report.memory_parts import without_prefix
+from trainfit.report.plan.facts import COLUMNS, NARROWEST, facts, plan_screen, screen_text
+from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
+from trainfit.results.configuration import AmpChoice, AmpHazard, BatchLimits, BatchShapes
+from trainfit.results.files.contents import Note, complete
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import Inference, PlanResult
+from trainfit.results.real_runs import VersusCpu
+from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
+from trainfit.results.speed import DataLoading, Speed, StepSpeed
 from trainfit.results.text import WIDEST
 
 KNOWN = MemoryFigures(

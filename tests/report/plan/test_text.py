@@ -15,20 +15,18 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import quote
+from trainfit.plan.sizing.curve import Curve, saturation_batch, tile_of
 from trainfit.plan.sizing.recommendation import rounded
-from trainfit.plan.steps.curve import Curve, saturation_batch, tile_of
-from trainfit.report.memory.recording import recording_json, recording_text
+from trainfit.report.memory import recording_json, recording_text
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.text import plan_text
-from trainfit.results.format import share, size
-from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES
-from trainfit.results.memory.figures import MemoryFigures
-from trainfit.results.memory.summary import RecordingSummary
-from trainfit.results.plan.configuration import BatchCheck, Configuration
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.speed import StepSpeed
+from trainfit.results.configuration import BatchCheck, Configuration
+from trainfit.results.gpus import NO_TENSOR_CORES
+from trainfit.results.memory import MemoryFigures, RecordingSummary
+from trainfit.results.plan import PlanResult
 from trainfit.results.runs.steps import GrowthSource, StepPattern
-from trainfit.results.text import WIDTH, printable
+from trainfit.results.speed import StepSpeed
+from trainfit.results.text import WIDTH, printable, share, size
 
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY = MemoryFigures(6 * GIB, 7 * GIB, 7 * GIB + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))

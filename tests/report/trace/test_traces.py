@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from helpers_cli import ROOT
 from helpers_watch import run
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.timeline import step_timeline
-from trainfit.report.trace.events import Trace
-from trainfit.report.trace.simulated_step import step_trace
-from trainfit.report.trace.watched_run import run_trace
+from trainfit.plan.job_detail import step_timeline
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.report.trace import Trace, run_trace, step_trace
 from trainfit.results.runs.recording import Recording
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 
 FIXTURES = ROOT / "tests" / "fixtures"

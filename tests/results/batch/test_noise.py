@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.batch import NoiseResult
 from trainfit.results.files.errors import ResultFileError
 
 FILE = Path(__file__).parents[2] / "fixtures" / "results" / "noise-scale-v1.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.results.batch.step_times import StepTime, read
+from trainfit.results.batch import StepTime, read
 from trainfit.results.files.errors import ResultFileError
 
 

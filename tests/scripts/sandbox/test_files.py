@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from helpers_sandbox import run_protected, tree
-from trainfit.results.runs.sandbox import Protection, SandboxRequest
+from trainfit.results.runs.script import Protection, SandboxRequest
 
 #: The protections by themselves; the first falls away where a container forbids it.
 KINDS = ("overlay", "redirection")
@@ -341,7 +341,7 @@ def test_two_runs_at_once_do_not_meet(home: Path, request_of: SandboxRequest) ->
     code = "import os, time; os.mkdir('run-of-this-second'); time.sleep(0.5)"
     command = (
         "from helpers_sandbox import run_protected; from pathlib import Path; import sys; "
-        "from trainfit.results.runs.sandbox import SandboxRequest; "
+        "from trainfit.results.runs.script import SandboxRequest; "
         f"ran = run_protected({code!r}, Path({str(home / 'work')!r}), Path(sys.argv[1]), "
         f"SandboxRequest(kinds={request_of.kinds!r})); sys.exit(ran.code)"
     )

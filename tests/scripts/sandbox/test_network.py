@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers_sandbox import Ran, run_protected
-from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.runs.script import SandboxRequest
 
 
 def run(code: str, tmp_path: Path, **more: str) -> Ran:

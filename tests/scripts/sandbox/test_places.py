@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.host.mounts import Mount, _mount, read_mounts
-from trainfit.hardware.host.system import System
-from trainfit.report.protection_text import protection_notes
-from trainfit.results.runs.sandbox import Protection
+from trainfit.hardware.machine.mounts import Mount, _mount, read_mounts
+from trainfit.hardware.machine.system import System
+from trainfit.report.notes import protection_notes
+from trainfit.results.runs.script import Protection
 from trainfit.scripts.sandbox.layer import Layer, LayerContents, is_in_layer, written
-from trainfit.scripts.sandbox.mount_plan import places
+from trainfit.scripts.sandbox.mounts import places
 
 
 def mount(point: str, filesystem: str = "ext4") -> Mount:

@@ -14,8 +14,8 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.failures import shortfall
 from trainfit.plan.runs.tracing import ProtectionError, Tracer
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.runs.sandbox import SandboxRequest
+from trainfit.results.plan import PlanResult
+from trainfit.results.runs.script import SandboxRequest
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.scripts.sandbox import hint
 

@@ -9,14 +9,14 @@ import textwrap
 from pathlib import Path
 
 from helpers_cli import environment
-from trainfit.results.runs.sandbox import Protection, SandboxRequest
+from trainfit.results.runs.script import Protection, SandboxRequest
 
 _BEGIN = """
     import os, signal, sys, time
     from pathlib import Path
     from trainfit.scripts import sandbox
     from trainfit.scripts.sandbox import overlay
-    from trainfit.scripts.sandbox.errors import UnavailableError
+    from trainfit.scripts.sandbox.layer import UnavailableError
     from trainfit.scripts.sandbox.layer import Layer
     {before}
     sandbox.begin(Path(sys.argv[1]))

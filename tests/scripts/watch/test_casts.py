@@ -9,9 +9,7 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.scripts.watch.accelerate import AccelerateWatch
-from trainfit.scripts.watch.amp import AmpWatch
-from trainfit.scripts.watch.autocast import AutocastSwitch
+from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.simgpu.patching import PatchSet
 
 

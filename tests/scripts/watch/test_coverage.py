@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from helpers_cli import json_of, trainfit
-from trainfit.results.runs.coverage import Coverage
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.scripts.watch.coverage import CoverageWatch
-from trainfit.simgpu.import_hook import ImportHook
-from trainfit.simgpu.patching import PatchSet
+from trainfit.scripts.steps import CoverageWatch
+from trainfit.simgpu.patching import ImportHook, PatchSet
 
 
 def loader(batches: int, samples: int | None = 96, batch_size: int | None = 8) -> LoaderInfo:

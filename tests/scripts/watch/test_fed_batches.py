@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import fetch
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride
-from trainfit.scripts.watch.dataloader import LoaderTracker
-from trainfit.scripts.watch.sample_scan import elements, repeated, scan_samples
+from trainfit.scripts.batch_sizes import elements, repeated, scan_samples
+from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import workers_of
 

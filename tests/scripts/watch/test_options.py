@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 
 from helpers_cli import environment
-from trainfit.results.runs.script_option import ScriptOption
-from trainfit.scripts.options.configurations import of_globals
-from trainfit.scripts.options.parsers import of_fire
-from trainfit.scripts.options.words import place_of
+from trainfit.results.runs.script import ScriptOption
+from trainfit.scripts.option_parsers import of_fire, of_globals, place_of
+from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.template_process import Arguments
-from trainfit.scripts.watch.options import OptionsWatch
 from trainfit.simgpu.patching import PatchSet
 
 

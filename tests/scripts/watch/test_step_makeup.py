@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.sizing.effective_batch import accumulation_for
-from trainfit.plan.steps.speed import fast_end
-from trainfit.report.steps.step import step_lines
-from trainfit.results.plan.speed import StepSpeed
+from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.plan.sizing.speed import fast_end
+from trainfit.report.steps import step_lines
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import StepFeed
-from trainfit.scripts.watch.batch_sizes import samples_in
-from trainfit.scripts.watch.step_makeup import makeup_of, most_frequent
+from trainfit.results.speed import StepSpeed
+from trainfit.scripts.batch_sizes import samples_in
+from trainfit.scripts.step_makeup import makeup_of, most_frequent
 
 #: A command that is there, and needs no script.
 TOOL = ("python", "-m", "json.tool")

@@ -21,18 +21,17 @@ from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.steps.batch_scaling import steady_work
-from trainfit.plan.steps.costing import machine_of
-from trainfit.plan.steps.speed import speed
+from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.speed import speed
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.steps import StepMakeup
-from trainfit.scripts.watch.dataloader import LoaderTracker
-from trainfit.scripts.watch.step_makeup import with_makeup
-from trainfit.scripts.watch.steps import StepWatch
+from trainfit.scripts.dataloader import LoaderTracker
+from trainfit.scripts.step_makeup import with_makeup
+from trainfit.scripts.steps import StepWatch
+from trainfit.simgpu.device.settling import steady_step
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.typical_step import steady_step
-from trainfit.speed.model.work import Work, one_off, steady
+from trainfit.speed.work import Work, one_off, steady
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -36,9 +36,9 @@ from hypothesis.stateful import (
 import trainfit
 from trainfit.simgpu.allocator.blocks import FREE, Block
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings, knows, unread_variables
-from trainfit.torch_private.tested import release
+from trainfit.torch_private.needed import release
 
 KIB = 1 << 10
 MIB = 1 << 20

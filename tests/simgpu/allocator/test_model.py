@@ -36,7 +36,7 @@ from helpers_allocator import (
 from trainfit.simgpu.allocator.blocks import ACTIVE, FREE, PENDING, Block
 from trainfit.simgpu.allocator.blocks import UNMAPPED as UNMAPPED_BLOCK
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 CONTEXT = 30 * MIB

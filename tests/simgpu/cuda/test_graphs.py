@@ -17,14 +17,14 @@ from torch import nn
 
 import trainfit
 from helpers_cli import trainfit as command
-from trainfit.memory.stream.replay import Stream, replay
-from trainfit.results.runs.kernels import KINDS
+from trainfit.memory.replay import Stream, replay
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import KINDS
 from trainfit.simgpu.allocator.blocks import pool_of, private_pool, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.session import Simulation
-from trainfit.speed.model.host import HostCosts, issue_seconds
-from trainfit.speed.model.work import Work, steady
+from trainfit.speed.step import HostCosts, issue_seconds
+from trainfit.speed.work import Work, steady
 
 MIB = 1 << 20
 

@@ -19,12 +19,12 @@ from torch import nn
 from torch.utils import benchmark
 
 import trainfit
-from trainfit.plan.steps.speed import speed
-from trainfit.simgpu.cuda import clock as clocks
-from trainfit.simgpu.cuda.host_clock import OWN_WORK_S, ScriptTime
+from trainfit.plan.sizing.speed import speed
+from trainfit.simgpu.cuda import clocks
+from trainfit.simgpu.cuda.clocks import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet
-from trainfit.speed.model.efficiency import FITTED
-from trainfit.speed.model.step import Machine
+from trainfit.speed.efficiency import FITTED
+from trainfit.speed.step import Machine
 
 MACHINE = Machine(trainfit.simulate("RTX 3090").gpu, FITTED)
 

@@ -15,7 +15,7 @@ from torch.cuda import _memory_viz
 
 import trainfit
 from trainfit.simgpu.allocator.caching import CachingAllocator
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 MIB = 1 << 20

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from helpers_interventions import Run, run, tried
 from trainfit.results.runs.trace import InterventionRequest
-from trainfit.simgpu.interventions.network.attention import WeightsUsedError
-from trainfit.simgpu.interventions.network.checkpointing import repeated_blocks
-from trainfit.simgpu.interventions.network.freezing import backbone_of
-from trainfit.simgpu.interventions.resolution import shrunk, smaller
+from trainfit.simgpu.interventions.attention import WeightsUsedError
+from trainfit.simgpu.interventions.checkpointing import repeated_blocks
+from trainfit.simgpu.interventions.gradients import backbone_of
+from trainfit.simgpu.interventions.inputs import shrunk, smaller
 
 WIDTH = 1024
 #: Bytes of one square weight in float32: whole blocks of the allocator.

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from helpers_cli import json_of
 from helpers_cli import trainfit as run_trainfit
 from helpers_interventions import run
-from trainfit.plan.remedies.trials import _replaced
+from trainfit.plan.changes.trials import _replaced
 from trainfit.results.runs.trace import InterventionRequest
-from trainfit.simgpu.interventions.network.model_families import next_smaller
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.simgpu.interventions.smaller_model import next_smaller
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 NAMES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50d", "resnet34d"),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainfit.simgpu.launches.flops import causal_pairs, flops_of
+from trainfit.simgpu.operators.flops import causal_pairs, flops_of
 
 aten = torch.ops.aten
 Numbers = torch.Tensor

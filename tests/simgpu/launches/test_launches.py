@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainfit
-from trainfit.results.runs.kernels import DTYPES, KINDS, MARKS
 from trainfit.results.runs.recording import Recording
-from trainfit.speed.model.work import COLUMNS, Work
+from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
+from trainfit.speed.work import COLUMNS, Work
 
 HALF, FULL = 2, 4
 

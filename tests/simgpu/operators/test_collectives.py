@@ -13,7 +13,7 @@ from torch import distributed, nn
 
 import trainfit
 from trainfit.results.runs.recording import KINDS
-from trainfit.simgpu.tensors.errors import SeveralGpusError
+from trainfit.simgpu.device.errors import SeveralGpusError
 
 BLOCK = 2 * 256 * 1024 * 4  # bytes of the parameters of block()
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 
 import trainfit
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.operators.overrides import WHOLE_ON_CUDA
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.tensors.errors import UnsupportedOperatorError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.results.runs.kernels import KINDS
+from trainfit.results.runs.steps import KINDS
 
 pytest.importorskip("PIL")
 

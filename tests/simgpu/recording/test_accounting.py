@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import trainfit
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.launches import flops as operator_flops
-from trainfit.simgpu.launches import rules as gpu_kernels
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.operators import flops as operator_flops
+from trainfit.simgpu.operators import kernel_rules as gpu_kernels
 
 
 def raises(*_: Any, **__: Any) -> Any:

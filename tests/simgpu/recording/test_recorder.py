@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.memory.explain.breakdown import by_kind, by_module
-from trainfit.memory.stream.replay import Stream, replay
+from trainfit.memory.peak import by_kind, by_module
+from trainfit.memory.replay import Stream, replay
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.recording import KINDS, PHASES, Recording
-from trainfit.simgpu.kernels import matmul
+from trainfit.simgpu.operators import matmul
 from trainfit.simgpu.session import Simulation
 
 BATCH = 32

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END
-from trainfit.simgpu.recording.settling import MOST_STEPS, CourseFinding, StepUse, judge, step_uses
+from trainfit.simgpu.device.settling import MOST_STEPS, CourseFinding, StepUse, judge, step_uses
 
 SIZES = st.integers(1, 1 << 40).map(lambda size: size * 512)
 STEP = st.builds(StepUse, SIZES, SIZES, SIZES, st.integers(1, 10_000))

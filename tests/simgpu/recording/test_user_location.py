@@ -16,7 +16,7 @@ _ASK = """\
 import sys
 from pathlib import Path
 from trainfit.scripts import execute
-from trainfit.simgpu.recording import user_location as location
+from trainfit.simgpu.device import user_location as location
 
 script, *files = sys.argv[1:]
 if script:

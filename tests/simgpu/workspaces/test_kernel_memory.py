@@ -13,11 +13,11 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 import trainfit
-from trainfit.memory.stream.affine import AffineStream
+from trainfit.memory.affine import AffineStream
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.kernels import matmul as kernels_products
+from trainfit.simgpu.allocator.workspaces import MODELS, workspace_bytes
+from trainfit.simgpu.operators import matmul as kernels_products
 from trainfit.simgpu.session import Simulation
-from trainfit.simgpu.workspaces.models import MODELS, workspace_bytes
 
 KiB, MiB = 1 << 10, 1 << 20
 AMPERE = 2 * 4 * MiB + 8 * 16 * KiB
@@ -463,7 +463,7 @@ def test_the_host_is_never_far_ahead_of_the_device(sim: Simulation) -> None:
 
 
 def test_waits_are_replayed(sim: Simulation) -> None:
-    from trainfit.memory.stream.replay import Stream, replay
+    from trainfit.memory.replay import Stream, replay
 
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     for step in range(6):

@@ -10,15 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.costing import constants_of, machine_of
-from trainfit.results.machine.constants import Basis
-from trainfit.results.machine.profile import Figure, Rates, Unit
-from trainfit.results.plan.result import HostCpu
-from trainfit.results.runs.kernels import DTYPES
-from trainfit.speed.model.kernel_times import KernelTimes
-from trainfit.speed.model.measured_rates import with_rates
-from trainfit.speed.model.step import Machine
-from trainfit.speed.model.work import CODES, COLUMNS
+from trainfit.plan.sizing.costing import constants_of, machine_of
+from trainfit.results.gpus import Basis, Figure, Rates, Unit
+from trainfit.results.plan import HostCpu
+from trainfit.results.runs.steps import DTYPES
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.step import Machine, with_rates
+from trainfit.speed.work import CODES, COLUMNS
 
 USUAL = machine_of(find_gpu("RTX 4090"))
 

@@ -13,15 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware import catalogue, find_gpu
-from trainfit.results.runs.kernels import DTYPES, KINDS
 from trainfit.results.runs.recording import PHASES
-from trainfit.speed.model.efficiency import DEFAULT, Efficiency
-from trainfit.speed.model.host import HostCosts, issue_seconds
-from trainfit.speed.model.kernel_times import KernelTimes, clock_share, peak_flops
-from trainfit.speed.model.scaling import NotAffineError, WorkLaw
-from trainfit.speed.model.step import Machine, TimedWork, step_time
-from trainfit.speed.model.timeline import Timeline
-from trainfit.speed.model.work import COLUMNS, Work
+from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.speed.efficiency import DEFAULT, Efficiency
+from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops
+from trainfit.speed.step import HostCosts, Machine, TimedWork, issue_seconds, step_time
+from trainfit.speed.timeline import Timeline
+from trainfit.speed.work import COLUMNS, NotAffineError, Work, WorkLaw
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
 

@@ -9,13 +9,11 @@ import pytest
 
 from helpers_page import RESULTS
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.batch_scaling import steady_work
-from trainfit.plan.steps.costing import machine_of
+from trainfit.plan.sizing.costing import machine_of, steady_work
 from trainfit.results.kinds import read
-from trainfit.results.plan.speed import StepWork
 from trainfit.results.runs.recording import Recording
-from trainfit.speed.model.operators import step_work
-from trainfit.speed.model.step import step_time
+from trainfit.results.speed import StepWork
+from trainfit.speed.step import step_time, step_work
 
 T4 = machine_of(find_gpu("T4"))
 

@@ -13,14 +13,12 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
-from trainfit.plan.steps.speed import speed
-from trainfit.results.runs.kernels import KINDS, MARKS
-from trainfit.speed.model.efficiency import FITTED, Efficiency
-from trainfit.speed.model.host import HostCosts
-from trainfit.speed.model.scaling import WorkLaw
-from trainfit.speed.model.step import Machine, TimedWork, step_time
-from trainfit.speed.model.timeline import Timeline
-from trainfit.speed.model.work import COLUMNS, Work
+from trainfit.plan.sizing.speed import speed
+from trainfit.results.runs.steps import KINDS, MARKS
+from trainfit.speed.efficiency import FITTED, Efficiency
+from trainfit.speed.step import HostCosts, Machine, TimedWork, step_time
+from trainfit.speed.timeline import Timeline
+from trainfit.speed.work import COLUMNS, Work, WorkLaw
 
 GPU = find_gpu("RTX 3090")
 ALIKE = {"wide_groups": 1.0, "uneven_groups": 1.0}

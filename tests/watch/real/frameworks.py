@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 # Lightning and Transformers import torchvision, which does not load where it is of another PyTorch.
 define_torchvision_operators()

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import trainfit
-from trainfit.simgpu.cuda import clock
+from trainfit.simgpu.cuda import clocks
 
 MIB = 1 << 20
 
@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--side-stream", action="store_true", help="copies in a stream of its own")
     options = parser.parse_args()
     simulation = trainfit.simulate("T4")
-    clock.use(RealClock)  # in place of the model's, which that has chosen
+    clocks.use(RealClock)  # in place of the model's, which that has chosen
     with simulation:
         synchronize = torch.cuda.synchronize
 

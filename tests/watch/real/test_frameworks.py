@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from helpers_cli import environment, trainfit
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import load_run
-from trainfit.results.watch.tables import CHECKPOINT, EPOCH_START, EVALUATION
+from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION
+from trainfit.results.runs.watched import load_run
+from trainfit.results.watch import WatchResult
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

@@ -12,8 +12,8 @@ import pytest
 
 from helpers_cli import ROOT, trainfit
 from helpers_watch import finding, kinds, unknown_kinds
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs.watched import load_run
+from trainfit.results.watch import WatchResult
 from trainfit.simgpu.cuda.nvml import BUSY, SimulatedGpu, several, starved, throttled
 
 pytestmark = pytest.mark.alone

@@ -14,16 +14,14 @@ from torch import nn
 
 import trainfit
 from helpers_recorder import recorded
-from trainfit.results.watch import tables
-from trainfit.simgpu.cuda import clock
+from trainfit.results.runs import tables
+from trainfit.simgpu.cuda import clocks
 from trainfit.simgpu.patching import PatchSet
-from trainfit.speed.model.device_clock import StepClock
-from trainfit.watch.recorder.patches import cuda_calls
-from trainfit.watch.recorder.step import phases as ph
-from trainfit.watch.recorder.step.cuda_events import Kept, Memory
-from trainfit.watch.recorder.step.gpu_step import GpuStep
-from trainfit.watch.recorder.step.rows import StepRows, new_row
-from trainfit.watch.recorder.step.segments import Counts
+from trainfit.speed.step import StepClock
+from trainfit.watch.recorder import cuda_hooks
+from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.gpu_step import GpuStep, Kept, Memory
+from trainfit.watch.recorder.rows import Counts, StepRows, new_row
 
 
 class SetClock:
@@ -68,12 +66,12 @@ class Sgd(torch.optim.SGD):
 @pytest.fixture
 def device() -> Iterator[None]:
     simulation = trainfit.simulate("T4")
-    clock.use(SetClock)
+    clocks.use(SetClock)
     try:
         with simulation:
             yield
     finally:
-        clock.use(StepClock)
+        clocks.use(StepClock)
 
 
 @pytest.mark.usefixtures("device")
@@ -179,7 +177,7 @@ def test_overrides_of_tensor_methods_see_the_function_that_their_tables_hold(lat
 
     before = torch.Tensor.to, torch.Tensor.item
     patches = PatchSet()
-    cuda_calls.install(Off(), patches, late)  # type: ignore[arg-type]
+    cuda_hooks.install(Off(), patches, late)  # type: ignore[arg-type]
     try:
         after = torch.Tensor.to, torch.Tensor.item
         mine = torch.zeros(()).as_subclass(Mine)

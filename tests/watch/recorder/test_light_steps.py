@@ -15,17 +15,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers_recorder import recorded
-from trainfit.results.watch import tables
-from trainfit.watch.figures.light_steps import completed, is_light
-from trainfit.watch.recorder.files import spill
-from trainfit.watch.recorder.files.light_rows import whole_row
-from trainfit.watch.recorder.step import budget as budget_module
-from trainfit.watch.recorder.step import current_step
-from trainfit.watch.recorder.step.batches import UsedBatches
-from trainfit.watch.recorder.step.budget import FIRST, SHARE, Budget
-from trainfit.watch.recorder.step.current_step import CurrentStep
-from trainfit.watch.recorder.step.gpu_step import GpuStep
-from trainfit.watch.recorder.step.rows import StepRows
+from trainfit.results.runs import tables
+from trainfit.watch.recorder import current_step, rank_files
+from trainfit.watch.recorder import current_step as budget_module
+from trainfit.watch.recorder.current_step import FIRST, SHARE, Budget, CurrentStep
+from trainfit.watch.recorder.gpu_step import GpuStep
+from trainfit.watch.recorder.phases import UsedBatches
+from trainfit.watch.recorder.rank_files import whole_row
+from trainfit.watch.recorder.rows import StepRows
+from trainfit.watch.view import completed, is_light
 
 DATA = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
 
@@ -234,4 +232,4 @@ def test_the_loss_of_a_light_step_on_a_gpu_comes_when_the_gpu_is_there(
     assert whole["flags"] == tables.LIGHT | flag
     assert whole["loss"] == value or (scaled and math.isnan(whole["loss"]))
     assert whole["samples"] == 8 and math.isnan(whole["forward_s"])
-    assert spill.packer(tables.STEPS).pack(*whole_row(rows[1]))
+    assert rank_files.packer(tables.STEPS).pack(*whole_row(rows[1]))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from helpers_noise import Known, samples
-from trainfit.results.batch.noise import NoiseResult
+from trainfit.results.batch import NoiseResult
 from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
 
 

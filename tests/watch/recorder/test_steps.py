@@ -18,14 +18,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from helpers_recorder import recorded
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import load_run
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
+from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
-from trainfit.watch.recorder.step import phases as ph
-from trainfit.watch.recorder.step.loader_record import ReadyBatches
-from trainfit.watch.recorder.step.phases import PhaseClock
-from trainfit.watch.recorder.step.step_recorder import StepRecorder
+from trainfit.watch.recorder.job import ReadyBatches
+from trainfit.watch.recorder.phases import PhaseClock
+from trainfit.watch.recorder.step_recorder import StepRecorder
 
 DATA = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
 

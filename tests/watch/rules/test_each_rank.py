@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from helpers_watch import GPU, HEADER, finding, gpu_rows, kinds, run, unknown_kinds
-from trainfit.results.watch.run import RunRecord
-from trainfit.watch.figures.checks import local_ranks
-from trainfit.watch.figures.view import RunView
+from trainfit.results.runs.watched import RunRecord
+from trainfit.watch.checks import local_ranks
 from trainfit.watch.judge import judge
+from trainfit.watch.view import RunView
 
 SLOW = {"input_s": 0.06}
 

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.result import Finding, Unknown
-from trainfit.results.watch.run import RankRecord, RunHeader, RunRecord, WatchedGpu
-from trainfit.watch.figures.ledger import ledger, robust_slope
-from trainfit.watch.figures.view import RunView
-from trainfit.watch.rules import gpu, learning, memory
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
+from trainfit.results.watch import Finding, Unknown
+from trainfit.watch.measures import ledger, robust_slope
+from trainfit.watch.rules import gpu, memory, training
+from trainfit.watch.view import RunView
 
 GIB = 2**30
-RULES = (*gpu.RULES, *memory.RULES, *learning.RULES)
+RULES = (*gpu.RULES, *memory.RULES, *training.RULES)
 CARD = WatchedGpu("NVIDIA A100", "", 40 * GIB, (8, 0), 312e12)
 HEADER = RunHeader(
     "python train.py", 0, 1, 1, "host", 0.0, 0.0, "0.1.0", "3.11",

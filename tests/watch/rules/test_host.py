@@ -18,15 +18,14 @@ from helpers_watch import (
     step_rows,
     unknown_kinds,
 )
-from trainfit.report.watch.screen import watch_screen
-from trainfit.report.watch.words import answer
-from trainfit.results.watch.result import Finding, Phase, WatchResult
-from trainfit.results.watch.run import Event
-from trainfit.results.watch.tables import CHECKPOINT, COMPILED, EVALUATION
-from trainfit.watch import limits
-from trainfit.watch.figures import thresholds
-from trainfit.watch.figures.view import RunView
+from trainfit.report.watch import answer, watch_screen
+from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EVALUATION
+from trainfit.results.runs.watched import Event
+from trainfit.results.watch import Finding, Phase, WatchResult
+from trainfit.watch import judge as limits
+from trainfit.watch import thresholds
 from trainfit.watch.judge import RULES, judge
+from trainfit.watch.view import RunView
 
 CROWD = {"cores_busy": 8.0, "cores_ours": 7.8, "runnable": 30.0}
 PRESSED = {"involuntary_switches": 300.0, "cpu_cores": 1.6, "hottest_thread": 0.3}

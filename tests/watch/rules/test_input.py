@@ -22,8 +22,8 @@ from helpers_watch import (
     unknown_kinds,
 )
 from helpers_watch_random import runs
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.tables import EPOCH_START
+from trainfit.results.runs.tables import EPOCH_START
+from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
 #: A healthy step without its wait for batches, seconds.

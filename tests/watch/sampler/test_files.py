@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import Event, RunHeader, WatchedGpu, load_run
-from trainfit.watch.sampler import table_files
-from trainfit.watch.sampler.kept_files import KeptFiles
-from trainfit.watch.sampler.run_folder import RunFolder, Worker
-from trainfit.watch.sampler.table_files import TableFile
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import Event, RunHeader, WatchedGpu, load_run
+from trainfit.watch.sampler import sampling
+from trainfit.watch.sampler.proc_files import KeptFiles
+from trainfit.watch.sampler.roles import RunFolder, Worker
+from trainfit.watch.sampler.sampling import TableFile
 
 
 def rows(*times: float) -> tables.Table:
@@ -52,7 +52,7 @@ def test_rows_wait_until_the_beginning_is_known(tmp_path: Path) -> None:
 def test_rows_that_wait_for_too_long_are_lost_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_files, "_MOST_WAITING", 3 * tables.MACHINE.itemsize)
+    monkeypatch.setattr(sampling, "_MOST_WAITING", 3 * tables.MACHINE.itemsize)
     table = TableFile(tmp_path / "machine.bin", tables.MACHINE)
     for number in range(5):
         table.add(rows(float(number)))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.watch.tables import GPUS, Table, empty_rows
+from trainfit.results.runs.tables import GPUS, Table, empty_rows
 from trainfit.simgpu.cuda import nvml
 from trainfit.simgpu.cuda.nvml import BUSY, GpuState, SimulatedGpu, SimulatedNvml
 from trainfit.watch.sampler.gpus import GpuCounters
@@ -292,7 +292,7 @@ def test_the_simulation_is_called_as_the_real_package_is() -> None:
 
 
 def test_numbers_of_nvml_that_the_counters_use() -> None:
-    from trainfit.hardware.driver import nvml_counters
+    from trainfit.hardware.machine import nvml_counters
 
     assert nvml_counters._GPM == {
         "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,

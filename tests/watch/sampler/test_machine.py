@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainfit.results.watch.tables import Table
+from trainfit.results.runs.tables import Table
 from trainfit.watch.sampler.machine import MachineCounters
 
 TICK = os.sysconf("SC_CLK_TCK")

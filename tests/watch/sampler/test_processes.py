@@ -17,13 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_watch import ENDS_WITH_US
-from trainfit.results.watch.tables import Table
+from trainfit.results.runs.tables import Table
 from trainfit.watch.sampler import processes
-from trainfit.watch.sampler.kept_files import KeptFiles
-from trainfit.watch.sampler.parsers import process_stat
+from trainfit.watch.sampler.proc_files import KeptFiles, process_stat
 from trainfit.watch.sampler.processes import ProcessTree
-from trainfit.watch.sampler.roles import MAIN, OTHER, WORKER, Known, Role, roles
-from trainfit.watch.sampler.run_folder import Worker
+from trainfit.watch.sampler.roles import MAIN, OTHER, WORKER, Known, Role, Worker, roles
 from trainfit.watch.sampler.threads import Threads
 
 pytestmark = pytest.mark.alone

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from helpers_watch import ENDS_WITH_US
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import Event, RunHeader, RunRecord, load_run
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import Event, RunHeader, RunRecord, load_run
 from trainfit.simgpu.cuda import nvml
 from trainfit.watch.sampler import sampling
 from trainfit.watch.sampler.sampling import Sampler
@@ -215,7 +215,7 @@ def test_a_script_that_starts_its_own_sampler(tmp_path: Path) -> None:
     """It is a child of the watched process then, and no part of the run."""
     program = f"""
 import os, pathlib, time
-from trainfit.results.watch.run import RunHeader
+from trainfit.results.runs.watched import RunHeader
 from trainfit.watch.sampler.start import start_sampler
 folder = pathlib.Path({str(tmp_path)!r})
 header = RunHeader("x", 0, 1, os.getpid(), "h", 0.0, time.monotonic(), "0", "3")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import add_explain, add_result, whole_number
-from trainfit.cli.noise_input import decay, noise_scale, rate
+from trainfit.cli.values import decay, noise_scale, rate
 
 PARSER: dict[str, Any] = {
     "usage": "trainfit batch explain [RESULT] --to B [options]",

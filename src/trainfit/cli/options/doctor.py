@@ -14,7 +14,7 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit doctor [options]",
 }
 
-#: Names of the checks: :data:`trainfit.doctor.diagnose.NAMES`, which takes long to import.
+#: Names of the checks: :data:`trainfit.doctor.checks.NAMES`, which takes long to import.
 NAMES: Final = (
     *("gpu", "torchvision", "cuda-compat", "gpu-state", "mig", "compute-mode", "gpu-processes"),
     *("gpu-memory", "gpu-clocks", "gpu-temperature", "gpu-power", "ecc", "persistence", "pcie"),

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     OptionGroup,
     add_explain,
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_result(result)
-    add_fail_if(result, "loader.result:LoaderResult")
+    add_fail_if(result, "loader:LoaderResult")
     add_explain(result, "what a batch costs, the machine, all settings, threads, notes")
 
 

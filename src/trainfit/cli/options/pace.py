@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     add_result,
     duration,
@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show the whole report: calls over time and as a histogram, evidence, all fixes",
     )
     add_result(result)
-    add_fail_if(result, "machine.pace:PaceResult")
+    add_fail_if(result, "pace:PaceResult")
 
 
 def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.cli.automation.fail_if import add_fail_if
-from trainfit.cli.automation.formats import add_format
+from trainfit.cli.automation import add_fail_if, add_format
 from trainfit.cli.common import (
     OptionGroup,
     add_device_memory,
@@ -20,10 +19,9 @@ from trainfit.cli.common import (
     share,
     split_command,
 )
-from trainfit.cli.noise_input import noise_scale
 from trainfit.cli.options.loader import step_time
-from trainfit.cli.processor import processor
-from trainfit.plan.remedies.catalogue import NAMES
+from trainfit.cli.values import noise_scale, processor
+from trainfit.plan.changes.catalogue import NAMES
 
 PARSER: dict[str, Any] = {
     "description": "Simulate a training command on a GPU and plan its batch size. "
@@ -101,7 +99,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_result(result)
-    add_fail_if(result, "plan.result:PlanResult")
+    add_fail_if(result, "plan:PlanResult")
     add_format(result)
     add_explain(result)
 

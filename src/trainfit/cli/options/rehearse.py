@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     add_explain,
     add_gpu,
@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_result(result)
-    add_fail_if(result, "loader.rehearsal:Rehearsal")
+    add_fail_if(result, "rehearsal:Rehearsal")
     add_explain(result, "every cause of idle time, notes")
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     add_device_memory,
     add_explain,
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_json(result)
-    add_fail_if(result, "memory.summary:RecordingSummary")
+    add_fail_if(result, "memory:RecordingSummary")
     add_explain(result, "all kinds and modules, memory over the step, notes")
     result.add_argument(
         "--output",

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     add_explain,
     add_protection,
@@ -64,5 +64,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_protection(parser)
     result = parser.add_argument_group("result")
     add_result(result)
-    add_fail_if(result, "plan.verification:Verification")
+    add_fail_if(result, "real_runs:Verification")
     add_explain(result, "all notes")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trainfit.cli.automation.fail_if import add_fail_if
+from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import split_command, whole_number
 
 PARSER: dict[str, Any] = {
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     result.add_argument("--plain", action="store_true", help="print lines instead of the live view")
     result.add_argument("--quiet", action="store_true", help="print nothing until the end")
     result.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
-    add_fail_if(result, "watch.result:WatchResult")
+    add_fail_if(result, "watch:WatchResult")
     result.add_argument("--json", action="store_true", help="print one JSON document at the end")
     result.add_argument(
         "-v",

@@ -1,1 +1,1 @@
-"""The verbs, a module each."""
+"""The verbs, a module each, and what those about watched runs share."""

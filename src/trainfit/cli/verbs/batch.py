@@ -6,15 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainfit.batch.trade.explain import Question, explain
+from trainfit.batch.explain import Question, explain
 from trainfit.cli.common import UsageError
-from trainfit.cli.noise_input import read_noise
-from trainfit.cli.output import given_output
-from trainfit.cli.screen import print_shown
-from trainfit.report.batch.explanation import explanation_screen, explanation_text
-from trainfit.results.batch import step_times
-from trainfit.results.batch.noise import NoiseResult
-from trainfit.results.batch.step_times import StepTime
+from trainfit.cli.output import given_output, print_shown
+from trainfit.cli.values import read_noise
+from trainfit.report.batch import explanation_screen, explanation_text
+from trainfit.results import batch
+from trainfit.results.batch import NoiseResult, StepTime
 
 
 def _files(options: argparse.Namespace) -> list[Path]:
@@ -34,7 +32,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("the current batch size is not known; give --batch-size")
     if before == options.to:
         raise UsageError(f"--to {options.to} is the current batch size; give another")
-    times = step_times.read(options.data) if options.data is not None else ()
+    times = batch.read(options.data) if options.data is not None else ()
     gpus = options.gpus or _gpus(measured, times)
     if min(before, options.to) < gpus:
         raise UsageError(

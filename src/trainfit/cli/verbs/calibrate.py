@@ -6,12 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from trainfit.cli.common import progress
-from trainfit.cli.output import output_file
-from trainfit.cli.screen import print_shown
+from trainfit.cli.output import output_file, print_shown
 from trainfit.hardware import device_constants, find_gpu
-from trainfit.plan.real_machine.calibrate import calibrate
-from trainfit.plan.real_machine.processes import Processes
-from trainfit.report.gpus.profile import profile_screen, profile_text
+from trainfit.plan.calibration import Processes, calibrate
+from trainfit.report.plan.real_runs import profile_screen, profile_text
 from trainfit.results.runs.measurement import StandIn
 from trainfit.results.text import printable
 

@@ -10,19 +10,23 @@ from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.options.doctor import SCRIPT
-from trainfit.cli.output import given_output
-from trainfit.cli.screen import print_shown
-from trainfit.doctor.diagnose import chosen, diagnose
-from trainfit.hardware.host.recorded import Recorder, replayed
-from trainfit.hardware.host.system import System
+from trainfit.cli.output import given_output, print_shown
+from trainfit.doctor.checks import chosen, diagnose
+from trainfit.hardware.machine.recorded import Recorder, replayed
 from trainfit.hardware.machine.survey import survey
+from trainfit.hardware.machine.system import System
 from trainfit.lint.api import read_scripts
-from trainfit.report.machine.cpu import CHECKS, cpu_screen, cpu_text
-from trainfit.report.machine.doctor import doctor_lines, doctor_screen
-from trainfit.report.machine.sarif import sarif_text
-from trainfit.report.machine.script import script_text
+from trainfit.report.doctor import (
+    CHECKS,
+    cpu_screen,
+    cpu_text,
+    doctor_lines,
+    doctor_screen,
+    sarif_text,
+    script_text,
+)
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
-from trainfit.results.machine.doctor import DoctorResult
 from trainfit.version import __version__
 
 

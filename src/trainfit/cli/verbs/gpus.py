@@ -10,19 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import given_output, name_report
-from trainfit.cli.screen import print_shown
+from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
-from trainfit.plan.gpus.comparison import compare_gpus
-from trainfit.plan.gpus.job import Job, job_of_plan, job_of_recordings
-from trainfit.plan.gpus.market import MARKET, market_prices
-from trainfit.plan.gpus.prices import Prices, load_prices
-from trainfit.report.gpus.catalogue import gpus_screen, gpus_text
-from trainfit.report.gpus.comparison import comparison_screen, comparison_text
-from trainfit.report.gpus.explained import explained
-from trainfit.results.machine.gpus import GpusResult
-from trainfit.results.plan.result import PlanResult
+from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
+from trainfit.plan.gpus import compare_gpus
+from trainfit.plan.prices import MARKET, Prices, load_prices, market_prices
+from trainfit.report.gpus import explained, gpus_screen, gpus_text
+from trainfit.report.plan.gpus import comparison_screen, comparison_text
+from trainfit.results.gpus import GpusResult
+from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import Recording
 
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
 )
-from trainfit.cli.output import given_output, name_report
+from trainfit.cli.job import read_command
+from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
-from trainfit.cli.user_command import read_command
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measure import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.report.loader.screen import loader_screen
-from trainfit.report.loader.text import loader_text
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.runs.loading import Consumer
+from trainfit.report.loader import loader_screen, loader_text
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import short
-from trainfit.torch_private import tested
+from trainfit.torch_private import needed
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -38,7 +36,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         tuned = tune_command(parsed, loading_options(options), progress)
     result = tuned.result
-    tested.saw(result.torch)
+    needed.saw(result.torch)
     print_shown(result, options, loader_screen, loader_text)
     if output is not None:
         result.save(output)

@@ -9,17 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
+from trainfit.cli.output import print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
-from trainfit.memory.by_hand.hand_formula import by_hand
-from trainfit.memory.explain.explanation import Source, explain, source
-from trainfit.report.memory.by_hand import by_hand_screen, by_hand_text
-from trainfit.report.memory.explain import explain_text
-from trainfit.report.memory.screen import memory_screen
+from trainfit.memory.explanation import Source, explain, source
+from trainfit.memory.hand_formula import by_hand
+from trainfit.report.by_hand import by_hand_screen, by_hand_text
+from trainfit.report.memory import explain_text, memory_screen
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.plan.result import FORMAT as PLAN
-from trainfit.results.plan.result import PlanResult
+from trainfit.results.plan import FORMAT as PLAN
+from trainfit.results.plan import PlanResult
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

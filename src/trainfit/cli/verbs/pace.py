@@ -7,24 +7,21 @@ import sys
 import time
 from collections.abc import Sequence
 
-from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
 )
-from trainfit.cli.output import given_output, name_report
+from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
-from trainfit.hardware.host.system import System
 from trainfit.hardware.machine.survey import survey
-from trainfit.pace.calls.callee import Callee, Command, function_of
-from trainfit.pace.machine.fixes import Fixer
-from trainfit.pace.machine.host import RealHost
-from trainfit.pace.machine.power_settings import power_facts
-from trainfit.pace.machine.settings import Settings
+from trainfit.hardware.machine.system import System
+from trainfit.pace.callee import Callee, Command, function_of
+from trainfit.pace.fixes import Fixer
+from trainfit.pace.host import RealHost
 from trainfit.pace.measuring import Options, measure
-from trainfit.plan.dataloader.loading_process import Stage
-from trainfit.report.machine.pace import pace_text
-from trainfit.report.machine.pace_screen import pace_screen
+from trainfit.pace.settings import Settings, power_facts
+from trainfit.plan.dataloader.process import Stage
+from trainfit.report.pace import pace_screen, pace_text
 from trainfit.results.text import printable
 
 

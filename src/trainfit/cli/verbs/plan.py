@@ -7,26 +7,22 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from trainfit.cli.automation.fail_if import gated
-from trainfit.cli.automation.formats import check_format, formatted
+from trainfit.cli.automation import check_format, formatted, gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
 )
-from trainfit.cli.device import chosen_device
-from trainfit.cli.noise_input import read_noise
+from trainfit.cli.job import chosen_device, read_command
 from trainfit.cli.options.plan import UNSAID
-from trainfit.cli.output import given_output, name_report
-from trainfit.cli.processor import rented_cpu
+from trainfit.cli.output import given_output, name_report, print_plan
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_plan
-from trainfit.cli.user_command import read_command
+from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
-from trainfit.hardware.gpu.rented import find_rented
+from trainfit.hardware.gpu.lookup import find_rented
+from trainfit.plan.changes.catalogue import NAMES
 from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
 from trainfit.plan.planner import Settings
-from trainfit.plan.remedies.catalogue import NAMES
-from trainfit.results.plan.result import HostCpu, PlanResult
+from trainfit.results.plan import HostCpu, PlanResult
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
 )
-from trainfit.cli.output import given_output, name_report
+from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
 from trainfit.cli.verbs.loader import given_step, source
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
-from trainfit.plan.dataloader.measure import LoadingOptions
-from trainfit.plan.dataloader.rehearse import rehearse_command
-from trainfit.report.loader.rehearsal import rehearsal_screen, rehearsal_text
-from trainfit.results.loader.result import LoaderResult
-from trainfit.torch_private import tested
+from trainfit.plan.dataloader.measurement import LoadingOptions, rehearse_command
+from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
+from trainfit.results.loader import LoaderResult
+from trainfit.torch_private import needed
 
 _SETTINGS = (
     *("num_workers", "prefetch_factor", "pin_memory"),
@@ -45,7 +43,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     with shown_progress() as progress:
         rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
     result = rehearsed.result
-    tested.saw(result.torch)
+    needed.saw(result.torch)
     print_shown(result, options, rehearsal_screen, rehearsal_text)
     if output is not None:
         result.save(output)

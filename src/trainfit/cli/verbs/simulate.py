@@ -8,19 +8,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
     sandbox_request,
 )
-from trainfit.cli.device import chosen_device
-from trainfit.cli.output import output_file
+from trainfit.cli.job import chosen_device, read_command
+from trainfit.cli.output import output_file, print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
-from trainfit.cli.user_command import read_command
 from trainfit.plan.runs.simulation import simulate_command
-from trainfit.report.memory.recording import recording_json, recording_text
-from trainfit.report.memory.screen import recording_screen
+from trainfit.report.memory import recording_json, recording_screen, recording_text
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

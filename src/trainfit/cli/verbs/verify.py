@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from trainfit.cli.automation.fail_if import gated
+from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     sandbox_request,
 )
-from trainfit.cli.output import given_output
+from trainfit.cli.output import given_output, print_shown
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.cli.screen import print_shown
 from trainfit.hardware import device_constants, find_gpu
-from trainfit.plan.real_machine.verify import ThisMachine, read_prediction, verify
-from trainfit.report.plan.verification import verification_screen, verification_text
+from trainfit.plan.verification import ThisMachine, read_prediction, verify
+from trainfit.report.plan.real_runs import verification_screen, verification_text
 from trainfit.results.runs.measurement import StandIn
 
 

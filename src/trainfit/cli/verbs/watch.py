@@ -1,37 +1,220 @@
-"""``trainfit watch``: run a training command and explain what limits it."""
+"""``trainfit watch``: run a training command, show it live and explain what limits it."""
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
+import dataclasses
 import os
+import pty
+import re
+import select
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
-from trainfit.cli.automation.fail_if import gated
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from trainfit.cli.automation import gated
 from trainfit.cli.bug_report import fault_of, report_aside
 from trainfit.cli.common import UsageError, only_ascii
-from trainfit.cli.live_view import Terminal, attached, follow_lines
-from trainfit.cli.output import given_output, name_report
-from trainfit.cli.screen import make_console
-from trainfit.cli.verbs.watched.next_command import accepted
-from trainfit.cli.verbs.watched.printing import print_noise, print_result
-from trainfit.cli.verbs.watched.verify_change import verified
+from trainfit.cli.output import given_output, make_console, name_report
+from trainfit.cli.verbs.watched import print_noise, print_result, verified
+from trainfit.plan.command.parsing import CommandError, parse_command
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
+from trainfit.report.watch import live_view, progress_line
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.runs.watched import exit_words, load_machines
 from trainfit.results.text import printable
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.run import exit_words, load_machines
-from trainfit.torch_private import tested
+from trainfit.results.watch import WatchResult
+from trainfit.torch_private import needed
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.recorder.process import switched_off
 from trainfit.watch.run_folder import new_folder, remove_empty, why_unwritable
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
-from trainfit.watch.tail import tail_run
+from trainfit.watch.view import tail_run
+
+# ---
+# Shows a run while it goes on: redrawn on a terminal, a line now and then elsewhere.
+#
+# On a terminal the command writes to a pseudo-terminal, so that it still sees one: its whole lines
+# are printed above the view, and a line that it has not ended (a progress bar) in it.
+
+
+#: Seconds between two drawings at least, and between two lines.
+DRAWN_S: Final = 1.0
+#: Share of the machine's cores that reading and drawing may take: the training may need all of
+#: them.
+_MOST_CPU: Final = 0.003
+LINE_S: Final = 30.0
+#: Control sequences other than colours: a progress bar moves its cursor with them.
+_MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
+
+Look = Callable[[], WatchResult | None]
+
+
+class Running(Protocol):
+    """A command that runs."""
+
+    def poll(self) -> int | None: ...
+
+
+def follow_lines(running: Running, look: Look, *, quiet: bool = False) -> int:
+    """A line on stderr every half minute until it ends; returns its exit code."""
+    began = told = time.monotonic()
+    while (code := running.poll()) is None:
+        time.sleep(0.1 if time.monotonic() - began < 2 else 0.5)
+        if not quiet and time.monotonic() - told >= LINE_S:
+            told = time.monotonic()
+            result = look()
+            if result is not None:
+                print(f"trainfit: {progress_line(result)}", file=sys.stderr, flush=True)
+    return code
+
+
+class Terminal:
+    """A pseudo-terminal for what the command prints; ``output`` is the end that it writes to."""
+
+    def __init__(self) -> None:
+        self._ours, self.output = pty.openpty()
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcsetwinsize(self.output, termios.tcgetwinsize(sys.stderr.fileno()))
+            tty.setraw(self.output, termios.TCSANOW)  # lines as they were written
+        os.set_blocking(self._ours, False)
+        # Bytes of a character may come in two pieces.
+        self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unfinished = ""
+
+    def follow(self, running: Running, look: Look, console: Console) -> int:
+        """Draw until the command ends; returns its exit code."""
+        began = drawn = time.monotonic()
+        pause = DRAWN_S
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            result = None
+            while (code := running.poll()) is None:
+                self._pass_on(console, 0.1)
+                if time.monotonic() - drawn >= pause:
+                    drawn, cpu_s = time.monotonic(), time.process_time()
+                    result = look()
+                    view = live_view(result, drawn - began, self._unfinished)
+                    live.update(view, refresh=True)
+                    spent = time.process_time() - cpu_s
+                    pause = max(DRAWN_S, spent / _MOST_CPU / (os.cpu_count() or 1))
+            while self._pass_on(console, 0.0):
+                pass
+            if self._unfinished:
+                console.print(Text.from_ansi(self._unfinished))
+        return code
+
+    def copy(self, running: Running) -> int:
+        """Print what the command prints as it is, until it ends; returns its exit code."""
+        sys.stdout.write(self._unfinished)
+        sys.stdout.flush()
+        while (code := running.poll()) is None:
+            self._copied(0.1)
+        while self._copied(0.0):
+            pass
+        return code
+
+    def _copied(self, seconds: float) -> bool:
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        with contextlib.suppress(OSError):  # nobody has the other end, or ours is gone
+            return bool(os.write(sys.stdout.fileno(), os.read(self._ours, 65536)))
+        return False
+
+    def close(self) -> None:
+        os.close(self._ours)
+        os.close(self.output)
+
+    def _pass_on(self, console: Console, seconds: float) -> bool:
+        """Print the lines that have come; was there anything?"""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self._ours, 65536)
+        except OSError:  # nobody has the other end any more
+            return False
+        text = self._unfinished + _MOVES.sub("", self._text.decode(data))
+        *whole, last = text.split("\n")
+        for line in whole:
+            console.print(Text.from_ansi(_shown(line)), soft_wrap=True)
+        self._unfinished = _shown(last)
+        return bool(data)
+
+
+def _shown(line: str) -> str:
+    """What a terminal shows of a line that begins again with each carriage return."""
+    return line.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+def attached(folder: Path) -> Running:
+    """A run of which only the folder is known: it has ended when its header says so."""
+    from trainfit.results.runs.watched import RunHeader
+
+    class _Attached:
+        def poll(self) -> int | None:
+            header = RunHeader.load(min(folder.glob("rank*.json"), default=folder / "rank0.json"))
+            return None if header.ending == "running" and _lives(header.pid) else 0
+
+    return _Attached()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+# ---
+# Proposes, after a watched run, only what the verb that is named accepts.
+
+
+#: Verbs that read the command, and may refuse it. The others run any.
+_READS: Final = ("plan", "loader")
+
+
+def accepted(result: WatchResult) -> WatchResult:
+    """``result`` without a next command that its verb would refuse: a note says what it needs."""
+    verb, command = _parts(result.next_command)
+    if verb not in _READS or _is_elsewhere(command):
+        return result
+    try:
+        parse_command(command)
+    except CommandError as error:
+        note = f"next would be `trainfit {verb}`, which needs another command: {error}"
+        return dataclasses.replace(result, next_command="", notes=(note, *result.notes))
+    return result
+
+
+def _parts(line: str) -> tuple[str, list[str]]:
+    """Verb and command of "trainfit VERB -- COMMAND"; the verb is empty where that is no such."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        return "", []
+    if words[:1] != ["trainfit"] or words[2:3] != ["--"]:
+        return "", []
+    return words[1], words[3:]
+
+
+def _is_elsewhere(command: Sequence[str]) -> bool:
+    """Was it run in another folder, where its script is?"""
+    return any(word.endswith(".py") and not Path(word).exists() for word in command)
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -113,7 +296,7 @@ def _tell(
 ) -> tuple[WatchResult, bool]:
     """Judge, save and print; ``False``: nothing was recorded, and nothing is left."""
     result = accepted(judge(load_machines(options.read or [folder])))
-    tested.saw(result.header.torch or "")
+    needed.saw(result.header.torch or "")
     if output is not None:
         result.save(output)
     trained = result.header.torch is not None  # a full disk may have left nothing else

@@ -1,1 +1,1 @@
-"""Checks of the GPUs: health, modes, sharing, PCIe link."""
+"""Checks of the GPUs: why PyTorch sees none, health, modes, sharing, PCIe link."""

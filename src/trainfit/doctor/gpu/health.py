@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, on_host, which
-from trainfit.results.format import count, ghz, percent
-from trainfit.results.machine.doctor import Check, Evidence, Fix
-from trainfit.results.machine.machine import Gpu, Machine
+from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure, which
+from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.machine import Gpu, Machine
+from trainfit.results.text import count, ghz, percent
 
 _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
 #: Clocks lowered by a setting, with the names that NVML has had for it.

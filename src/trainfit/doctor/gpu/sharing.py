@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import bad, evidence, good, unsure
-from trainfit.doctor.formatting import all_gpus, brief, on_host, which
+from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure, which
 from trainfit.doctor.gpu.health import each
-from trainfit.results.files.facts import Fact
-from trainfit.results.format import percent, size
-from trainfit.results.machine.doctor import Check, Evidence, Fix
-from trainfit.results.machine.machine import Gpu, GpuProcess, Machine
+from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.machine import Fact, Gpu, GpuProcess, Machine
+from trainfit.results.text import percent, size
 
 
 def _listed(processes: Sequence[GpuProcess]) -> str:

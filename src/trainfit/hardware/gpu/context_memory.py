@@ -13,13 +13,19 @@ from importlib import resources
 from pathlib import Path
 
 from trainfit.hardware.gpu.catalogue import MIB
-from trainfit.hardware.gpu.derived import CONTEXT_SOURCE, bare_context_mib
+from trainfit.hardware.gpu.figures import CONTEXT_SOURCE, GpuNameError, bare_context_mib
 from trainfit.hardware.gpu.lookup import find_gpu, variants
-from trainfit.hardware.gpu.name_error import GpuNameError
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.machine.constants import CONTEXT, LIBRARIES, Constant, DeviceConstants
-from trainfit.results.machine.gpu_spec import GpuSpec
-from trainfit.results.machine.profile import Figure, ModuleLoading, Profile
+from trainfit.results.gpus import (
+    CONTEXT,
+    LIBRARIES,
+    Constant,
+    DeviceConstants,
+    Figure,
+    GpuSpec,
+    ModuleLoading,
+    Profile,
+)
 
 #: Lazily loaded modules, MiB: expected, and most (the least is 0). Only the sum, 100 MiB, is
 #: old knowledge of ours, a guess; how it is split is a guess as well. `trainfit calibrate`

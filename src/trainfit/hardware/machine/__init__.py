@@ -1,1 +1,1 @@
-"""A machine, read through the seam: memory, storage, limits, surroundings, all facts."""
+"""The machine, read through one seam: processor, driver, memory, storage, limits, surroundings."""

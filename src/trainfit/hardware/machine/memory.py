@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from trainfit.hardware.host.cgroup import SELF, CgroupLevel, own_levels, tightest
-from trainfit.hardware.host.parsing import asked, keyed_kilobytes, natural, natural_at
-from trainfit.hardware.host.system import Space, System
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine.machine import Memory
+from trainfit.hardware.machine.cgroup import SELF, CgroupLevel, own_levels, tightest
+from trainfit.hardware.machine.parsing import asked, keyed_kilobytes, natural, natural_at
+from trainfit.hardware.machine.system import Space, System
+from trainfit.results.machine import Fact, Memory, absent, cannot_tell, known
 
 MEMINFO = "/proc/meminfo"
 SHM = "/dev/shm"

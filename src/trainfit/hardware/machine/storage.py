@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from trainfit.hardware.host.mounts import MOUNTINFO, Mount, mount_of, normal, read_mounts
-from trainfit.hardware.host.parsing import asked
-from trainfit.hardware.host.system import Space, System
-from trainfit.hardware.machine.block_devices import device_name, disk_kind
-from trainfit.results.files.facts import Fact, cannot_tell, known
-from trainfit.results.format import size
-from trainfit.results.machine.machine import DiskKind, Storage
+from trainfit.hardware.machine.mounts import (
+    MOUNTINFO,
+    Mount,
+    device_name,
+    disk_kind,
+    mount_of,
+    normal,
+    read_mounts,
+)
+from trainfit.hardware.machine.parsing import asked
+from trainfit.hardware.machine.system import Space, System
+from trainfit.results.machine import DiskKind, Fact, Storage, cannot_tell, known
+from trainfit.results.text import size
 
 #: File systems of other machines; 9p, virtiofs and the like are folders of the host.
 _NETWORK: Final = frozenset(

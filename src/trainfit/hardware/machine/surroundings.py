@@ -7,13 +7,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.hardware.cpu.topology import CPUINFO, read_cpuinfo
-from trainfit.hardware.host.mounts import MOUNTINFO, mount_of, read_mounts
-from trainfit.hardware.host.parsing import word_at
-from trainfit.hardware.host.recorded import VARIABLES
-from trainfit.hardware.host.system import System
-from trainfit.results.files.facts import Fact, absent, cannot_tell, known
-from trainfit.results.machine.machine import Surroundings
+from trainfit.hardware.machine.mounts import MOUNTINFO, mount_of, read_mounts
+from trainfit.hardware.machine.parsing import word_at
+from trainfit.hardware.machine.recorded import VARIABLES
+from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import CPUINFO, read_cpuinfo
+from trainfit.results.machine import Fact, Surroundings, absent, cannot_tell, known
 
 _DMI = "/sys/class/dmi/id"
 

@@ -9,27 +9,28 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.driver.cuda_stack import read_cuda_stack
-from trainfit.hardware.driver.gpus import read_gpus
-from trainfit.hardware.host.background import begin
-from trainfit.hardware.host.system import System
+from trainfit.hardware.machine.cuda_stack import read_cuda_stack
+from trainfit.hardware.machine.gpus import read_gpus
 from trainfit.hardware.machine.limits import read_limits, read_threads
 from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.parsing import begin
+from trainfit.hardware.machine.processor import read_cpu
 from trainfit.hardware.machine.storage import read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings
-from trainfit.results.files.facts import Fact, cannot_tell
-from trainfit.results.format import duration
-from trainfit.results.machine.machine import (
+from trainfit.hardware.machine.system import System
+from trainfit.results.machine import (
     Cpu,
     CudaStack,
+    Fact,
     Limits,
     Machine,
     Memory,
     Storage,
     Surroundings,
     Threads,
+    cannot_tell,
 )
+from trainfit.results.text import duration
 
 _K = TypeVar("_K")
 

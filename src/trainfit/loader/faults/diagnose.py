@@ -2,7 +2,7 @@
 
 Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
 address next to a text is where it is raised. :mod:`trainfit.loader.faults.preflight` looks for
-faults before any run, :mod:`trainfit.loader.faults.constraints` says which settings a fault leaves.
+faults before any run, :mod:`trainfit.loader.measure.probe_runs` says which settings a fault leaves.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import re
 import signal
 from typing import Final
 
-from trainfit.loader.faults import exceptions, fixes, hangs
-from trainfit.loader.faults.failure_context import FailureContext
+from trainfit.loader.faults import fixes, hangs, tracebacks
+from trainfit.loader.faults import fixes as exceptions
+from trainfit.loader.faults.hangs import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
-from trainfit.loader.inspection import tracebacks
-from trainfit.loader.inspection.tracebacks import ParsedException
-from trainfit.loader.measure.run import Failure, Run
+from trainfit.loader.faults.tracebacks import ParsedException
+from trainfit.loader.measure.records import Failure, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.format import count, signal_name, size
-from trainfit.results.loader.probe import Fault
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.text import short
+from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.text import count, short, signal_name, size
 
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

@@ -22,12 +22,11 @@ from typing import Any, Final
 import torch
 
 from trainfit.loader.faults import fixes
-from trainfit.loader.inspection.objects import described, held
+from trainfit.loader.faults.fixes import described, held
+from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes import isolated
-from trainfit.results.format import duration, size
-from trainfit.results.loader.probe import Fault
-from trainfit.results.text import short
+from trainfit.results.dataloader import Fault
+from trainfit.results.text import duration, short, size
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
 #: and 22.4 s for eight (reference page on the DataLoader).
@@ -70,7 +69,7 @@ class PickleReport:
 
 def pickled(workload: Workload, limit_s: float = 10.0) -> PickleReport:
     """Try it, in a forked process, which is ended at the time limit."""
-    ended = isolated.call(functools.partial(_pickled, workload), limit_s)
+    ended = processes.call(functools.partial(_pickled, workload), limit_s)
     if ended.value is not None:
         return ended.value
     if ended.hung:

@@ -6,11 +6,13 @@ Each worker has a copy of an iterable data set, and iterates all of it unless th
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,10 +20,57 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainfit.loader.inspection.digests import digest
+from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.processes import isolated
-from trainfit.results.loader.probe import Fault
+from trainfit.results.dataloader import Fault
+
+# ---
+# Digests of samples, to compare samples.
+
+
+def digest(sample: Any) -> str | None:
+    """Of a sample's content; ``None`` where it holds what has no content that we know."""
+    state = hashlib.blake2b(digest_size=16)
+    return state.hexdigest() if _add(state, sample) else None
+
+
+def _add(state: Any, value: Any) -> bool:
+    state.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            return False
+        data = value.detach().cpu().contiguous().reshape(-1)
+        state.update(repr((tuple(value.shape), value.dtype)).encode())
+        state.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
+        return True
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            return _add(state, value.tolist())
+        state.update(repr((value.shape, value.dtype.str)).encode() + value.tobytes())
+        return True
+    if isinstance(value, bytes | bytearray):
+        state.update(len(value).to_bytes(8, "little") + bytes(value))
+        return True
+    if isinstance(value, str | int | float | complex | bool | type(None) | np.generic):
+        state.update(repr(value).encode(errors="surrogatepass") + b"\0")
+        return True
+    return _add_container(state, value)
+
+
+def _add_container(state: Any, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        parts = [part for pair in value.items() for part in pair]
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif hasattr(value, "tobytes") and hasattr(value, "size"):  # an image of Pillow's
+        parts = [repr(value.size), value.tobytes()]
+    else:
+        return False
+    state.update(len(parts).to_bytes(8, "little"))
+    return all(_add(state, part) for part in parts)
+
 
 #: Samples of each worker that are compared.
 SAMPLES: Final = 64
@@ -117,7 +166,7 @@ def _passes(
     workload: Workload, workers: int, same_seeds: bool, limit_s: float
 ) -> WorkerSamples | None:
     function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2)
-    return isolated.call(function, limit_s).value
+    return processes.call(function, limit_s).value
 
 
 def _iterate(

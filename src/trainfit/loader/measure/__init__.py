@@ -1,1 +1,1 @@
-"""Real runs of a DataLoader: the time of each batch, and what disturbed it."""
+"""What a DataLoader costs: real runs, a model of it, and its constants from the runs."""

@@ -1,1 +1,1 @@
-"""A user's training command: words, placeholders, its Python, what starts it, arguments."""
+"""A user's training command: words, options, placeholders, its Python, what starts it."""

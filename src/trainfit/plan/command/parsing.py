@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from trainfit.plan.command.interpreter import Interpreter, first_line, is_python
-from trainfit.plan.command.launchers import Launcher, launcher_of, launcher_of_module
 from trainfit.plan.command.prefix import Prefix, read_prefix
 from trainfit.plan.command.tunables import (
     ASSIGNMENT,
@@ -28,8 +27,8 @@ from trainfit.plan.command.tunables import (
     other_amp,
     placeholders,
 )
-from trainfit.plan.command.wrappers import refuse
-from trainfit.results.runs.sandbox import UNASKED, SandboxRequest
+from trainfit.plan.command.wrappers import Launcher, launcher_of, launcher_of_module, refuse
+from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 
 __all__ = ["Command", "CommandError", "parse_command", "quote", "split_line"]
@@ -58,7 +57,7 @@ class Command:
     program. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says what may come
     of the files that it writes.
 
-    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.options.detected`),
+    ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.runs.options`),
     and
     ``spellings`` how words at these places say them. At present values the command is the user's.
     """

@@ -2,7 +2,7 @@
 
 Its batches cost CPU time here. The same work needs more time on another core by the ratio of their
 clocks and of what they do per clock cycle. This core's clock is measured, the other's is said;
-the work per clock is known of kinds of CPU, about (:mod:`trainfit.hardware.cpu.cpu_kinds`).
+the work per clock is known of kinds of CPU, about (:mod:`trainfit.hardware.machine.processor`).
 Whatever is assumed widens the range and is said.
 """
 
@@ -12,14 +12,13 @@ import dataclasses
 import math
 from typing import Final
 
-from trainfit.hardware.cpu import core_clock, cpu_kinds
-from trainfit.hardware.cpu.cpu_kinds import KINDS, CpuKind, find_cpu_kind
-from trainfit.hardware.cpu.processor import read_cpu
-from trainfit.hardware.host.system import System
-from trainfit.results.format import ghz, percent
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.result import HostCpu
+from trainfit.hardware.machine import core_speed, processor
+from trainfit.hardware.machine.processor import KINDS, CpuKind, find_cpu_kind, read_cpu
+from trainfit.hardware.machine.system import System
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import HostCpu
+from trainfit.results.text import ghz, percent
 
 #: By what share a clock that the system tells, not measured, may differ from the one at work.
 _TOLD_SPREAD: Final = 0.3
@@ -39,10 +38,10 @@ class CoreHere:
 
     @classmethod
     def measured(cls, system: System | None = None) -> CoreHere:
-        """Of this process: 0.15 s of work (:mod:`trainfit.hardware.cpu.core_clock`)."""
+        """Of this process: 0.15 s of work (:mod:`trainfit.hardware.machine.core_speed`)."""
         system = system or System()
-        kind = cpu_kinds.cpu_kind_here(system)
-        hz = core_clock.core_clock_hz()
+        kind = processor.cpu_kind_here(system)
+        hz = core_speed.core_clock_hz()
         if hz is not None:
             return cls(hz, True, kind)
         return cls(max(read_cpu(system).current_hz.value or (), default=None), False, kind)
@@ -134,7 +133,7 @@ def _cores(cpu: HostCpu) -> Factor:
     cores, threads = cpu.cores or 0.0, cpu.second_threads
     if not threads:
         return Factor(cores, cores, cores)
-    gain, (low, high) = cpu_kinds.SIBLING_GAIN, cpu_kinds.SIBLING_RANGE
+    gain, (low, high) = processor.SIBLING_GAIN, processor.SIBLING_RANGE
     return Factor(
         cores + gain * threads,
         cores + low * threads,
@@ -150,7 +149,7 @@ def _clock(cpu: HostCpu, here: CoreHere) -> Factor | None:
         )
     if here.hz is None:
         return None
-    spread = core_clock.SPREAD if here.is_measured else _TOLD_SPREAD
+    spread = core_speed.SPREAD if here.is_measured else _TOLD_SPREAD
     how = "measured by MD5" if here.is_measured else "reported by the system, not measured"
     low, high = cpu.hz_range or (cpu.core_hz, cpu.core_hz)
     basis = (f"this core at {ghz(here.hz)} ({how}, ±{percent(spread)})",)
@@ -162,7 +161,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
     """Work per clock cycle of the other core, as a multiple of this one's."""
     slowest, fastest = (pick(kind.per_clock for kind in KINDS) for pick in (min, max))
     mine = here.kind.per_clock if here.kind is not None else None
-    spread = Factor(1.0, 1 / (1 + cpu_kinds.SPREAD), 1 + cpu_kinds.SPREAD)
+    spread = Factor(1.0, 1 / (1 + processor.SPREAD), 1 + processor.SPREAD)
     if not cpu.kind:
         ends = (slowest / mine, fastest / mine) if mine else (slowest / fastest, fastest / slowest)
         range_ = Factor(1.0, *ends)
@@ -184,7 +183,7 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
     assert here.kind is not None
     said = (
         f"work per clock {theirs.key} {theirs.per_clock:.2g}, here {here.kind.key} {mine:.2g} "
-        f"(Skylake 1; ±{percent(cpu_kinds.SPREAD)})"
+        f"(Skylake 1; ±{percent(processor.SPREAD)})"
     )
     return dataclasses.replace(Factor(value, value, value).times(spread), basis=(said,))
 

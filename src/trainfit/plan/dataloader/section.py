@@ -1,13 +1,19 @@
-"""The DataLoader's part of a plan: settings at the recommended batch size, the bottleneck."""
+"""The DataLoader's part of a plan: settings at the recommended batch size, the bottleneck.
+
+Here is also at which batch size it is measured, and what its speed means for the batch size.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
+from typing import Final
 
+from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import LOADER_TUNABLES, literal, present_settings
-from trainfit.plan.dataloader.batch_limit import kept_batch
+from trainfit.plan.dataloader.measurement import LoadingOptions, call_on_loader
 from trainfit.plan.dataloader.other_cpu import (
     CoreHere,
     OtherInput,
@@ -15,20 +21,147 @@ from trainfit.plan.dataloader.other_cpu import (
     other_input,
     settings_there,
 )
-from trainfit.plan.dataloader.tuned_batch import launched_batch, scaled, tuned_batch, within_memory
-from trainfit.plan.launch.build import launch_values
-from trainfit.plan.sizing.effective_batch import accumulation_for
-from trainfit.plan.sizing.notes import MAY_CHANGE, Notes
-from trainfit.plan.steps.speed import fast_end
+from trainfit.plan.launch import launch_values, launched_loader
+from trainfit.plan.runs.option_proof import check
+from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.progress import MAY_CHANGE, Notes
+from trainfit.plan.runs.tracing import Tracer
+from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.plan.sizing.speed import fast_end
+from trainfit.results.configuration import BatchLimits, Configuration
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.files.notes import complete
-from trainfit.results.format import duration
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import Bottleneck, DataLoading
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.run_rate import KEEPS_UP
-from trainfit.results.runs.loading import Consumer
+from trainfit.results.loader import BUSY, LoaderResult
+from trainfit.results.plan import KEEPS_UP, PlanResult
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.speed import Bottleneck, DataLoading
+from trainfit.results.text import duration, rate
+
+# ---
+# A larger batch gains nothing where the DataLoader gives fewer samples/s than the GPU uses
+# at the current one.
+
+
+#: By how much the GPU must be faster: a loader's rate is good to some percent.
+_CLEARLY: Final = 1.1
+#: The same where the loader's rate is predicted, from runs that other processes disturbed.
+_PREDICTED: Final = 2.0
+
+
+def kept_batch(plan: PlanResult) -> PlanResult:
+    """``plan`` with the current batch size instead of a larger one, where the DataLoader with the
+    recommended settings is clearly the limit at both; as it is where that cannot be told."""
+    present, best = plan.now.batch_size, plan.chosen.recommended_batch
+    given, wanted = _given(plan), _taken(plan)
+    if not present or not best or best <= present or not plan.now.fits:
+        return plan
+    evidence = plan.loading.evidence if plan.loading is not None else ""
+    least = _PREDICTED if evidence == "busy" else _CLEARLY
+    if given is None or wanted is None or wanted < least * given:
+        return plan
+    marked = f" ({BUSY})" if evidence == "busy" else ""
+    reason = (
+        f"the DataLoader gives {rate(given)} samples/s{marked}, the GPU at least "
+        f"{rate(wanted)} at batch size {present}: a larger batch gains nothing"
+    )
+    kept = _kept(plan.chosen, present, reason)
+    changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)
+    choice = plan.amp_choice
+    if choice is None or choice.configuration is None:
+        return dataclasses.replace(changed, now=kept)
+    memory = plan.chosen.memory
+    choice = dataclasses.replace(choice, configuration=kept)
+    return dataclasses.replace(changed, amp_choice=choice, recommended=memory)
+
+
+def _kept(configuration: Configuration, present: int, reason: str) -> Configuration:
+    limits = configuration.limits or BatchLimits(None, None)
+    limits = dataclasses.replace(limits, reason=reason, epoch_steps=None)
+    return dataclasses.replace(configuration, recommended_batch=present, limits=limits)
+
+
+def _given(plan: PlanResult) -> float | None:
+    """Samples a second of the DataLoader with the recommended settings."""
+    found = plan.loading.result if plan.loading is not None else None
+    if found is None or not found.probe.batch_size:
+        return None
+    batches = found.rate(found.recommended)
+    return batches * found.probe.batch_size if batches else None
+
+
+def _taken(plan: PlanResult) -> float | None:
+    """Samples a second of the GPU at the current batch size: the slow end of what is predicted."""
+    step = plan.speed.now if plan.speed is not None else None
+    if not plan.batch_in_command or step is None or not step.samples_per_s:
+        return None
+    return step.samples_per_s * step.seconds / step.range_s[1]
+
+
+# ---
+# The batch size at which a command's DataLoader is measured, and its consequences for another
+# one.
+
+
+#: Seconds that loading one batch may take in measurements: with longer ones, runs of some batches
+#: each take minutes, and say no more of a sample.
+_LONGEST_S: Final = 0.25
+
+
+def launched_batch(plan: PlanResult) -> int | None:
+    """The recommended batch size, where the command has it and the data set fills one; else the
+    present one, for that is what its DataLoader gives."""
+    best = plan.chosen.recommended_batch
+    if not best or not plan.batch_in_command or (plan.samples is not None and best > plan.samples):
+        return plan.now.batch_size
+    return best
+
+
+def tuned_batch(plan: PlanResult) -> int | None:
+    """The launched one; smaller if loading it is slow, but never below the current one."""
+    batch, present, sample_s = launched_batch(plan), plan.now.batch_size, plan.sample_loading_s
+    if not batch or not present or not sample_s or batch * sample_s <= _LONGEST_S:
+        return batch
+    return min(batch, max(present, int(_LONGEST_S / sample_s)))
+
+
+def scaled(step: Consumer, plan: PlanResult) -> Consumer:
+    """The step of the launched batch size for the batches that are measured: both have the same
+    samples a second."""
+    batch, tuned = launched_batch(plan), tuned_batch(plan)
+    if not batch or not tuned or batch == tuned:
+        return step
+    share = tuned / batch
+    return Consumer(
+        share * step.step_s,
+        share * step.work_s,
+        share * step.pageable_s,
+        f"{step.source}, scaled to {tuned} of {batch} samples",
+    )
+
+
+def within_memory(found: LoaderResult, batch: int | None) -> LoaderSettings:
+    """The recommended settings, with fewer batches under way where those of ``batch`` samples do
+    not fit the shared memory and the RAM that are free."""
+    settings, probe = found.recommended, found.probe
+    room = [
+        each
+        for each in (found.machine.shm_free_bytes, found.machine.available_bytes)
+        if each is not None
+    ]
+    if not batch or not probe.batch_size or batch <= probe.batch_size or not room:
+        return settings
+    most = min(room) * probe.batch_size / (batch * max(1, probe.batch_bytes))
+    while settings.tokens + 1 > most:
+        if settings.prefetch_factor > 1:
+            less = settings.prefetch_factor - 1
+            settings = dataclasses.replace(settings, prefetch_factor=less)
+        elif settings.num_workers > 1:
+            settings = dataclasses.replace(settings, num_workers=settings.num_workers - 1)
+        else:
+            break
+    return settings
+
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
 Tune = Callable[[Command], LoaderResult]
@@ -184,3 +317,70 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
     elif "batch_size" in command.present:
         why = f"the DataLoader ({found.loader}) does not get it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]
+
+
+# ---
+# Measures what a sample needs to be loaded where the simulated run made it look slow.
+#
+# On the simulated device a data set's own tensors are slow: each operator of PyTorch passes through
+# the simulation. A loader is measured at a smaller batch size only where its samples really are
+# slow.
+
+
+#: Seconds that a sample of a command's DataLoader needs; ``None``: could not be measured.
+TimeSamples = Callable[[Command], float | None]
+
+_FUNCTION = "trainfit.loader.measure.running:time_samples"
+
+
+def with_sample_cost(
+    plan: PlanResult, command: Callable[[int | None], Command], time_samples: TimeSamples
+) -> PlanResult:
+    """``plan`` with a measured time to load a sample, where its DataLoader would be measured at a
+    smaller batch size than is launched otherwise. ``command`` gives the one of a batch size."""
+    if not plan.can_start or tuned_batch(plan) == launched_batch(plan):
+        return plan
+    try:
+        sample_s = time_samples(command(tuned_batch(plan)))
+    except Exception:  # what is wrong with it, tuning says; what has been planned must not be lost
+        return plan
+    return plan if sample_s is None else dataclasses.replace(plan, sample_loading_s=sample_s)
+
+
+def timed_samples(
+    command: Command, options: LoadingOptions, progress: Callable[[str], None]
+) -> float | None:
+    """:data:`TimeSamples` in a child process."""
+    loaded = call_on_loader(command, options, progress, _FUNCTION)
+    if loaded.interrupt is not None:
+        raise loaded.interrupt
+    found = json.loads(loaded.result) if loaded.result else {}
+    sample_s: float | None = found.get("sample_s")
+    return sample_s
+
+
+# ---
+# Do a script's own options set its DataLoader as the launch command wants it? One run shows.
+
+
+def with_loader_options(
+    plan: PlanResult, options: CommandOptions, gpu: GpuSpec, time_limit_s: float
+) -> Command:
+    """The command with its proven tunables and those options of the DataLoader that have their
+    effect at the recommended values; the others are left to the user.
+
+    A simulated run of one step is made where there is something to prove.
+    """
+    command, found = options.command, launched_loader(plan.loading)
+    values = launch_values(plan, command, found) if found is not None else {}
+    supposed = {name: command.present[name] for name in command.supposed & set(LOADER_TUNABLES)}
+    wanted = {
+        name: values[name]
+        for name, present in supposed.items()
+        if values.get(name, present) != present
+    }
+    if not wanted:
+        return options.proven_command
+    with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s) as tracer:
+        effects = check(command, wanted, tracer)
+    return options.proven([each.name for each in effects if each.had]).proven_command

@@ -1,1 +1,1 @@
-"""The simulated runs of a plan: processes, requests, outcomes, failures."""
+"""The simulated runs of a plan: processes, outcomes, failures, what they prove of options."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.inspection.tracebacks import ParsedException, parse
+from trainfit.loader.faults.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.format import count, duration
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
-from trainfit.simgpu.tensors.errors import ONE_GPU
+from trainfit.results.text import count, duration
+from trainfit.simgpu.device.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
 INTERRUPTED = "interrupted before that was simulated"

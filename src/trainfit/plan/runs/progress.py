@@ -1,11 +1,13 @@
-"""What a plan tells while its simulated runs go on."""
+"""What a plan tells: its progress while simulated runs go on, and its notes, in order."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Final
 
-from trainfit.results.runs.run_status import RunStatus
+from trainfit.results.files.contents import Note, NoteKind, Severity
+from trainfit.results.runs.trace import RunStatus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,3 +72,39 @@ class Lines(Progress):
 def as_progress(progress: Callable[[str], None]) -> Progress:
     """A plain function as a progress; a progress as it is."""
     return progress if isinstance(progress, Progress) else Lines(progress)
+
+
+# ---
+# The notes of a plan, collected in order.
+
+
+CHANGES: Final[Severity] = "changes the figures"
+MAY_CHANGE: Final[Severity] = "may change the figures"
+
+
+class Notes(list[str]):
+    """The texts of a plan's notes; :meth:`add` keeps what is known of each.
+
+    A text that was only appended is a plain note, for information.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[str, Note] = {}
+
+    def add(
+        self,
+        text: str,
+        severity: Severity = "information",
+        kind: NoteKind = "note",
+        *,
+        lines: tuple[str, ...] = (),
+        first: bool = False,
+    ) -> None:
+        """Append a note, or put it ``first``."""
+        self._known[text] = Note(kind, text, 1, lines, severity)
+        self.insert(0 if first else len(self), text)
+
+    def structured(self) -> tuple[Note, ...]:
+        """All of them as data."""
+        return tuple(self._known.get(text, Note("note", text)) for text in self)

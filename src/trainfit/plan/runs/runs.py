@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
-from trainfit.plan.command.launchers import ACCELERATE
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.runs.failures import NotSimulated, require_step
+from trainfit.plan.runs.processes import GaveWay, RamGate
 from trainfit.plan.runs.progress import Progress, as_progress
-from trainfit.plan.runs.ram import GaveWay, RamGate
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import (
@@ -36,7 +36,7 @@ class Variant:
     """How a run differs from the command, but for its batch size.
 
     ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``precision``
-    is a value for Accelerate's variable (:data:`~trainfit.plan.command.launchers.ACCELERATE`),
+    is a value for Accelerate's variable (:data:`~trainfit.plan.command.wrappers.ACCELERATE`),
     ``force`` is autocast switched from outside. ``interventions`` change the script, ``survey``
     asks which of them would. ``sample`` is what all batches are made of. ``title`` is for the
     progress line.

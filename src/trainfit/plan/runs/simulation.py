@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.hardware import GpuSpec
-from trainfit.memory.explain.summary import summarize
+from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.failures import ScriptError, require_step, script_output, shortfall
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
-from trainfit.results.files.exchange import as_json
-from trainfit.results.machine.constants import DeviceConstants
-from trainfit.results.memory.summary import RecordingSummary
+from trainfit.results.files.decoding import as_json
+from trainfit.results.gpus import DeviceConstants
+from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.trace import LoaderOverride
 

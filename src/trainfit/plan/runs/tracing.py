@@ -16,29 +16,31 @@ from types import TracebackType
 from typing import Any
 
 from trainfit.hardware import GpuSpec
-from trainfit.loader.inspection.tracebacks import own_fault_in
+from trainfit.loader.faults.tracebacks import own_fault_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, can_fork
-from trainfit.plan.runs.ram import available_ram
+from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, available_ram, can_fork
 from trainfit.results.files.errors import ResultFileError, TrainfitError
-from trainfit.results.format import signal_name, size
-from trainfit.results.machine.constants import DeviceConstants
+from trainfit.results.gpus import DeviceConstants
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.run_status import EARLY_FILE, INTERRUPT_FILE, STATUS_FILE, RunStatus
-from trainfit.results.runs.sandbox import Protection
+from trainfit.results.runs.script import Protection
 from trainfit.results.runs.trace import (
+    EARLY_FILE,
+    INTERRUPT_FILE,
+    STATUS_FILE,
     Counted,
     ForcedAmp,
     InterventionRequest,
     LoaderOverride,
+    RunStatus,
     SampleOverride,
     TraceOutcome,
     TraceRequest,
 )
+from trainfit.results.text import signal_name, size
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.simgpu.recording.settling import MOST_STEPS
-from trainfit.torch_private import tested
+from trainfit.simgpu.device.settling import MOST_STEPS
+from trainfit.torch_private import needed
 
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
@@ -221,7 +223,7 @@ class Tracer:
         child = _child(process, folder, started, self._limit, self._stopped, look)
         outcome, recording = _outcome(folder, child, self._limit), _recording(folder)
         if recording is not None:
-            tested.saw(str(recording.header["torch"]))
+            needed.saw(str(recording.header["torch"]))
         return Trace(outcome, recording, child.output, interrupt)
 
     def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
@@ -306,7 +308,7 @@ def _child(
         process.end()
     seconds = time.monotonic() - started
     output = tail_of_file(folder / "output.txt")
-    tested.check(code, output)
+    needed.check(code, output)
     return Child(code, seconds, output, protection_of(folder))
 
 

@@ -1,1 +1,1 @@
-"""The planned job: which batch sizes fit, and which one is recommended."""
+"""The batch size of a job: which sizes fit, how fast a step is at each, which is recommended."""

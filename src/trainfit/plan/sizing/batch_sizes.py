@@ -6,35 +6,30 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.memory.stream.affine import AffineStream, NotAffineError, OtherCourseError
-from trainfit.memory.stream.fit import LARGEST
-from trainfit.memory.stream.replay import Stream
+from trainfit.memory.affine import AffineStream, NotAffineError, OtherCourseError
+from trainfit.memory.capacity import LARGEST
+from trainfit.memory.replay import Stream
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
+from trainfit.plan.runs.batches import VaryingShapes, data_set_of, drops_last, half_epoch, is_full
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import (
-    data_set_of,
-    drops_last,
-    half_epoch,
-    is_full,
-)
+from trainfit.plan.runs.progress import Notes
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.attempts import Attempts
-from trainfit.plan.sizing.batches import Batches, RecordedPair
-from trainfit.plan.sizing.effective_batch import EffectiveBatch
-from trainfit.plan.sizing.laws import law_above, law_of
-from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.notes import Notes
-from trainfit.plan.sizing.recommendation import Bounds, Recommendation, recommend, rounded
-from trainfit.plan.sizing.search import Found, found_by, reach_of, search
-from trainfit.plan.sizing.shapes import VaryingShapes
-from trainfit.plan.steps.costing import has_rates
-from trainfit.plan.steps.curve import Curve, curve_of, tile_of
-from trainfit.plan.steps.trial_curve import MOST_TRIALS
-from trainfit.results.plan.configuration import BatchCheck, BatchLimits
-from trainfit.speed.model.step import Machine
+from trainfit.plan.sizing.attempts import Attempts, Found, found_by, reach_of, search
+from trainfit.plan.sizing.costing import has_rates
+from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, curve_of, tile_of
+from trainfit.plan.sizing.laws import Batches, RecordedPair, law_above, law_of
+from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.plan.sizing.recommendation import (
+    Bounds,
+    EffectiveBatch,
+    Recommendation,
+    recommend,
+    rounded,
+)
+from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.speed.step import Machine
 
 #: Why the current batch size stays where others are of no use.
 _PATHS: Final = "steps run different code at other batch sizes"

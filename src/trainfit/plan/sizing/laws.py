@@ -1,16 +1,55 @@
-"""Laws of memory over batch sizes, from two runs, and whether they hold."""
+"""What is known of other batch sizes of a job: laws of memory from two runs, if they hold."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-from trainfit.memory.stream.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.replay import Replay
+from trainfit.plan.runs.batches import most_full
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import most_full
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.batches import RecordedPair
-from trainfit.plan.steps.batch_scaling import memory_law
+from trainfit.plan.sizing.costing import memory_law
+from trainfit.plan.sizing.curve import Curve
+from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.results.plan import Basis
+from trainfit.results.runs.recording import Recording
+
+# ---
+# What is known of other batch sizes of a job.
+
+
+#: A recording at each of two batch sizes.
+RecordedPair = tuple[tuple[int, Recording], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Results for other batch sizes; ``recommended_peak`` is the peak at the recommended one.
+
+    ``recommended`` and ``limits``: see :mod:`trainfit.plan.sizing.recommendation`.
+    ``basis_detail`` says why, where ``basis`` is not "two traces"; ``law`` is there where it is,
+    ``pair`` the recordings that it is from, and ``curve`` the steps at other batch sizes.
+    ``check`` says whether the recommended one was simulated.
+    """
+
+    basis: Basis
+    basis_detail: str = ""
+    largest: int | None = None
+    recommended: int | None = None
+    recommended_peak: Replay | None = None
+    law: AffineStream | None = None
+    pair: RecordedPair = ()
+    limits: BatchLimits | None = None
+    curve: Curve = dataclasses.field(default_factory=Curve)
+    check: BatchCheck | None = None
+
+    @property
+    def by_noise(self) -> int | None:
+        """As of :attr:`BatchLimits.by_noise`."""
+        return self.limits.by_noise if self.limits is not None else None
 
 
 def law_of(

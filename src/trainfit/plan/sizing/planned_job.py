@@ -5,27 +5,25 @@ from __future__ import annotations
 import dataclasses
 
 from trainfit.hardware import GpuSpec
-from trainfit.memory.explain.breakdown import by_kind, by_module
-from trainfit.memory.stream.device import context_parts
-from trainfit.memory.stream.growth import step_pattern
-from trainfit.memory.stream.replay import Stream
+from trainfit.memory.capacity import context_parts
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.peak import by_kind, by_module
+from trainfit.memory.replay import Stream
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, varying_shapes
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.full_batches import most_full, pairs_of
+from trainfit.plan.runs.progress import Notes
 from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batch_sizes import BatchSizes
-from trainfit.plan.sizing.batches import Batches
-from trainfit.plan.sizing.memory_growth import Growth
-from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.notes import Notes
-from trainfit.plan.sizing.shapes import VaryingShapes, varying_shapes
-from trainfit.plan.steps.costing import step_seconds
-from trainfit.results.plan.configuration import BatchShapes, Configuration
-from trainfit.results.plan.result import Recorded
+from trainfit.plan.sizing.costing import step_seconds
+from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.results.configuration import BatchShapes, Configuration
+from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepPattern
-from trainfit.speed.model.step import Machine
+from trainfit.speed.step import Machine
 
 
 @dataclasses.dataclass(frozen=True)

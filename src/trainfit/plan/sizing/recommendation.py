@@ -1,13 +1,174 @@
-"""Recommends a batch size: by throughput, within the limits of memory and the data set."""
+"""Recommends a batch size: by throughput, within the limits of memory and the data set.
+
+What becomes of the effective batch size with another micro-batch is here, too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Final
 
-from trainfit.plan.sizing.effective_batch import EffectiveBatch
-from trainfit.plan.steps.curve import Curve, saturation_batch
-from trainfit.results.plan.configuration import FEW_STEPS, BatchLimits
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import FRAMEWORKS
+from trainfit.plan.sizing.curve import Curve, saturation_batch
+from trainfit.results.configuration import FEW_STEPS, BatchLimits
+from trainfit.results.runs.steps import StepMakeup
+
+# ---
+# What becomes of the effective batch size when the launch command has another micro-batch.
+
+
+_NAME: Final = "grad_accum"
+
+
+@dataclasses.dataclass(frozen=True)
+class Accumulation:
+    """``values`` for the command's placeholder (none without one), what the user is to do or to
+    decide, and what else is to be said; empty: nothing."""
+
+    values: Mapping[str, str]
+    action: str = ""
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class EffectiveBatch:
+    """The samples of an optimizer step of ``command``, whose step at batch size ``present`` is made
+    up as in ``makeup`` (``None``: not known; a step is one batch then).
+
+    ``by_noise`` is the batch size that the noise scale asks for, as of :func:`accumulation_for`.
+    """
+
+    command: Command
+    makeup: StepMakeup | None
+    present: int | None
+    by_noise: int | None = None
+
+    def samples_at(self, batch: int) -> int:
+        """With the launch command at ``batch``, its placeholder for accumulation filled in."""
+        makeup = self.makeup
+        if makeup is None or not self.present:
+            return batch
+        seen = makeup.accumulation or 1
+        if makeup.effective_batch is None:
+            return batch * (makeup.loader_batches or seen)
+        kept = accumulation_for(self.command, makeup, self.present, batch, self.by_noise)
+        wanted = int(kept.values.get(_NAME, seen))
+        return round(makeup.effective_batch * batch / self.present * wanted / seen)
+
+    @property
+    def keeper(self) -> str:
+        """What keeps the samples of a step, in words: the user's placeholder, or an option."""
+        return "accumulation" if _NAME in self.command.supposed else f"{{{_NAME}}}"
+
+    @property
+    def is_kept(self) -> bool:
+        """Do the samples of a step stay whatever the batch size, by accumulation?"""
+        return self.most is not None
+
+    @property
+    def most(self) -> int | None:
+        """The largest batch size with which the placeholder for accumulation keeps the samples of
+        a step; ``None`` without one that has an effect."""
+        makeup, stated = self.makeup, self.command.present.get(_NAME)
+        if makeup is None or stated is None or not self.present:
+            return None
+        samples, seen = makeup.effective_batch, makeup.accumulation
+        if samples is None or seen is None or int(stated) != seen:
+            return None
+        if _is_whole(samples, seen, self.present) or _may_grow(self.command, seen):
+            return None
+        return max(1, self.present * seen)
+
+
+def _may_grow(command: Command, seen: int) -> bool:
+    """Does nothing say that the effective batch is to stay? Of a script that does not accumulate,
+    with an option for it that the user has not marked."""
+    return seen == 1 and _NAME in command.supposed
+
+
+def _is_whole(samples: int, seen: int, present: int) -> bool:
+    """Is the batch size that of the whole step, which is cut up into micro-batches?"""
+    return seen > 1 and samples <= present
+
+
+def accumulation_for(
+    command: Command,
+    makeup: StepMakeup | None,
+    present: int | None,
+    chosen: int | None,
+    by_noise: int | None = None,
+) -> Accumulation:
+    """What keeps the effective batch size at the batch size ``chosen`` instead of ``present``.
+
+    The number of micro-batches that comes next to it, where the command has a placeholder for it;
+    otherwise a note that says what the effective batch becomes. Nothing is kept where a noise scale
+    that the user gave asks for the smaller batch (``by_noise``), and not memory: unless the user
+    has marked the accumulation, a step is then to have fewer samples.
+    """
+    if makeup is None or not chosen or not present:
+        return Accumulation({})
+    stated = command.present.get(_NAME)
+    samples, seen = makeup.effective_batch, makeup.accumulation
+    if samples is None or seen is None:
+        if stated is None:
+            return Accumulation({})
+        note = f"{{{_NAME}}} stays {stated}: the samples of an optimizer step are not known"
+        return Accumulation({}, note)
+    if _is_whole(samples, seen, present):
+        return Accumulation({})
+    if _may_grow(command, seen) and (chosen >= present or chosen == by_noise):
+        return Accumulation({})
+    if stated is None:
+        return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))
+    if int(stated) != seen:
+        note = (
+            f"the command says {_NAME} {stated}, the script accumulates {seen}: {{{_NAME}}} is "
+            "left as it is; put it into the option that sets it"
+        )
+        return Accumulation({}, note)
+    micro = samples / seen * chosen / present
+    wanted = max(1, round(samples / micro))
+    values = {_NAME: str(wanted)} if wanted != seen else {}
+    becomes, note = round(micro * wanted), ""
+    if values:
+        note = f"Launch has accumulation {wanted}; step times at all batch sizes are " + (
+            f"with the current {seen} micro-batches" if seen > 1 else "without accumulation"
+        )
+    if becomes == samples:
+        return Accumulation(values, note=note)
+    action = (
+        f"the effective batch size changes from {samples} to {becomes}: micro-batch {round(micro)} "
+        f"× accumulation {wanted} is the nearest; to keep it, choose a batch size that divides it"
+    )
+    return Accumulation(values, action, note)
+
+
+def _without_placeholder(
+    makeup: StepMakeup, samples: int, seen: int, present: int, chosen: int
+) -> str:
+    """Of a command that sets the micro-batch alone; nothing where it does not accumulate."""
+    becomes = round(samples * chosen / present)
+    if seen == 1 or becomes == samples:
+        return ""
+    keeps = max(1, round(seen * present / chosen))
+    framework = FRAMEWORKS.get(makeup.loop)
+    if framework is not None:
+        option = framework.with_accumulation
+    else:
+        where = f" at {makeup.where}" if makeup.where else ""
+        option = f"the number of micro-batches before the optimizer's step{where}"
+    changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"
+    if chosen > present * seen:
+        return f"{changes}: only a batch size of at most {present * seen} keeps it"
+    nearest = round(becomes * keeps / seen)
+    aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest})"
+    return (
+        f"{changes}: {aim}, set {option} to {keeps} instead of {seen}, or write that option into "
+        f"the command as {{{_NAME}:{seen}}}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)

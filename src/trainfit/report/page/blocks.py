@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from trainfit.results.plan.result import JobDetail
+from trainfit.results.plan import JobDetail
 
 Tone = Literal["good", "bad", "warn", "plain"]
 

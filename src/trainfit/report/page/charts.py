@@ -1,4 +1,4 @@
-"""Parts of chart specifications (Vega-Lite): colours, axes, hovering, and fewer points.
+"""Charts (Vega-Lite): colours, axes, hovering; layers over the batch size, lanes of findings.
 
 Colours are CSS variables of the page, so that a chart follows its light, dark and printed forms.
 """
@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
+
+from trainfit.report.page.blocks import Tone
+from trainfit.report.watch import evidence_text, title
+from trainfit.results.memory import BatchMemory
+from trainfit.results.text import GIB, size
+from trainfit.results.watch import Finding, TimelinePoint
 
 Spec = dict[str, Any]
 _T = TypeVar("_T")
@@ -267,3 +273,173 @@ def _colored(value: Any) -> Any:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+# ---
+# Layers of charts over the batch size: memory with the capacity of GPUs, and lines with names.
+
+
+_BATCH: Final = "batch size"
+
+
+def batch_marks(
+    marks: Sequence[Mapping[str, Any]], most: int, title: str, **position: Any
+) -> list[Spec]:
+    """Lines at batch sizes, with their names on the side with more room; ``most`` is at the right
+    end."""
+    layers: list[Spec] = [
+        {
+            "data": values(marks),
+            "mark": {"type": "rule", "color": "var(--good)", "strokeWidth": 1.5},
+            "encoding": {"x": x("batch", title, **position)},
+        }
+    ]
+    for lane, mark in enumerate(marks):
+        left = mark["batch"] <= most / 2
+        look = {"align": "left" if left else "right", "dx": 5 if left else -5}
+        layers.append(
+            {
+                "data": values([mark]),
+                "mark": {
+                    "type": "text",
+                    "dy": -7 - 14 * lane,
+                    "fontWeight": "bold",
+                    "color": "var(--good)",
+                    **look,
+                },
+                "encoding": {
+                    "x": x("batch", title, **position),
+                    "y": {"value": "height"},
+                    "text": {"field": "label"},
+                },
+            }
+        )
+    return layers
+
+
+def memory_layers(
+    points: Sequence[BatchMemory],
+    limits: Mapping[str, int],
+    marks: Sequence[Mapping[str, Any]],
+    gpu: str,
+) -> list[Spec]:
+    """Device and allocated memory of ``points``, a line for each GPU of ``limits`` (bytes by name;
+    ``gpu`` is the planned one), and lines at the batch sizes of ``marks``."""
+    names = ("device", "allocated")
+    rows = [
+        {
+            "batch": each.batch_size,
+            "name": name,
+            "gib": getattr(each, f"{name}_bytes") / GIB,
+            "tip": tip(
+                f"batch size {each.batch_size}",
+                ("allocated", size(each.allocated_bytes)),
+                ("reserved", size(each.reserved_bytes)),
+                ("device", size(each.device_bytes)),
+            ),
+        }
+        for name in names
+        for each in points
+    ]
+    lines = [{"gpu": name, "gib": nbytes / GIB, "planned": name == gpu,
+              "tip": tip(name, ("memory", size(nbytes)))}
+             for name, nbytes in limits.items()]  # fmt: skip
+    height = y("gib", "memory (GiB)", scale={"domainMin": 0})
+    limit_color = {"condition": {"test": "datum.planned", "value": "var(--bad)"},
+                   "value": "var(--muted)"}  # fmt: skip
+    limit_lines: list[Spec] = [
+        {
+            "data": values(lines),
+            "mark": {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 1.5, **TIP},
+            "encoding": {"y": height, "color": limit_color},
+        },
+        {
+            "data": values(lines),
+            "mark": {"type": "text", "align": "left", "dx": 4, "dy": -7, "fontSize": 11},
+            "encoding": {
+                "y": height,
+                "x": {"value": 0},
+                "text": {"field": "gpu"},
+                "color": limit_color,
+            },
+        },
+    ]
+    return [
+        *(limit_lines if lines else ()),
+        {
+            "data": values(rows),
+            "mark": {"type": "line", "point": {"size": 45}, **TIP},
+            "encoding": {
+                "x": x("batch", _BATCH, scale={"nice": False, "zero": True}),
+                "y": height,
+                "color": color("name", names, ("var(--c1)", "var(--c2)")),
+            },
+        },
+        *batch_marks(marks, points[-1].batch_size, _BATCH),
+    ]
+
+
+# ---
+# Lanes above a chart over time: from when to when each finding is about.
+
+
+#: Pixels of a lane.
+LANE: Final = 24
+#: Findings with a lane.
+_LANES: Final = 6
+TONES: Final[Mapping[str, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
+_HUES: Final = {"bad": "var(--bad)", "warn": "var(--warn)", "plain": "var(--muted)"}
+
+
+def finding_lanes(
+    findings: Sequence[Finding], timeline: Sequence[TimelinePoint]
+) -> list[dict[str, Any]]:
+    """Findings with their place in time: of those about certain steps, from the first to the
+    last."""
+    begin, end = timeline[0].time_s, timeline[-1].time_s
+    found = []
+    for each in findings[:_LANES]:
+        first = _time_of(each.first_step, timeline, begin)
+        last = _time_of(each.last_step, timeline, end)
+        rows = ("evidence", "; ".join(map(evidence_text, each.evidence[:3]))), ("fix", each.action)
+        found.append(
+            {
+                "from": first,
+                "to": last,
+                "title": title(each),
+                "tone": TONES[each.severity],
+                "tip": tip(title(each), *rows),
+            }
+        )
+    return found
+
+
+def _time_of(step: int | None, timeline: Sequence[TimelinePoint], otherwise: float) -> float:
+    if step is None:
+        return otherwise
+    return min(timeline, key=lambda point: abs(point.step - step)).time_s
+
+
+def lane_layers(marks: Sequence[Mapping[str, Any]], across: Spec) -> list[Spec]:
+    """A lane for each finding, above the picture: from its first step to its last."""
+    layers: list[Spec] = []
+    for lane, mark in enumerate(marks):
+        place = {
+            "x": {**across, "field": "from"},
+            "y": {"value": 4 + LANE * lane},
+            "color": {"value": _HUES[mark["tone"]]},
+        }
+        line = {"type": "rule", "strokeWidth": 5, "strokeCap": "round", **TIP}
+        label = {"type": "text", "align": "left", "dy": 10, "fontSize": 11, "fontWeight": "bold",
+                 "limit": {"expr": "width"}, **TIP}  # fmt: skip
+        layers.append(
+            {"data": values([mark]), "mark": line, "encoding": {**place, "x2": {"field": "to"}}}
+        )
+        layers.append(
+            {
+                "data": values([mark]),
+                "mark": label,
+                "encoding": {**place, "text": {"field": "title"}},
+            }
+        )
+    return layers

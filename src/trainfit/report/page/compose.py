@@ -1,75 +1,129 @@
-"""Puts a page together: of each result its headline and sections, in one order."""
+"""Puts a page together: of each result its headline and sections, in one order, and its notes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.gpus.catalogue import gpus_text
-from trainfit.report.gpus.profile import profile_text
+from trainfit.report.gpus import gpus_text
+from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
 from trainfit.report.page.blocks import (
     Entry,
     Headline,
+    Item,
+    Items,
     Output,
     Page,
     Section,
     Subject,
     Table,
+    Tone,
     section,
 )
 from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.notes import notes_section
-from trainfit.report.page.subjects.command import (
-    command_sections,
-    plan_headline,
-    remedy_sections,
-)
-from trainfit.report.page.subjects.comparison import (
-    comparison_headline,
-    comparison_sections,
-    verification_headline,
-)
-from trainfit.report.page.subjects.gpus import gpus_headline, gpus_sections
-from trainfit.report.page.subjects.learning import (
+from trainfit.report.page.learning import (
     noise_headline,
     noise_sections,
     trade_headline,
     trade_sections,
 )
-from trainfit.report.page.subjects.loader import loader_headline, loader_sections
-from trainfit.report.page.subjects.machine import (
-    doctor_headline,
-    doctor_sections,
-    machine_sections,
+from trainfit.report.page.loader import loader_headline, loader_sections
+from trainfit.report.page.machine import doctor_headline, doctor_sections, machine_sections
+from trainfit.report.page.memory import plan_memory, recording_headline, recording_memory
+from trainfit.report.page.pace import pace_headline, pace_sections
+from trainfit.report.page.plan import (
+    command_sections,
+    gpus_headline,
+    gpus_sections,
+    plan_headline,
+    prediction_headline,
+    prediction_sections,
+    remedy_sections,
 )
-from trainfit.report.page.subjects.memory import (
-    plan_memory,
-    recording_headline,
-    recording_memory,
+from trainfit.report.page.speed import (
+    of_work,
+    rehearsal_headline,
+    rehearsal_sections,
+    speed_sections,
 )
-from trainfit.report.page.subjects.pace import pace_headline, pace_sections
-from trainfit.report.page.subjects.prediction import prediction_headline, prediction_sections
-from trainfit.report.page.subjects.rehearsal import rehearsal_headline, rehearsal_sections
-from trainfit.report.page.subjects.speed import of_work, speed_sections
-from trainfit.report.page.subjects.watch import watch_headline, watch_sections
-from trainfit.results.batch.explanation import BatchExplanation
-from trainfit.results.batch.noise import NoiseResult
+from trainfit.report.page.watch import (
+    comparison_headline,
+    comparison_sections,
+    verification_headline,
+    watch_headline,
+    watch_sections,
+)
+from trainfit.report.plan.real_runs import profile_text
+from trainfit.results.batch import BatchExplanation, NoiseResult
+from trainfit.results.comparison import Comparison, Verification
+from trainfit.results.doctor import DoctorResult
+from trainfit.results.files.contents import Note, Severity
 from trainfit.results.files.documents import ResultFile
-from trainfit.results.loader.rehearsal import Rehearsal
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.machine.doctor import DoctorResult
-from trainfit.results.machine.gpus import GpusResult
-from trainfit.results.machine.pace import PaceResult
-from trainfit.results.machine.profile import Profile
-from trainfit.results.memory.summary import RecordingSummary
-from trainfit.results.plan.gpu_comparison import GpuComparison
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.verification import Verification as PlanVerification
-from trainfit.results.watch.comparison import Comparison
-from trainfit.results.watch.result import WatchResult
-from trainfit.results.watch.verification import Verification
+from trainfit.results.gpus import GpusResult, Profile
+from trainfit.results.loader import LoaderResult
+from trainfit.results.memory import RecordingSummary
+from trainfit.results.pace import PaceResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.speed import GpuComparison
+from trainfit.results.watch import WatchResult
 from trainfit.version import __version__
+
+# ---
+# Every assumption, warning and note of the results, with the file each is from.
+
+
+_TONES: Final[dict[Severity, Tone]] = {
+    "changes the figures": "bad",
+    "may change the figures": "warn",
+    "information": "plain",
+}
+
+
+def notes_section(results: Sequence[tuple[str, Any]]) -> list[Section]:
+    """Those that change figures first; ``results`` with their files' names."""
+    several = len(results) > 1
+    found = [
+        Item(
+            note_text(note),
+            _TONES[note.severity],
+            f"{note.kind} · {name}" if several else note.kind,
+        )
+        for name, result in results
+        for note in _notes(result)
+    ]
+    order = list(_TONES.values())
+    found.sort(key=lambda item: order.index(item.tone))
+    return section("Assumptions and warnings", Items(tuple(found)) if found else None)
+
+
+def _notes(result: Any) -> Iterator[Note]:
+    if isinstance(result, PlanResult):
+        yield from plan_notes(result)
+        yield from plain(protection_notes(result.protection))
+    elif isinstance(result, LoaderResult):
+        yield from (_doubt(doubt.summary, doubt.meaning, doubt.decides) for doubt in result.doubts)
+        doubted = {f"{doubt.summary}: {doubt.meaning}" for doubt in result.doubts}
+        others = (note for note in result.notes if note not in doubted)
+        yield from plain((*others, *protection_notes(result.protection)))
+    elif isinstance(result, PaceResult):
+        yield from (
+            Note("note", text, severity="may change the figures") for text in result.warnings
+        )
+        yield from (Note("note", each.text) for each in result.unmeasured)
+        yield from plain(result.notes)
+    elif isinstance(result, RecordingSummary):
+        yield from result.structured_notes
+    else:
+        yield from plain(getattr(result, "notes", ()))
+
+
+def _doubt(summary: str, meaning: str, decides: bool) -> Note:
+    severity: Severity = "changes the figures" if decides else "may change the figures"
+    return Note("note", f"{summary}: {meaning}" if meaning else summary, severity=severity)
+
 
 _Build = Callable[[Entry], Subject]
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.report.loader.words import library_words, without_others_words
+from trainfit.report.loader_figures import library_words, without_others_words
 from trainfit.report.plan.launch import launch_lines
-from trainfit.results.format import core_count, cores, ghz, percent, rate, times
-from trainfit.results.loader.advice import LoaderAdvice, most_helpful_first
-from trainfit.results.loader.result import LoaderResult
-from trainfit.results.loader.settings import LoaderSettings
-from trainfit.results.plan.loading import DataLoading
-from trainfit.results.plan.result import HostCpu, PlanResult
-from trainfit.results.text import instructions, printable, wrapped
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import LoaderAdvice, LoaderResult, most_helpful_first
+from trainfit.results.plan import HostCpu, PlanResult
+from trainfit.results.speed import DataLoading
+from trainfit.results.text import (
+    core_count,
+    cores,
+    ghz,
+    instructions,
+    percent,
+    printable,
+    rate,
+    times,
+    wrapped,
+)
 
 #: Column of the text next to a name.
 _COLUMN = 18

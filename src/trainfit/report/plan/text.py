@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from trainfit.report.memory.sections import breakdown_section, memory_section
-from trainfit.report.notes_text import notes_section, plain, plan_notes
-from trainfit.report.plan.answer import answer
-from trainfit.report.plan.launch import launch_lines
-from trainfit.report.plan.launch_parts import change_lines, parts_section
+from trainfit.report.memory_parts import breakdown_section, memory_section
+from trainfit.report.notes import notes_section, plain, plan_notes, protection_notes
+from trainfit.report.plan.launch import change_lines, launch_lines, parts_section
 from trainfit.report.plan.loading import loading_section
+from trainfit.report.plan.real_runs import versus_cpu_section
 from trainfit.report.plan.remedies import inference_section, remedies_section
-from trainfit.report.plan.speed import speed_section
-from trainfit.report.plan.versus_cpu import versus_cpu_section
-from trainfit.report.protection_text import protection_notes
-from trainfit.report.steps.course import only_seen
-from trainfit.report.steps.coverage import coverage_text
-from trainfit.report.steps.shapes import shapes_text
-from trainfit.report.steps.step import step_lines
-from trainfit.results.files.notes import Note
-from trainfit.results.format import count, duration, percent, size
-from trainfit.results.machine.gpu_spec import NO_TENSOR_CORES
-from trainfit.results.plan.amp import AmpHazard
-from trainfit.results.plan.configuration import BatchCheck, BatchLimits, Configuration
-from trainfit.results.plan.result import PlanResult
-from trainfit.results.plan.run_rate import run_rate
-from trainfit.results.plan.speed import KNEE
-from trainfit.results.text import printable, wrapped
+from trainfit.report.plan.speed import answer, speed_section
+from trainfit.report.steps import coverage_text, only_seen, shapes_text, step_lines
+from trainfit.results.configuration import AmpHazard, BatchCheck, BatchLimits, Configuration
+from trainfit.results.files.contents import Note
+from trainfit.results.gpus import NO_TENSOR_CORES
+from trainfit.results.plan import PlanResult, run_rate
+from trainfit.results.speed import KNEE
+from trainfit.results.text import count, duration, percent, printable, size, wrapped
 
 #: Column of the text next to a batch size.
 _COLUMN = 31

@@ -1,13 +1,15 @@
-"""From JSON to the dataclasses of this package, with every type checked."""
+"""From JSON to dataclasses, with every type checked; files between our own processes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 _T = TypeVar("_T")
 
@@ -105,3 +107,41 @@ def _require(good: bool, value: Any, place: str, wanted: str = "a number") -> No
         shown = repr(value)
         shown = shown if len(shown) <= 40 else shown[:40] + "…"
         raise DecodingError(f"{place} is {shown}, not {wanted}")
+
+
+# ---
+# Files by which our processes hand each other requests and outcomes.
+
+
+def as_json(value: Any) -> str:
+    """A dataclass as JSON."""
+    return json.dumps(dataclasses.asdict(value), allow_nan=False)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file appears whole or not at all: another process waits for it."""
+    scratch = path.with_suffix(".part")
+    scratch.write_text(text)
+    scratch.replace(path)
+
+
+class Exchanged:
+    """A dataclass that one of our processes hands another as JSON, without format and version."""
+
+    def to_json(self) -> str:
+        """On one line."""
+        return as_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse; raises ``ValueError`` for other text."""
+        return decode(cls, json.loads(text))
+
+    def save(self, path: Path) -> None:
+        """Write it; the file appears whole or not at all."""
+        write_whole(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises ``OSError`` where there is none yet."""
+        return cls.from_json(path.read_text())

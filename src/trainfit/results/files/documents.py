@@ -1,4 +1,4 @@
-"""JSON result files: one document with its format's name and version, written whole."""
+"""JSON result files: one document with its format's name and version, older ones upgraded."""
 
 from __future__ import annotations
 
@@ -6,17 +6,64 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
+from trainfit.results.files.contents import Metered
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.files.metrics import Metered
-from trainfit.results.files.upgrades import Upgrade, upgrade
 from trainfit.results.files.writing import write_file
-from trainfit.results.format import size
+from trainfit.results.text import size
+
+# ---
+# Documents of earlier format versions, brought to the current one before they are decoded.
+
+
+#: Changes a parsed document in place, from one format version to the next.
+Upgrade = Callable[[dict[str, Any]], None]
+
+
+def upgrade(
+    document: dict[str, Any], version: int, upgrades: Mapping[int, Upgrade], present: int
+) -> None:
+    """Apply the upgrades from ``version`` to ``present``; a version without one only added keys."""
+    for number in range(version, present):
+        if number in upgrades:
+            upgrades[number](document)
+
+
+def rename_key(document: dict[str, Any], path: str, former: str, name: str) -> None:
+    """Rename a key of every object at ``path`` (see :func:`objects_at`)."""
+    for found in objects_at(document, path):
+        if former in found:
+            found[name] = found.pop(former)
+
+
+def rename_value(document: dict[str, Any], path: str, key: str, former: str, name: str) -> None:
+    """Replace one value of a key in every object at ``path`` (see :func:`objects_at`)."""
+    for found in objects_at(document, path):
+        if found.get(key) == former:
+            found[key] = name
+
+
+def objects_at(document: Any, path: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects at a path of keys, such as "probe.faults" ("": the document itself).
+
+    A list stands for each of its items. What is missing or of another type is skipped: the
+    decoder, which knows the types, refuses it.
+    """
+    if isinstance(document, list):
+        for item in document:
+            yield from objects_at(item, path)
+    elif isinstance(document, dict):
+        key, _, rest = path.partition(".")
+        if not key:
+            yield document
+        else:
+            yield from objects_at(document.get(key), rest)
+
 
 #: Above this size a file is read only if its first bytes say that it is a result, in bytes.
 _LARGE: Final = 16 * 2**20

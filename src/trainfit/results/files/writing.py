@@ -1,4 +1,4 @@
-"""Writing of result files: whole or not at all, and never in place of a file of the user's."""
+"""Where and how files are written: whole or not at all, never in place of a file of the user's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -105,3 +107,21 @@ def _replace(path: Path, data: bytes, found: os.stat_result | None) -> None:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+# ---
+# The folder in which trainfit keeps what is none of the user's files.
+
+
+def state_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """``trainfit`` in $XDG_STATE_HOME or ~/.local/state (XDG Base Directory Specification); it is
+    not created."""
+    home = environment.get("XDG_STATE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else _home() / ".local" / "state") / "trainfit"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and a user that the system does not know
+        return Path(tempfile.gettempdir())

@@ -1,1 +1,1 @@
-"""Runs of a script: what is asked of a process, and what came of it."""
+"""Runs of a script, simulated or watched: what is asked of a process, and what came of it."""

@@ -4,7 +4,7 @@ A recording holds columns, not objects: operators in the order they ran, allocat
 their origin, and the stream of mallocs and frees. It is saved as a zip of ``.npy`` columns
 and one JSON header, so reading it executes nothing.
 
-Format history
+Format history of trainfit-recording
     1   first version
     2   column alloc_line; of the header's optional entries: batch_size, script, template,
         optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
@@ -29,10 +29,102 @@ from trainfit.results.files.decoding import decode
 from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.writing import write_file
-from trainfit.results.runs.kernels import DTYPES
-from trainfit.results.runs.kernels import KINDS as KERNEL_KINDS
-from trainfit.results.runs.recording_header import Parameter, check_header, decode_parameters
-from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.gpus import Constant
+from trainfit.results.runs.steps import DTYPES, StepMakeup
+from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
+
+# ---
+# The header of a recording: what it says of the run, with the types of its values.
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of the model: its allocation's number, shape, dtype ("float32"), and whether
+    an optimizer updates it."""
+
+    alloc: int
+    shape: tuple[int, ...]
+    dtype: str
+    trained: bool
+
+
+def check_header(header: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless it has what it must, of the types that it must be of."""
+    for key, kind in _HEADER.items():
+        if type(header.get(key)) is not kind:
+            raise ValueError(f"{key} is {header.get(key)!r}")
+    for key, kind in _OPTIONAL_HEADER.items():
+        if type(header.get(key)) not in (kind, type(None)):
+            raise ValueError(f"{key} is {header.get(key)!r}")
+    if [type(each) for each in header["context_range_bytes"]] != [int, int]:
+        raise ValueError("context_range_bytes is not a pair of numbers")
+    decode_context_parts(header)
+
+
+def decode_parameters(header: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
+    """The model's parameters; ``None`` in a recording of version 1. Raises ``ValueError``."""
+    entries = header.get("parameters")
+    return None if entries is None else tuple(_parameter(entry) for entry in entries)
+
+
+def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
+    """The context's parts as the header holds them; none in recordings of earlier versions.
+
+    Raises ``ValueError``.
+    """
+    return tuple(decode(Constant, part) for part in header.get("context_parts") or ())
+
+
+#: What the header says of the run, with the types of its values.
+_HEADER: Final[Mapping[str, type]] = {
+    "gpu": str,
+    "gpu_memory_bytes": int,
+    "context_bytes": int,
+    "context_range_bytes": list,
+    "torch": str,
+    "assumptions": dict,
+    "limited": bool,
+}
+
+
+#: Further entries: the batch size where it is known, the script's name, its command
+#: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
+#: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
+#: trained]``, the message with which the simulated GPU was full, the parts of the context, what
+#: other processes held, the calibration profile, what a result has to say of these, what kept
+#: the script from changing files (:class:`~trainfit.results.runs.script.Protection`), what
+#: was among the steps (:class:`~trainfit.results.runs.steps.Coverage`), the
+#: launch command that was run, and what an optimizer step consists of (a
+#: :class:`~trainfit.results.runs.steps.StepMakeup`; there without a value where no step was
+#: counted).
+_OPTIONAL_HEADER: Final[Mapping[str, type]] = {
+    "batch_size": int,
+    "script": str,
+    "template": str,
+    "optimizer": str,
+    "alloc_conf": str,
+    "parameters": list,
+    "out_of_memory": str,
+    "context_parts": list,
+    "other_processes_bytes": int,
+    "profile": str,
+    "notes": list,
+    "protection": dict,
+    "coverage": dict,
+    "command": str,
+    "step": dict,
+}
+
+
+def _parameter(entry: Any) -> Parameter:
+    """One entry of the header; raises ``ValueError`` for anything else."""
+    match entry:
+        case [int(alloc), [*shape], str(dtype), bool(trained)] if all(
+            type(size) is int and size >= 0 for size in shape
+        ):
+            return Parameter(alloc, tuple(shape), dtype, trained)
+    raise ValueError(f"a parameter is {entry!r}")
+
 
 FORMAT: Final = "trainfit-recording"
 VERSION: Final = 3
@@ -68,15 +160,15 @@ class Recording(Displayed):
     ``strings`` is the table that ``op_name``, ``op_module``, ``alloc_module`` (-1: no module),
     ``alloc_line`` ("file:line" of the user's code, -1: not known) and ``workspace_model`` index.
     ``alloc_bytes`` are bytes as asked of the allocator, before its rounding. A workspace's
-    size is ``model(*arguments)`` of :mod:`trainfit.simgpu.workspaces.scratch`; the arguments of the
-    i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
+    size is ``model(*arguments)`` of :mod:`trainfit.simgpu.allocator.workspaces`; the arguments of
+    the i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
 
     ``alloc_stream`` is a CUDA stream, or a private pool's number for one
     (:mod:`trainfit.simgpu.allocator.blocks`).
 
     A row of the ``kernel_`` columns (none in recordings before version 3) is a kernel, or a copy
     or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
-    dtypes are indices of :mod:`trainfit.results.runs.kernels`, which says what the columns hold.
+    dtypes are indices of :mod:`trainfit.results.runs.steps`, which says what the columns hold.
     """
 
     header: Mapping[str, Any]

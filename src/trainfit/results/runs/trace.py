@@ -1,4 +1,4 @@
-"""What is asked of a simulated run of a user's script, and what became of it."""
+"""What is asked of a simulated run of a script, how far it has come, what became of it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from trainfit.results.files.exchange import Exchanged
-from trainfit.results.machine.constants import DeviceConstants
-from trainfit.results.machine.gpu_spec import GpuSpec
-from trainfit.results.runs.coverage import Coverage
-from trainfit.results.runs.sandbox import Protection
-from trainfit.results.runs.script_option import ScriptOption
-from trainfit.results.runs.steps import Framework
+from trainfit.results.files.decoding import Exchanged
+from trainfit.results.gpus import DeviceConstants, GpuSpec
+from trainfit.results.runs.script import Protection, ScriptOption
+from trainfit.results.runs.steps import Coverage, Framework
 
 Status = Literal[
     "finished",  # the wanted number of optimizer steps was reached
@@ -32,7 +29,7 @@ class Target:
     """What Python runs: a script file or a module (``-m``), and its own arguments.
 
     ``constants`` of the script get these values instead of their own
-    (:mod:`trainfit.scripts.options.constants`).
+    (:mod:`trainfit.scripts.option_parsers`).
     """
 
     kind: Literal["script", "module"]
@@ -190,8 +187,8 @@ class Compute:
     """The work of one optimizer step, a typical one of a run after its first.
 
     ``flops`` are those of matmuls, convolutions, attention and recurrent networks
-    (:mod:`trainfit.simgpu.launches.flops`); ``traffic_bytes`` what all operators read and write, if
-    nothing stays in a cache; ``operators`` how many ran.
+    (:mod:`trainfit.simgpu.operators.flops`); ``traffic_bytes`` what all operators read and
+    write, if nothing stays in a cache; ``operators`` how many ran.
 
     The others serve a lower bound of the step's time. ``flops_of`` are the same FLOPs by
     "KIND/DTYPE": kind "matmul", "convolution" or "attention"; dtype that of the operands,
@@ -313,3 +310,35 @@ class TraceOutcome(Exchanged):
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
     own_fault: OwnFault | None = None
+
+
+# ---
+# How far a simulated run has come, as its process tells the one that waits for it.
+
+
+#: Its file, next to the run's outcome.
+STATUS_FILE = "status.json"
+#: What was recorded by the second step, or soon after it, there too.
+EARLY_FILE = "early.trainfit"
+#: The file, there too, that asks the process to end and to tell what it has by then.
+INTERRUPT_FILE = "interrupt"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus(Exchanged):
+    """A run after ``steps`` optimizer steps (or calls of a model that is not trained).
+
+    It ends after ``least`` to ``most`` of them. ``seconds`` have passed since the script began,
+    ``loading_s`` of them in its own DataLoader.
+    """
+
+    steps: int
+    least: int
+    most: int
+    seconds: float
+    loading_s: float
+
+    @property
+    def loading_share(self) -> float:
+        """The share of the time that the script waited for its DataLoader, 0 to 1."""
+        return min(self.loading_s / self.seconds, 1.0) if self.seconds > 0 else 0.0

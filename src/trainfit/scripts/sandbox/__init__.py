@@ -12,7 +12,6 @@ Every run has a layer of its own, which is dropped at its end.
 from __future__ import annotations
 
 from trainfit.scripts.sandbox.entry import begin
-from trainfit.scripts.sandbox.hints import hint
-from trainfit.scripts.sandbox.state import note, stopped
+from trainfit.scripts.sandbox.layer import hint, note, stopped
 
 __all__ = ["begin", "hint", "note", "stopped"]

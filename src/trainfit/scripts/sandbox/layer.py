@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import os
 import shutil
@@ -12,6 +13,9 @@ import tempfile
 import time
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path, PurePath
+from typing import Any
+
+from trainfit.results.runs.script import ProtectionKind
 
 _PREFIX = "trainfit-layer-"
 #: A process that uses a layer holds a lock on this file in it.
@@ -244,3 +248,92 @@ def _walk(folder: str, *, bytecode: bool = False) -> Iterator[tuple[str, os.stat
 
 def _in(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder + "/")
+
+
+# ---
+# The error for an unavailable protection.
+
+
+class UnavailableError(Exception):
+    """This protection does not work here; the message says why, in a few words."""
+
+
+# ---
+# State of this process's own sandbox; empty in a process without one.
+
+
+@dataclasses.dataclass
+class State:
+    """``entered`` is the protection's own (:mod:`overlay`, :mod:`redirection`)."""
+
+    kind: ProtectionKind
+    folder: Path
+    entered: Any
+
+
+_state: State | None = None
+
+
+def current() -> State | None:
+    return _state
+
+
+def become(state: State) -> None:
+    global _state
+    _state = state
+
+
+def stopped() -> str:
+    """Why the script has to end, if its keeper says so (it wrote too much)."""
+    if _state is None:
+        return ""
+    try:
+        return (_state.folder / "stop").read_text()
+    except OSError:
+        return ""
+
+
+def note(line: str) -> None:
+    """Something that the reader of the result should know; the same line counts once."""
+    if _state is None:
+        return
+    with contextlib.suppress(OSError):
+        data = " ".join(line.split()).encode() + b"\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        descriptor = os.open(_state.folder / "notes.txt", flags, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+# ---
+# Hints for scripts that fail because of the sandbox.
+
+
+_QUESTION = (
+    "; it reads from standard input, which trainfit does not provide: pass "
+    "the answer as an argument or environment variable"
+)
+_FULL = (
+    "; the temporary layer for the script's writes is full: free space on "
+    "the disk of TMPDIR, let the script save less, or give --allow-writes"
+)
+_REFUSED = (
+    "; non-Python code wrote to a protected file, and no overlay can be mounted "
+    "here: run where user namespaces are allowed, or give --allow-writes"
+)
+
+
+def hint(error: BaseException) -> str:
+    """To be put behind the error's message; empty where the sandbox has no part in it."""
+    state, text = current(), str(error)
+    if isinstance(error, EOFError) and "reading a line" in text:
+        return _QUESTION
+    if state is None or state.kind == "none":
+        return ""
+    number = getattr(error, "errno", None)
+    if number == errno.ENOSPC or "No space left on device" in text:
+        return _FULL
+    refused = number == errno.EACCES or "ermission denied" in text
+    return _REFUSED if refused and state.kind == "redirection" else ""

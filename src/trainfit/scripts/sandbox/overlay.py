@@ -19,12 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainfit.hardware.host.mounts import Mount, mount_of, normal, read_mounts, relative
-from trainfit.hardware.host.system import System
-from trainfit.scripts.sandbox import kernel
-from trainfit.scripts.sandbox.errors import UnavailableError
-from trainfit.scripts.sandbox.layer import Layer, is_in_layer
-from trainfit.scripts.sandbox.mount_plan import SHARED_MEMORY, foreign_files, open_sockets, places
+from trainfit.hardware.machine.mounts import Mount, mount_of, normal, read_mounts, relative
+from trainfit.hardware.machine.system import System
+from trainfit.scripts.sandbox import mounts as kernel
+from trainfit.scripts.sandbox.layer import Layer, UnavailableError, is_in_layer
+from trainfit.scripts.sandbox.mounts import SHARED_MEMORY, foreign_files, open_sockets, places
 
 #: File systems whose content is in RAM: better than none for a layer.
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -238,7 +237,7 @@ def _overlay(
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
     stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
-    # What the mount covers is shown to readers of the mount table (hardware/host/mounts.py).
+    # What the mount covers is shown to readers of the mount table (hardware/machine/mounts.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:

@@ -1,1 +1,1 @@
-"""A model of PyTorch's CUDA caching allocator."""
+"""A model of PyTorch's CUDA caching allocator, and of the workspaces of GPU libraries."""

@@ -26,14 +26,14 @@ from trainfit.simgpu.allocator.blocks import (
     NULL,
     PENDING,
     Block,
+    Counter,
     Counters,
     Pool,
+    Statistics,
     stream_of,
 )
-from trainfit.simgpu.allocator.out_of_memory import OutOfDeviceMemory
-from trainfit.simgpu.allocator.segments import DeviceSegments
+from trainfit.simgpu.allocator.segments import DeviceSegments, OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import MIN_BLOCK, SMALL_SIZE, AllocatorSettings
-from trainfit.simgpu.allocator.stats import Counter, Statistics
 
 
 class CachingAllocator(DeviceSegments):

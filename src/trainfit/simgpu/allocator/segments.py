@@ -14,10 +14,13 @@ from trainfit.simgpu.allocator.blocks import (
     FREE,
     UNMAPPED,
     Block,
+    Counter,
     Counters,
     ExpandableSegment,
     Pool,
+    mapped_runs,
     pool_of,
+    segment_info,
 )
 from trainfit.simgpu.allocator.settings import (
     MIN_BLOCK,
@@ -25,7 +28,6 @@ from trainfit.simgpu.allocator.settings import (
     SMALL_SIZE,
     AllocatorSettings,
 )
-from trainfit.simgpu.allocator.stats import Counter, mapped_runs, segment_info
 
 #: Where the device's addresses begin; any multiple of 2 MiB would do.
 _FIRST_ADDRESS = 0x7F00_0000_0000
@@ -387,3 +389,31 @@ def _expandable_size(block: Block) -> int:
     after = block.next
     unmapped = after.size if after is not None and after.state == UNMAPPED else 0
     return block.size + unmapped
+
+
+# ---
+# The error of an allocator without memory for a request.
+
+
+class OutOfDeviceMemory(Exception):
+    """No memory for a request, with the figures of PyTorch's message, all in bytes.
+
+    ``requested_bytes`` is what the message says after "Tried to allocate": the size of the
+    segment that was asked of the device, which is the request after rounding.
+    ``allowed_bytes`` is the limit that a memory fraction sets, ``None`` without one.
+    ``non_pytorch_bytes`` is the process's memory outside the allocator (the context).
+    """
+
+    def __init__(self, allocator: DeviceSegments, requested_bytes: int) -> None:
+        self.requested_bytes = requested_bytes
+        self.capacity_bytes = allocator.capacity_bytes
+        self.free_bytes = allocator.free_device_bytes()
+        self.allocated_bytes = allocator.allocated_bytes
+        self.reserved_bytes = allocator.reserved_bytes
+        self.non_pytorch_bytes = allocator.context_bytes
+        self.allowed_bytes = allocator.allowed_bytes
+        super().__init__(
+            f"tried to allocate {requested_bytes} bytes: {self.free_bytes} of "
+            f"{self.capacity_bytes} are free, {self.allocated_bytes} allocated, "
+            f"{self.reserved_bytes} reserved, {self.non_pytorch_bytes} outside the allocator"
+        )

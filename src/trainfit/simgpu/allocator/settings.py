@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from trainfit.torch_private.tested import release
+from trainfit.torch_private.needed import release
 
 MIB = 1 << 20
 

@@ -1,9 +1,4 @@
-"""The simulated device's ``torch.cuda`` module and related Python modules.
-
-PyTorch's own Python code stays in place wherever it is only a layer over C functions; those
-C functions (which a CPU build lacks) are supplied here. Everything goes through one
-:class:`PatchSet`, so leaving the simulation puts everything back.
-"""
+"""The simulated device's ``torch.cuda`` module, related modules, random number generators."""
 
 from __future__ import annotations
 
@@ -16,15 +11,15 @@ import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.cuda.clock import TrafficClock
+from trainfit.simgpu.cuda.clocks import TrafficClock
 from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
+from trainfit.simgpu.device.device_memory import DeviceMemory
+from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.device_memory import DeviceMemory
-from trainfit.simgpu.tensors.device import CUDA, check_ordinal
-from trainfit.simgpu.tensors.tensor import DeviceTensor
 from trainfit.torch_private import cuda as private
+from trainfit.torch_private.tensors import Generator as PlainGenerator
 from trainfit.torch_private.tensors import storage_key
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
@@ -358,3 +353,92 @@ class Surface:
 def is_simulated(value: Any) -> bool:
     """Is ``value`` a tensor of the simulated device?"""
     return isinstance(value, DeviceTensor)
+
+
+# ---
+# Random number generators of the simulated device.
+#
+# No random number is ever drawn on it, so a generator is a seed and a state of the size that
+# CUDA's has. It is a CPU generator underneath: PyTorch's argument parser takes no other class.
+
+
+_STATE = 2  # 64-bit words: seed and offset, as CUDAGeneratorImpl::get_state writes them
+
+
+class SimulatedGenerator(PlainGenerator):
+    """``torch.Generator(device="cuda")``."""
+
+    _offset: int
+
+    def __new__(cls) -> SimulatedGenerator:
+        generator = PlainGenerator.__new__(cls, "cpu")  # type: ignore[call-arg]
+        generator._offset = 0
+        return generator
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA
+
+    def get_state(self) -> torch.Tensor:
+        seed = self.initial_seed()
+        words = [seed - (1 << 64) if seed >> 63 else seed, self._offset]
+        return torch.tensor(words, device=CPU).view(torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> SimulatedGenerator:
+        if new_state.dtype is not torch.uint8 or new_state.device.type != "cpu":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if new_state.numel() != _STATE * 8:
+            raise RuntimeError("RNG state is wrong size")
+        seed, offset = new_state.clone().view(torch.int64).tolist()
+        self.manual_seed(seed)
+        self._offset = offset
+        return self
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> SimulatedGenerator:
+        self._offset = offset
+        return self
+
+    def clone_state(self) -> SimulatedGenerator:
+        return SimulatedGenerator().set_state(self.get_state())
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, other: torch.Generator) -> SimulatedGenerator:
+        return self.set_state(other.get_state())
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.get_state(),)
+
+
+def _rebuild(state: torch.Tensor) -> SimulatedGenerator:
+    return SimulatedGenerator().set_state(state)
+
+
+class _AnyDevice(type):
+    """Makes ``isinstance(generator, torch.Generator)`` true for all generators."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, PlainGenerator)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if wanted.type != "cuda":
+            return PlainGenerator(device)
+        check_ordinal(wanted)
+        return SimulatedGenerator()
+
+
+class Generator(metaclass=_AnyDevice):
+    """Stands for ``torch.Generator``: makes a generator of the device that is asked for."""
+
+
+def install(patches: PatchSet) -> None:
+    """Let ``torch.Generator`` and ``torch.cuda.default_generators`` know the device."""
+    patches.set(torch, "Generator", Generator)
+    patches.set(torch.cuda, "default_generators", (SimulatedGenerator(),))

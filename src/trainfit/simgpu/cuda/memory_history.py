@@ -18,7 +18,7 @@ from typing import Any
 from trainfit.simgpu.allocator.blocks import pool_of, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.simgpu.tensors.tensor import current_engine
+from trainfit.simgpu.device.tensor import current_engine
 
 _HERE = str(Path(__file__).parents[1])
 _NOT_RECORDED = "pinned host memory is not in the memory history"

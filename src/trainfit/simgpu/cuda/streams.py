@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from trainfit.simgpu.cuda.host_clock import ScriptTime
-from trainfit.simgpu.launches.launch_log import KernelLog
-from trainfit.simgpu.recording.device_memory import DeviceMemory
-from trainfit.simgpu.tensors.device import CUDA
-from trainfit.simgpu.tensors.tensor import current_engine
+from trainfit.simgpu.cuda.clocks import ScriptTime
+from trainfit.simgpu.device.device_memory import DeviceMemory
+from trainfit.simgpu.device.tensor import CUDA, current_engine
+from trainfit.simgpu.operators.launch_log import KernelLog
 
 #: PyTorch hands out streams from pools of so many, round robin (c10/cuda/CUDAStream.cpp).
 _STREAMS_IN_POOL = 32

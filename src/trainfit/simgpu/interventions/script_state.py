@@ -1,23 +1,132 @@
-"""State of a running script that interventions see: its models, optimizers, calls and batches."""
+"""What interventions see of a running script, its state and its operators, and their base class."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.modules import module as nn_module
 
-from trainfit.results.runs.trace import ForwardCalls
-from trainfit.simgpu.interventions.operator_watch import OperatorWatch
+from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls
+from trainfit.simgpu.device.ownership import has_parameters
+from trainfit.simgpu.device.recorder import SETUP
+from trainfit.simgpu.device.settling import steady_step
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.operators.flops import flops_of
+from trainfit.simgpu.operators.kernel_rules import (
+    kind_of_work,
+    least_moved_bytes,
+    makes_kernel,
+    tensors_in,
+)
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.module_tracker import has_parameters
-from trainfit.simgpu.recording.user_location import user_frame
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.data_loading import LoaderIterator
-from trainfit.torch_private.modules import children_of, is_ready
+from trainfit.torch_private.modules import APPLY, children_of, is_ready
+
+# ---
+# Watches the operators of a simulated run from outside the engine: their work, their operands.
+
+
+#: Called after an operator with it, its arguments and its result.
+Listener = Callable[[Any, tuple[Any, ...], Any], None]
+
+
+class OperatorWatch:
+    """Counts the work of each optimizer step; tells listeners of every operator.
+
+    FLOPs are by :mod:`trainfit.simgpu.operators.flops`; traffic is every tensor that an operator
+    reads or writes, once; views count nothing. What no GPU can do without is by
+    :mod:`trainfit.simgpu.operators.kernel_rules`.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._listeners: list[Listener] = []
+        self._work: Counter[str] = Counter()
+        self._setup: Counter[str] = Counter()
+        self._steps: list[Counter[str]] = []
+        self._operators = 0
+        self._moving = 0
+        self._l2_bytes = simulation.gpu.l2_bytes
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` after every operator from now on."""
+        self._listeners.append(listener)
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored."""
+        engine = self._simulation.engine
+        run, info_of = engine.run, engine.info
+        listeners, attempt = self._listeners, engine.accounting.attempt
+
+        def watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = run(func, args, kwargs)
+            info = info_of(func)
+            if not info.composite:  # its parts come by themselves
+                if not info.view and not self._moving:
+                    attempt(func, self._count, func, args, kwargs, result)
+                for listener in listeners:
+                    attempt(func, listener, func, args, result)
+            return result
+
+        apply = APPLY.now
+
+        def _apply(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._moving += 1
+            try:
+                return apply(module, *args, **kwargs)
+            finally:
+                self._moving -= 1
+
+        patches.set(engine, "run", watched)
+        patches.set(*APPLY, _apply)
+        self._simulation.on_step(self._step_end)
+
+    def steady_step(self) -> Compute | None:
+        """The work of the typical step (:mod:`trainfit.simgpu.device.settling`); ``None``
+        before the first.
+
+        Where the first is the only one, it comes without the model's set-up and moves.
+        """
+        if not self._steps:
+            return None
+        totals = [sum(step.values()) for step in self._steps]
+        work = self._steps[steady_step([each["operators"] for each in self._steps], totals)]
+        flops = {name: n for name, n in work.items() if "/" in name}
+        return Compute(
+            flops=sum(flops.values()),
+            traffic_bytes=work["traffic"],
+            operators=work["operators"],
+            flops_of=flops,
+            kernels=work["kernels"],
+            moved_bytes=work["moved"],
+            compiled=any("torch.compile" in text for text in self._simulation.engine.assumptions),
+        )
+
+    def _step_end(self, steps: int) -> None:
+        if not self._simulation.engine.forward_seen:  # nothing tells set-up from a step
+            self._work += self._setup
+        self._setup.clear()
+        operators = self._simulation.engine.recorder.op_count
+        self._work["operators"] = operators - self._operators
+        self._steps.append(self._work)
+        self._work, self._operators = Counter(), operators
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        work = self._setup if self._simulation.engine.phase() == SETUP else self._work
+        operands = tensors_in((args, result))
+        traffic = sum(tensor._spec.nbytes for tensor in operands)
+        work["traffic"] += traffic
+        work["kernels"] += traffic > 0 and makes_kernel(func)
+        flops = flops_of(func, args, kwargs, result)
+        if flops:
+            work[kind_of_work(func, operands[0]._spec.dtype)] += flops
+        work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)
 
 
 class MadeOptimizer:
@@ -224,3 +333,43 @@ def models_of(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     ]
     outer.sort(key=lambda pair: (-pair[0], type(pair[1]).__name__))
     return [module for _, module in outer]
+
+
+# ---
+# Base class of interventions: one change of a running script, made from outside.
+
+
+class Intervention:
+    """One change; subclasses say how it is found and how it is made.
+
+    A survey calls :meth:`watch` before the script runs and :meth:`finding` at its end; it
+    changes nothing. A trial calls :meth:`apply` before the script runs, with the survey's
+    ``targets``. ``changed`` counts what was changed: 0 at the end means that nothing was.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, targets: tuple[str, ...] = ()) -> None:
+        self.targets = targets
+        self.changed = 0
+
+    def watch(self, scene: Scene) -> None:
+        """Note from now on what this would change."""
+        self.scene = scene
+
+    def finding(self) -> Applicability:
+        """Does it apply to what was seen?"""
+        raise NotImplementedError
+
+    def apply(self, scene: Scene) -> None:
+        """Change the script from now on."""
+        raise NotImplementedError
+
+    def no(self, reason: str) -> Applicability:
+        """It does not apply."""
+        return Applicability(self.name, False, reason)
+
+
+def places(found: dict[str, None]) -> tuple[str, ...]:
+    """Lines in the order they were met, each once."""
+    return tuple(found)

@@ -7,33 +7,20 @@ from collections.abc import Callable, Sequence
 import torch
 
 from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls, InterventionRequest
-from trainfit.simgpu.interventions.base import Intervention
-from trainfit.simgpu.interventions.fewer_cameras import FewerCameras
-from trainfit.simgpu.interventions.network.attention import (
-    AttentionWithoutWeights,
-    WrittenAttention,
+from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, WrittenAttention
+from trainfit.simgpu.interventions.checkpointing import Checkpointing
+from trainfit.simgpu.interventions.gradients import (
+    ForwardGrad,
+    FreezeBackbone,
+    NoGradInEvaluation,
+    SetToNone,
 )
-from trainfit.simgpu.interventions.network.checkpointing import Checkpointing
-from trainfit.simgpu.interventions.network.freezing import FreezeBackbone
-from trainfit.simgpu.interventions.network.inplace import InplaceActivations
-from trainfit.simgpu.interventions.network.memory_format import ChannelsLast
-from trainfit.simgpu.interventions.network.pooling import GlobalPooling
-from trainfit.simgpu.interventions.network.smaller_model import SmallerModel
-from trainfit.simgpu.interventions.operator_watch import OperatorWatch
-from trainfit.simgpu.interventions.resolution import LowerResolution
-from trainfit.simgpu.interventions.script_state import Scene
-from trainfit.simgpu.interventions.step.accumulation import Accumulation
-from trainfit.simgpu.interventions.step.backward_step import OptimizerInBackward
-from trainfit.simgpu.interventions.step.grad_mode import ForwardGrad, NoGradInEvaluation
-from trainfit.simgpu.interventions.step.optimizers import (
-    Adafactor,
-    Adam,
-    EightBit,
-    Fused,
-    Momentum,
-    Sgd,
-)
-from trainfit.simgpu.interventions.step.zero_grad import SetToNone
+from trainfit.simgpu.interventions.inputs import FewerCameras, LowerResolution
+from trainfit.simgpu.interventions.layers import ChannelsLast, GlobalPooling, InplaceActivations
+from trainfit.simgpu.interventions.optimizer_step import Accumulation, OptimizerInBackward
+from trainfit.simgpu.interventions.optimizers import Adafactor, Adam, EightBit, Fused, Momentum, Sgd
+from trainfit.simgpu.interventions.script_state import Intervention, OperatorWatch, Scene
+from trainfit.simgpu.interventions.smaller_model import SmallerModel
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 

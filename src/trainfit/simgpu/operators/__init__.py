@@ -1,1 +1,1 @@
-"""Operators and libraries with a behaviour of their own on the simulated device."""
+"""Operators on the simulated device: own behaviour, scratch memory, kernels they launch."""

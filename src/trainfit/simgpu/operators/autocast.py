@@ -15,8 +15,7 @@ import torch
 
 from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
-from trainfit.torch_private.dispatching import AUTOCAST_CUDA, WithoutKeys, registrations
-from trainfit.torch_private.operators import schema
+from trainfit.torch_private.operators import AUTOCAST_CUDA, WithoutKeys, registrations, schema
 from trainfit.torch_private.tensors import is_view
 
 

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.registry import handles
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.errors import SeveralGpusError
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.registry import handles
+from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.recording.recorder import Recorder
-from trainfit.simgpu.recording.user_location import user_frame
-from trainfit.simgpu.tensors.errors import SeveralGpusError
-from trainfit.simgpu.tensors.tensor import DeviceTensor, SimulatedTensor
 from trainfit.torch_private.operators import schema
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.dispatch.arguments import meta_keywords
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.registry import MIXED_DEVICE, handles
-from trainfit.simgpu.dispatch.values import worth_keeping
-from trainfit.simgpu.tensors.device import CPU, META
-from trainfit.simgpu.tensors.tensor import SimulatedTensor
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.geometry import meta_keywords
+from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
+from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
+from trainfit.simgpu.device.values import worth_keeping
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.dispatching import no_dispatch
+from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten

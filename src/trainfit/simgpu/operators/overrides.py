@@ -15,15 +15,15 @@ from typing import Any
 import torch
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.registry import HANDLERS, Handler
-from trainfit.simgpu.kernels.normalization import by_cudnn, in_its_format
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.registry import HANDLERS, Handler
 from trainfit.simgpu.operators import rnn, torchvision_operators
 from trainfit.simgpu.operators.autocast import Autocast
+from trainfit.simgpu.operators.convolution import by_cudnn, in_its_format
 from trainfit.simgpu.operators.sdpa import attention
-from trainfit.simgpu.operators.torchvision_shim import define_torchvision_operators
+from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.dispatching import COMPOSITE, has_kernel
+from trainfit.torch_private.operators import COMPOSITE, has_kernel
 
 aten = torch.ops.aten
 

@@ -2,7 +2,7 @@
 
 Source: ATen/native/cudnn/RNN.cpp (which tensors a call makes, and when), AutocastRNN.cpp and
 ATen/native/RNN.cpp (when cuDNN is taken); the sizes that only cuDNN knows are in
-:mod:`trainfit.simgpu.workspaces.rnn`.
+:mod:`trainfit.simgpu.allocator.workspaces`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from trainfit.simgpu.dispatch.engine import Engine
-from trainfit.simgpu.dispatch.registry import handles
-from trainfit.simgpu.tensors.device import META
-from trainfit.simgpu.tensors.tensor import (
+from trainfit.simgpu.allocator.workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.registry import handles
+from trainfit.simgpu.device.tensor import (
+    META,
     DeviceTensor,
     SimulatedTensor,
     current_engine,
     spec_of,
     wrap,
 )
-from trainfit.simgpu.workspaces.rnn import GRU, LSTM, RELU, TANH, reserve_bytes
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.dispatching import AUTOCAST_CUDA, COMPOSITE, WithoutKeys, no_dispatch
+from trainfit.torch_private.operators import AUTOCAST_CUDA, COMPOSITE, WithoutKeys, no_dispatch
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.tensors.tensor import DeviceTensor
+from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from trainfit.batch.measure.noise_scale import NoiseScale
-from trainfit.scripts.watch.batch_sizes import samples_in
+from trainfit.batch.noise_scale import NoiseScale
+from trainfit.scripts.batch_sizes import samples_in
 from trainfit.simgpu.patching import LocalHook
 from trainfit.torch_private.modules import is_compiled
 

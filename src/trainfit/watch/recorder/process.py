@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from trainfit.simgpu import import_hook
+from trainfit.simgpu import patching
 from trainfit.simgpu.patching import PatchSet
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _exit_code: int | None = None
 _waits = False
 _failed: BaseException | None = None
 #: Files whose frames are not shown in the user's tracebacks.
-_OURS: Final = (str(Path(__file__).resolve().parent) + os.sep, import_hook.__file__)
+_OURS: Final = (str(Path(__file__).resolve().parent) + os.sep, patching.__file__)
 
 
 def switched_off() -> bool:
@@ -71,7 +71,7 @@ def from_environment() -> None:
         except Exception as error:
             print(f"trainfit watch: not recorded: {error}", file=sys.stderr)
 
-    hook = import_hook.ImportHook("torch", seen)
+    hook = patching.ImportHook("torch", seen)
     hook.install()
     _hook_exceptions()
 

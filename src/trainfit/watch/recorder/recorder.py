@@ -24,25 +24,41 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import Ending, Event, RunHeader, missing_rows, noise_path
-from trainfit.scripts.training_loops import loop_of
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import Ending, Event, RunHeader, missing_rows, noise_path
+from trainfit.scripts.step_makeup import loop_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
-from trainfit.watch.recorder.files import header
-from trainfit.watch.recorder.files.rank_files import RankFiles
-from trainfit.watch.recorder.files.rank_variables import world
-from trainfit.watch.recorder.memory_errors import is_out_of_memory
-from trainfit.watch.recorder.patches import cuda_calls, saving, training, workers
-from trainfit.watch.recorder.patches.flops import FlopCount
-from trainfit.watch.recorder.patches.loaders import LoaderHooks
-from trainfit.watch.recorder.step.cuda_events import CudaDevice, Device
-from trainfit.watch.recorder.step.loader_record import LoaderRecord
-from trainfit.watch.recorder.step.step_recorder import StepRecorder
+from trainfit.watch.recorder import cuda_hooks, header, training_hooks, worker_hooks
+from trainfit.watch.recorder.gpu_step import CudaDevice, Device
+from trainfit.watch.recorder.guard import FlopCount
+from trainfit.watch.recorder.job import LoaderRecord
+from trainfit.watch.recorder.loader_hooks import LoaderHooks
+from trainfit.watch.recorder.rank_files import RankFiles
+from trainfit.watch.recorder.rank_variables import world
+from trainfit.watch.recorder.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
+
+
+# ---
+# Is that an error of memory that ran out?
+
+
+#: Words of PyTorch's errors: of CUDA, and of its allocator of the host's memory
+#: (c10/core/impl/alloc_cpu.cpp).
+_WORDS: Final = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a GPU or of the host."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(each in text for each in _WORDS)
+
 
 #: Errors of the recorder's own after which it takes itself out.
 _MOST_ERRORS: Final = 3
@@ -113,12 +129,12 @@ class Recorder:
         self.steps.has_optimizer = late and _has_optimizer()
         if torch.version.cuda is not None or torch.version.hip is not None:
             self._cuda_hooked = True
-            cuda_calls.install(self, self._cuda_patches, late)
+            cuda_hooks.install(self, self._cuda_patches, late)
         loaders = LoaderHooks(self)
-        fetches = workers.FetchHooks(self)
+        fetches = worker_hooks.FetchHooks(self)
         self._removers = [
-            training.install(self, self._patches),
-            saving.install(self, self._patches, loaders.watch_torchdata),
+            training_hooks.install(self, self._patches),
+            training_hooks.install_saving(self, self._patches, loaders.watch_torchdata),
         ]
         loaders.install(self._patches)
         fetches.install(self._patches)
@@ -276,7 +292,7 @@ class Recorder:
         self._on_gpu = True
         if not self._cuda_hooked:
             self._cuda_hooked = True
-            cuda_calls.install(self, self._cuda_patches, late=True)
+            cuda_hooks.install(self, self._cuda_patches, late=True)
         self.steps.use(device)
         self.learn(**header.of_gpus())
 
@@ -350,14 +366,14 @@ class Recorder:
         header of the process that started them."""
         if self._parent_stem is not None:
             return self._parent_stem
-        parent = workers.parent_pid()
+        parent = worker_hooks.parent_pid()
         for path in sorted(self.place.folder.glob("**/rank*.json")):
             with contextlib.suppress(OSError, ValueError):
                 if json.loads(path.read_text(encoding="utf-8")).get("pid") == parent:
                     return path.with_suffix("")
         return None
 
-    def main_fetches(self) -> workers.Rows | None:
+    def main_fetches(self) -> worker_hooks.Rows | None:
         """See :class:`patches.workers.Home`."""
         steps = self.steps
         if steps.light or not self.live or not steps.mine:

@@ -1,1 +1,1 @@
-"""What may be wrong with a run: a rule a module."""
+"""What may be wrong with a run: each rule, by what it is about."""

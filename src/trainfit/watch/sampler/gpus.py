@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.driver.nvml_counters import NvmlDevice
-from trainfit.hardware.gpu.masking import visible
-from trainfit.results.watch.run import plain_uuid
-from trainfit.results.watch.tables import GPUS, Table, empty_rows
+from trainfit.hardware.gpu.local_gpu import visible
+from trainfit.hardware.machine.nvml_counters import NvmlDevice
+from trainfit.results.runs.tables import GPUS, Table, empty_rows
+from trainfit.results.runs.watched import plain_uuid
 
 #: Seconds between two tries to reach NVML, or a GPU, that went away.
 _TRY_EVERY_S: Final = 1.0

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trainfit.hardware.cpu.topology import CPUS
-from trainfit.hardware.host.cgroup import own_levels, shared_quota
-from trainfit.hardware.host.parsing import keyed_kilobytes
-from trainfit.hardware.host.system import System
-from trainfit.hardware.machine.block_devices import BLOCK
+from trainfit.hardware.machine.cgroup import own_levels, shared_quota
 from trainfit.hardware.machine.memory import MEMINFO, SHM, shared_limit
-from trainfit.results.watch.tables import MACHINE, Table, empty_rows
-from trainfit.watch.sampler import parsers
-from trainfit.watch.sampler.kept_files import KeptFile, KeptFiles
+from trainfit.hardware.machine.mounts import BLOCK
+from trainfit.hardware.machine.parsing import keyed_kilobytes
+from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import CPUS
+from trainfit.results.runs.tables import MACHINE, Table, empty_rows
+from trainfit.watch.sampler import proc_files
+from trainfit.watch.sampler.proc_files import KeptFile, KeptFiles
 from trainfit.watch.sampler.threads import tick_s
 
 #: Devices that pass on to others, which are counted themselves, and those that are no storage.
@@ -76,7 +76,7 @@ class MachineCounters:
         if is_slow:
             self._slow_at = now
             _put(row, "cpu_hz", self._clock_hz(cpus))
-        queue = parsers.run_queue(self._read("loadavg"))
+        queue = proc_files.run_queue(self._read("loadavg"))
         # This process runs while it reads that.
         _put(row, "runnable", None if queue is None else max(0, queue[0] - 1))
         self._put_counters(row, self._quick_counts(), now - self._sampled_at)
@@ -139,8 +139,8 @@ class MachineCounters:
 
     def _quick_counts(self) -> Counts:
         """Counters since the system's start, by the column that their change goes to."""
-        ticks = parsers.cpu_ticks(self._read("stat"))
-        quota = parsers.throttling((self._throttling and self._throttling.read()) or b"")
+        ticks = proc_files.cpu_ticks(self._read("stat"))
+        quota = proc_files.throttling((self._throttling and self._throttling.read()) or b"")
         return {
             "cores_busy": None if ticks is None else ticks.busy * self._tick_s,
             "iowait_cores": None if ticks is None else ticks.iowait * self._tick_s,
@@ -152,9 +152,9 @@ class MachineCounters:
     def _other_counts(self) -> Counts:
         """Those that change slowly."""
         swap = self._read("vmstat")
-        disk = parsers.disk_bytes(self._read("diskstats"), self._disks)
-        network = parsers.network_bytes(self._read("net/dev"), self._interfaces)
-        pages_in, pages_out = (parsers.keyed(swap, key) for key in (b"pswpin ", b"pswpout "))
+        disk = proc_files.disk_bytes(self._read("diskstats"), self._disks)
+        network = proc_files.network_bytes(self._read("net/dev"), self._interfaces)
+        pages_in, pages_out = (proc_files.keyed(swap, key) for key in (b"pswpin ", b"pswpout "))
         return {
             "swap_in_bytes": None if pages_in is None else pages_in * _PAGE,
             "swap_out_bytes": None if pages_out is None else pages_out * _PAGE,
@@ -162,8 +162,8 @@ class MachineCounters:
             "disk_written_bytes": None if disk is None else disk[1],
             "net_received_bytes": None if network is None else network[0],
             "net_sent_bytes": None if network is None else network[1],
-            "memory_pressure": parsers.pressure_s(self._pressure["memory"].read() or b""),
-            "io_pressure": parsers.pressure_s(self._pressure["io"].read() or b""),
+            "memory_pressure": proc_files.pressure_s(self._pressure["memory"].read() or b""),
+            "io_pressure": proc_files.pressure_s(self._pressure["io"].read() or b""),
         }
 
     # --- What there is ----------------------------------------------------------------------------

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from trainfit.results.watch.tables import PROCESSES, Table, empty_rows
-from trainfit.watch.sampler import parsers
-from trainfit.watch.sampler.kept_files import KeptFiles
-from trainfit.watch.sampler.roles import MAIN, OTHER, Known, Role, rank_variable, roles
-from trainfit.watch.sampler.run_folder import Worker
+from trainfit.results.runs.tables import PROCESSES, Table, empty_rows
+from trainfit.watch.sampler import proc_files
+from trainfit.watch.sampler.proc_files import KeptFiles
+from trainfit.watch.sampler.roles import MAIN, OTHER, Known, Role, Worker, rank_variable, roles
 from trainfit.watch.sampler.threads import Threads, ThreadTimes, tick_s
 
 #: Processes that are sampled at most, ranks and workers first.
@@ -62,7 +61,9 @@ class _Spent:
 class _Process:
     """A process of the run, with what was read of it last."""
 
-    def __init__(self, files: KeptFiles, pid: int, stat: parsers.ProcessStat, now: float) -> None:
+    def __init__(
+        self, files: KeptFiles, pid: int, stat: proc_files.ProcessStat, now: float
+    ) -> None:
         self.pid, self.stat, self.seen_at = pid, stat, now
         self.role = Role()
         self.known = Known(stat.parent, stat.name)
@@ -77,7 +78,7 @@ class _Process:
 
     def look(self) -> bool:
         """Read its state; ``False``: it has ended, or another has its number."""
-        stat = parsers.process_stat(self._stat.read() or b"")
+        stat = proc_files.process_stat(self._stat.read() or b"")
         if stat is None or stat.started_ticks != self.stat.started_ticks:
             return False
         self.stat = stat
@@ -86,7 +87,7 @@ class _Process:
     def read_so_far(self) -> int | None:
         """Bytes read from storage; ``None`` where that may not be read."""
         content = self._io.read()
-        return parsers.keyed(content, b"read_bytes:") if content is not None else None
+        return proc_files.keyed(content, b"read_bytes:") if content is not None else None
 
     def settle(self, now: float) -> None:
         """Read what it is, until that does not change any more."""
@@ -140,7 +141,7 @@ class ProcessTree:
         self._has_new = True
         self.left_out = 0
         """Processes at the last sample that were beyond the limit."""
-        stat = parsers.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
+        stat = proc_files.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
         if stat is not None and started_ticks in (None, stat.started_ticks):
             self._processes[pid] = _Process(self._files, pid, stat, time.monotonic())
 
@@ -291,7 +292,7 @@ class ProcessTree:
         if now - self._searched_at < _SEARCH_EVERY_S:
             return
         self._searched_before, self._searched_at = self._searched_at, now
-        queue = parsers.run_queue(self._loadavg.read() or b"")
+        queue = proc_files.run_queue(self._loadavg.read() or b"")
         every = now - self._searched_all_at > _SEARCH_ALL_EVERY_S
         if queue is not None and queue[1] == self._last_pid and not every:
             return
@@ -306,7 +307,7 @@ class ProcessTree:
         self._strangers &= numbers
         stats = {}
         for pid in numbers - self._strangers - self._processes.keys():
-            stat = parsers.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
+            stat = proc_files.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
             if stat is not None:
                 stats[pid] = stat
         found = True
@@ -319,7 +320,7 @@ class ProcessTree:
                     found = self._has_new = True
         self._strangers |= stats.keys()
 
-    def _new(self, pid: int, stat: parsers.ProcessStat, now: float) -> _Process:
+    def _new(self, pid: int, stat: proc_files.ProcessStat, now: float) -> _Process:
         process = _Process(self._files, pid, stat, now)
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_ticks * self._tick_s
         if age <= now - self._searched_before + self._tick_s:

@@ -1,12 +1,143 @@
-"""Which process of a run is a rank, which a DataLoader worker, and which something else."""
+"""Which process of a run is a rank or a worker, and what the run's folder tells of it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
-from trainfit.watch.sampler.run_folder import Worker
+import numpy as np
+
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.runs.tables import FETCHES
+from trainfit.results.runs.watched import SAMPLER_EVENTS, Event, RunHeader
+
+# ---
+# What the run's folder tells a sampler: when the run began, its ranks and its workers.
+
+
+_HEADER: Final = re.compile(r"rank(\d{1,6})\.json")
+_FETCHES: Final = re.compile(r"rank(\d{1,6})\.fetches\.(\d{1,10})\.bin")
+#: Clocks of the kernel's ticks and of Python differ by less.
+_SLACK_S: Final = 0.1
+#: Ranks that torchrun starts together tell their beginning within a second or two.
+_RANK_0_TELLS_S: Final = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """A DataLoader worker: its rank, and its number if it is known (else -1)."""
+
+    rank: int
+    number: int
+
+
+class RunFolder:
+    """The folder of a run that goes on; :meth:`look` takes in what is new.
+
+    Args:
+        path: an existing folder.
+        not_before: headers of processes that started earlier (seconds of ``time.monotonic()``)
+            are of another run that was recorded into the same folder.
+    """
+
+    def __init__(self, path: Path, not_before: float = 0.0) -> None:
+        self.path = path
+        self._not_before = not_before - _SLACK_S
+        self._identity = self._now()
+        self._headers: dict[str, tuple[tuple[int, int], RunHeader | None]] = {}
+        self.workers: dict[int, Worker] = {}
+        """By PID."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Was it removed, or is another in its place?"""
+        return self._now() != self._identity
+
+    def look(self) -> None:
+        """Read the headers that have changed, and who writes batches' tables."""
+        for name in self._names():
+            if header := _HEADER.fullmatch(name):
+                self._read_header(name, int(header[1]))
+            elif fetches := _FETCHES.fullmatch(name):
+                self._read_worker(name, Worker(int(fetches[1]), -1), int(fetches[2]))
+
+    @property
+    def headers(self) -> list[RunHeader]:
+        """Of this run's ranks, in order."""
+        found = [header for _, header in self._headers.values() if header is not None]
+        return sorted(found, key=lambda header: header.rank)
+
+    def began(self, waited_s: float) -> float | None:
+        """``started_monotonic`` of rank 0, the zero of all tables' times; ``None``: not known.
+
+        Where rank 0 has not told it after a while, it runs on another machine: the first rank's.
+        """
+        headers = self.headers
+        if headers and (headers[0].rank == 0 or waited_s > _RANK_0_TELLS_S):
+            return headers[0].started_monotonic
+        return None
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """The PIDs of the ranks' processes, by rank."""
+        return {header.rank: header.pid for header in self.headers}
+
+    def write_event(self, event: Event) -> bool:
+        """Append it to the sampler's events; ``False`` where it could not be written."""
+        line = json.dumps(dataclasses.asdict(event)) + "\n"
+        try:
+            with (self.path / SAMPLER_EVENTS).open("ab", buffering=0) as file:
+                return file.write(line.encode()) == len(line.encode())
+        except OSError:
+            return False
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)
+        except OSError:
+            return []
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _read_header(self, name: str, rank: int) -> None:
+        path = self.path / name
+        try:
+            found = os.stat(path)
+        except OSError:
+            return
+        version = found.st_mtime_ns, found.st_size
+        if name in self._headers and self._headers[name][0] == version:
+            return
+        header: RunHeader | None = None
+        with contextlib.suppress(ResultFileError):  # it is being written, or it is damaged
+            header = RunHeader.load(path)
+        if header is not None and header.rank != rank:
+            header = None
+        if header is not None and header.started_monotonic < self._not_before:
+            header = None
+        self._headers[name] = version, header
+
+    def _read_worker(self, name: str, worker: Worker, pid: int) -> None:
+        known = self.workers.get(pid)
+        if known is not None and known.number >= 0:
+            return
+        rows = np.zeros(0, FETCHES)
+        with contextlib.suppress(OSError):
+            rows = np.fromfile(self.path / name, FETCHES, count=1)
+        number = int(rows["worker"][0]) if len(rows) else -1
+        self.workers[pid] = dataclasses.replace(worker, number=number)
+
 
 #: Of ``processes.role``.
 MAIN: Final = 0

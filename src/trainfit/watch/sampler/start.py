@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from trainfit.watch.sampler.parsers import process_stat
+from trainfit.watch.sampler.proc_files import process_stat
 
 #: What a sampler prints, which is nothing but what Python says where it cannot even start.
 LOG: Final = "sampler.log"

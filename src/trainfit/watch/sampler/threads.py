@@ -8,8 +8,8 @@ import math
 import os
 from typing import Final
 
-from trainfit.watch.sampler import parsers
-from trainfit.watch.sampler.kept_files import KeptFile, KeptFiles
+from trainfit.watch.sampler import proc_files
+from trainfit.watch.sampler.proc_files import KeptFile, KeptFiles
 
 #: Seconds between two readings of context switches, which the kernel tells at ten times the cost
 #: of a thread's CPU time.
@@ -121,19 +121,19 @@ class Threads:
     def _cpu_s(self, thread: _Thread, name: str) -> float | None:
         content = thread.file.read()
         if self._with_schedstat:
-            if content is not None and (nano := parsers.schedstat_ns(content)) is not None:
+            if content is not None and (nano := proc_files.schedstat_ns(content)) is not None:
                 return nano / 1e9
             if not self._is_without_schedstat(name, content):
                 return None if content is None else 0.0
             self._use_ticks()
             return None
-        stat = parsers.process_stat(content or b"")
+        stat = proc_files.process_stat(content or b"")
         return None if stat is None else stat.cpu_ticks * self._tick_s
 
     def _is_without_schedstat(self, name: str, content: bytes | None) -> bool:
         """Does this kernel have no such file, or one of zeros? (Else the thread has just ended,
         or just begun.)"""
-        stat = parsers.process_stat(self._files.content(f"{self._folder}/{name}/stat") or b"")
+        stat = proc_files.process_stat(self._files.content(f"{self._folder}/{name}/stat") or b"")
         return stat is not None and (content is None or stat.cpu_ticks > 1)
 
     def _use_ticks(self) -> None:
@@ -149,7 +149,7 @@ class Threads:
         voluntary = involuntary = 0
         for name in names:
             content = self._files.content(f"{self._folder}/{name}/status")
-            counts = parsers.switches(content) if content is not None else None
+            counts = proc_files.switches(content) if content is not None else None
             if counts is None:  # it has ended
                 continue
             thread = self._threads.setdefault(name, _Thread(self._open(name)))

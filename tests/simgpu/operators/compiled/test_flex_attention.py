@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 import trainfit
-from trainfit.results.runs.kernels import KINDS
+from trainfit.results.runs.steps import KINDS
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 512, 64
 

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 import trainfit
 from helpers_cli import trainfit as command
-from trainfit.results.runs.kernels import DTYPES, KINDS
 from trainfit.results.runs.recording import Recording
-from trainfit.simgpu.operators.compiled.triton_source import access_of
+from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.simgpu.operators.triton_kernels import access_of
 
 # It would import the stand-in.
 importlib.import_module("torch._dynamo")

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.watch import tables
-from trainfit.results.watch.run import missing_rows
-from trainfit.watch.recorder.files import spill
-from trainfit.watch.recorder.files.spill import Ring
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import missing_rows
+from trainfit.watch.recorder import rank_files
+from trainfit.watch.recorder.rank_files import Ring
 
 KIND = np.dtype([("number", "i8"), ("value", "f4"), ("flags", "u2")])
 
@@ -92,7 +92,7 @@ def test_a_row_that_cannot_be_packed_is_lost_and_told_and_the_others_are_written
 
 def test_every_table_has_a_packer() -> None:
     for kind in tables.BY_NAME.values():
-        assert spill.packer(kind).size == kind.itemsize
+        assert rank_files.packer(kind).size == kind.itemsize
 
 
 @pytest.mark.parametrize(

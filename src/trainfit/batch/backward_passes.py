@@ -1,0 +1,178 @@
+"""Counts the backward passes of an optimizer step, and calls back at the end of each.
+
+At that moment `.grad` is what autograd left there: nobody has clipped or unscaled it yet. The hooks
+are on the parameters, not on modules or the loss: they run whatever way a script goes, and change
+no value.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Final
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from trainfit.torch_private.tensors import graph_task_id, queue_callback, version
+
+#: Frames of a backward pass inside a custom function's backward pass: reentrant checkpointing.
+_CUSTOM: Final = frozenset(
+    getattr(BackwardCFunction, name).__code__
+    for name in ("apply", "apply_boxed")
+    if hasattr(BackwardCFunction, name)
+)
+
+
+class BackwardPasses:
+    """Hooks on ``parameters``; ``count`` is the number of backward passes since the last step.
+
+    Args:
+        on_begin: called in a backward pass after its first gradient was accumulated.
+        on_gradient: called with each parameter whose gradient was accumulated, while
+            ``wants_gradients`` is set.
+        on_end: called at the end of each backward pass, after DDP's reduction if it has one.
+        on_step: called after a step of an optimizer that has one of the parameters.
+        on_fault: called with a reason why passes cannot be counted.
+        after_reduction: gradients are reduced by DDP at the end of a pass, and its buckets share
+            version counters.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        on_begin: Callable[[], None],
+        on_gradient: Callable[[Tensor], None],
+        on_end: Callable[[], None],
+        on_step: Callable[[], None],
+        on_fault: Callable[[str], None],
+        after_reduction: bool = False,
+    ) -> None:
+        self.count = 0
+        #: Off, the hooks return at once; to remove them amid a step would break who iterates over
+        #: them.
+        self.is_on = True
+        self.wants_gradients = False
+        #: Were the gradients of the last step still there when this step's first pass ended?
+        self.is_added_to_last = False
+        self._begin, self._gradient, self._end = on_begin, on_gradient, on_end
+        self._step, self._fault = on_step, on_fault
+        self._after_reduction = after_reduction
+        self._task: int | None = None
+        self._has_stepped = True
+        self._first: Tensor | None = None
+        self._versions: dict[int, int] = {}
+        self._ids = {id(parameter) for parameter in parameters}
+        self._handles: list[Any] = [
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+            for parameter in parameters
+        ]
+        self._handles.append(_on_steps(self))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if not self.is_on:
+            return
+        if graph_task_id() != self._task:
+            self._new_pass(parameter)
+        if self.wants_gradients:
+            self._guarded(lambda: self._gradient(parameter))
+
+    def _new_pass(self, parameter: Tensor) -> None:
+        self._task = graph_task_id()
+        self._first = parameter
+        if _is_nested(sys._getframe(1)):
+            self._fault(
+                "reentrant checkpointing splits a backward pass; use "
+                "torch.utils.checkpoint.checkpoint(…, use_reentrant=False)"
+            )
+            return
+        queue_callback(self._ended)
+        self._guarded(self._begin)
+
+    def _ended(self) -> None:
+        if self._after_reduction:
+            # DDP has queued its own end of a pass by now, which waits for the reduction.
+            queue_callback(self._finished)
+        else:
+            self._finished()
+
+    def _finished(self) -> None:
+        self._task = None
+        self._guarded(self._counted)
+
+    def _counted(self) -> None:
+        parameter = self._first
+        self._first = None
+        if parameter is None or parameter.grad is None:
+            self._fault("gradients are gone at the end of a backward pass (freed in a hook)")
+            return
+        is_new = self._has_stepped or self._is_zeroed(parameter)
+        self.is_added_to_last = (
+            self._has_stepped and not self._after_reduction and self._continues(parameter)
+        )
+        self.count = 1 if is_new else self.count + 1
+        self._has_stepped = False
+        if is_new:
+            self._versions.clear()
+        self._versions[id(parameter)] = version(parameter.grad)
+        self._end()
+
+    def _is_zeroed(self, parameter: Tensor) -> bool:
+        """Is the gradient a new tensor? Accumulation in place only raises its version.
+
+        So a step that a GradScaler skipped is told from one more micro-batch.
+        """
+        last = self._versions.get(id(parameter))
+        assert parameter.grad is not None
+        return not self._after_reduction and last is not None and version(parameter.grad) <= last
+
+    def _continues(self, parameter: Tensor) -> bool:
+        last = self._versions.get(id(parameter))
+        assert parameter.grad is not None
+        return last is not None and version(parameter.grad) == last + 1
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped; those of other models do not count."""
+        group = optimizer.param_groups[0]["params"] if optimizer.param_groups else ()
+        if self.is_on and any(id(parameter) in self._ids for parameter in group):
+            self._guarded(self._step)
+            self._has_stepped = True
+            self.count = 0
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """A measurement never ends a training."""
+        try:
+            call()
+        except Exception as error:
+            self._fault(f"{type(error).__name__}: {error}")
+
+
+def _on_steps(passes: BackwardPasses) -> Any:
+    """The hook of all optimizers; it does not keep ``passes`` alive."""
+    known = weakref.ref(passes)
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        found = known()
+        if found is not None:
+            found.stepped(optimizer)
+
+    return register_optimizer_step_post_hook(after)
+
+
+def _is_nested(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _CUSTOM:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,1 +1,0 @@
-"""Measures the gradient noise scale of a training loop: hooks, norms, estimates, cost."""

@@ -1,1 +1,0 @@
-"""The trade between batch sizes: goodput, learning rate, advice. Arithmetic alone, no torch."""

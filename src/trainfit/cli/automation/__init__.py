@@ -1,1 +1,0 @@
-"""What programs and projects ask of commands: conditions, formats, defaults from files."""

@@ -1,1 +1,0 @@
-"""The command line as a whole: the verbs, how their options are parsed, shell completion."""

@@ -1,0 +1,112 @@
+"""The job of a verb: the user's command, and the GPU that is simulated for it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+
+from trainfit.cli.common import UsageError
+from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
+from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
+from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.results.gpus import DeviceConstants, Profile, Rates
+from trainfit.results.text import printable, size
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The GPU to simulate, its constants, and the rates of the user's calibration profile
+    (``None``: there is none that holds for it)."""
+
+    gpu: GpuSpec
+    constants: DeviceConstants
+    rates: Rates | None = None
+
+
+def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
+    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
+
+    Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
+    bad name, :class:`UsageError` with no name and no GPU.
+    """
+    profile = Profile.load(options.profile) if options.profile is not None else None
+    if options.force_profile and profile is None:
+        raise UsageError("--force-profile is for use with --profile FILE")
+    here = local_gpu() if options.gpu is None else None
+    usage = local_usage() if here is not None else None
+    driver = usage.driver if usage is not None else None
+    if options.gpu is not None:
+        gpu = find_gpu(options.gpu)
+    elif here is not None:
+        gpu = here
+    elif profile is not None:
+        gpu = gpu_of_profile(profile)
+    else:
+        raise UsageError(
+            'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
+            "or give a size, as in --gpu custom:24GiB"
+        )
+    notes: tuple[str, ...] = ()
+    if profile is not None:
+        if options.gpu is not None:
+            driver = _driver_here(gpu)
+        notes = check_profile(
+            profile, str(options.profile), gpu, driver, force=options.force_profile
+        )
+        if profile.memory.usable is not None and not notes:
+            gpu = dataclasses.replace(gpu, memory_bytes=int(profile.memory.usable.value))
+    others = options.other_processes
+    if others is None:
+        others = (usage.used_bytes or 0) if usage is not None else 0
+    if others >= gpu.memory_bytes:
+        raise UsageError(
+            f"other processes hold {size(others)} of the {size(gpu.memory_bytes)} of {gpu.key}: no "
+            "memory is free; stop them, or correct --other-processes"
+        )
+    constants = device_constants(
+        gpu,
+        profile=profile,
+        title=str(options.profile) if profile is not None else "",
+        module_loading="eager" if _loads_eagerly(environment) else "lazy",
+        other_processes_bytes=others,
+        notes=notes,
+    )
+    # A profile that was forced is another GPU's, or a rehearsal's.
+    rates = profile.rates if profile is not None and not notes else None
+    return Device(gpu, constants, rates)
+
+
+def _driver_here(gpu: GpuSpec) -> str | None:
+    """The driver of this machine, if its GPU is the one that was named."""
+    try:
+        here = local_gpu()
+    except GpuNameError:  # there is one that is not known, and thus not the one
+        return None
+    usage = local_usage() if here is not None and here.name == gpu.name else None
+    return usage.driver if usage is not None else None
+
+
+def _loads_eagerly(environment: Mapping[str, str]) -> bool:
+    """Lazy is the default of PyTorch since 1.13, and of CUDA since 12.2."""
+    return environment.get("CUDA_MODULE_LOADING", "").upper() == "EAGER"
+
+
+# ---
+# The user's command, as the verbs that run it read it.
+
+
+def read_command(words: Sequence[str]) -> Command:
+    """The command, with a line on standard error where another Python runs it than its reader
+    would expect.
+
+    Raises:
+        CommandError: no Python is found in it, or none that can run it.
+    """
+    command = parse_command(words)
+    if command.interpreter.note:
+        sys.stderr.write(f"trainfit: {printable(command.interpreter.note)}\n")
+        sys.stderr.flush()
+    return command

@@ -1,1 +1,0 @@
-"""Options of verbs about saved results."""

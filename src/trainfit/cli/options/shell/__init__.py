@@ -1,1 +1,0 @@
-"""Options of what serves the shell."""

@@ -1,1 +1,0 @@
-"""Verbs about saved results: one shown as text, several as a page."""

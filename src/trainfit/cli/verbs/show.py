@@ -1,0 +1,82 @@
+"""``trainfit show``: render a result file."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.cli.automation import formatted, gated
+from trainfit.cli.output import Report, print_plan, print_shown
+from trainfit.cli.verbs.watched import print_result
+from trainfit.memory.explanation import summarize
+from trainfit.report.batch import explanation_screen, explanation_text, noise_screen, noise_text
+from trainfit.report.doctor import doctor_lines, doctor_screen
+from trainfit.report.gpus import gpus_screen, gpus_text
+from trainfit.report.loader import loader_screen, loader_text
+from trainfit.report.memory import recording_json, recording_screen, recording_text
+from trainfit.report.pace import pace_screen, pace_text
+from trainfit.report.plan.gpus import comparison_screen, comparison_text
+from trainfit.report.plan.real_runs import (
+    profile_screen,
+    profile_text,
+    verification_screen,
+    verification_text,
+)
+from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
+from trainfit.results.batch import BatchExplanation, NoiseResult
+from trainfit.results.comparison import Comparison, Verification
+from trainfit.results.doctor import DoctorResult
+from trainfit.results.gpus import GpusResult, Profile
+from trainfit.results.kinds import read
+from trainfit.results.loader import LoaderResult
+from trainfit.results.pace import PaceResult
+from trainfit.results.plan import PlanResult
+from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.runs.recording import Recording
+from trainfit.results.speed import GpuComparison
+from trainfit.results.watch import WatchResult
+
+
+def run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the file's content; returns the exit code."""
+    path: Path = options.file
+    result = read(path)
+    if isinstance(result, Recording):
+        summary = summarize(result, str(path))
+        code = gated(options, summary, 0)
+        if (form := formatted(summary, options)) is not None:
+            print(form)
+        else:
+            json = recording_json(summary) if options.json else ""
+            print_shown(summary, options, recording_screen, recording_text, json)
+        return code
+    code = gated(options, result, 0)
+    if (form := formatted(result, options)) is not None:
+        print(form)
+    elif isinstance(result, PlanResult):
+        print_plan(result, options)
+    elif isinstance(result, WatchResult | Comparison | Verification):
+        print_result(result, json=options.json, whole=options.explain)
+    elif type(result) in _SHOWN:
+        print_shown(result, options, *_SHOWN[type(result)])
+    else:
+        print(result.to_json())
+    return code
+
+
+#: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
+_SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
+    Profile: (profile_screen, profile_text),
+    DoctorResult: (doctor_screen, doctor_lines),
+    Rehearsal: (rehearsal_screen, rehearsal_text),
+    LoaderResult: (loader_screen, loader_text),
+    PaceResult: (pace_screen, pace_text),
+    NoiseResult: (noise_screen, noise_text),
+    BatchExplanation: (explanation_screen, explanation_text),
+    GpuComparison: (comparison_screen, comparison_text),
+    GpusResult: (gpus_screen, gpus_text),
+    PlanVerification: (verification_screen, verification_text),
+}

@@ -1,1 +1,0 @@
-"""Checks of the processor: cores, clocks, idle states, NUMA nodes, threads."""

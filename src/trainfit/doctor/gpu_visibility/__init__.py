@@ -1,1 +1,0 @@
-"""Why PyTorch sees no GPU: a decision table over the driver stack."""

@@ -1,1 +1,0 @@
-"""Checks of the rest of the machine: memory, storage, limits, container, packages."""

@@ -1,1 +1,0 @@
-"""The processor: topology, clocks, idle states, kinds of core."""

@@ -1,1 +1,0 @@
-"""The GPUs of this machine as NVIDIA's driver, the kernel and PyTorch see them."""

@@ -1,1 +1,0 @@
-"""The seam to the machine: files, commands, mounts, cgroups, under an injectable root."""

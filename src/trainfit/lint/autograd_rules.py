@@ -1,0 +1,282 @@
+"""Rules on autograd: evaluation with it enabled, tensors kept with their graph across steps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.lint.index import Function, Index, Loop, Scope, finding, inside, method_of, path_of
+from trainfit.lint.project import Gradients, Project
+from trainfit.results.doctor import Finding
+
+_EVALUATES: Final = re.compile(
+    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)"
+)
+#: Where gradients of an evaluated network are wanted.
+_WANTS_GRADIENTS: Final = frozenset({"backward", "grad", "vjp", "jvp", "jacobian", "hessian"})
+
+
+def no_no_grad(project: Project) -> Iterator[Finding]:
+    """A network in eval() mode (or in a function named so) called with gradients recorded."""
+    gradients = Gradients(project)
+    frozen = _frozen(project)
+    for index in project.indexes:
+        for function in index.functions:
+            call = _first(project, index, function, gradients, frozen)
+            if call is not None and not _uses_gradients(project, index, function):
+                yield _evaluated_with_autograd(index, function, call)
+        tree = index.file.source.tree
+        call = _first(project, index, tree, gradients, frozen)
+        if call is None or next(index.loops(call), None) is None:
+            continue  # what a single call gives may be used in any way
+        if not _uses_gradients(project, index, _from(tree, call)):
+            yield _evaluated_with_autograd(index, tree, call)
+
+
+def _from(tree: ast.Module, node: ast.expr) -> ast.Module:
+    """A module's statements from the one on that a node stands in: what is before is over."""
+    end = node.lineno
+    return ast.Module([each for each in tree.body if (each.end_lineno or end) >= end], [])
+
+
+def _evaluated_with_autograd(index: Index, scope: Scope, call: ast.Call) -> Finding:
+    loop = next(index.loops(call), None)
+    line = index.file.source.line((loop or call).lineno).strip()
+    around = f"`with torch.inference_mode():` around `{line}`"
+    who = "The script"
+    if not isinstance(scope, ast.Module):
+        who = f"{scope.name}()"
+        around = f"@torch.inference_mode() above `def {scope.name}`, or {around}"
+    return finding(
+        "no-no-grad",
+        index,
+        call,
+        f"{who} evaluates the network with autograd enabled: every layer's activations"
+        " are kept for a backward pass that never runs. That costs memory (often most of what"
+        " training needs) and time; eval() does not disable it.",
+        around,
+    )
+
+
+def _first(
+    project: Project,
+    index: Index,
+    scope: Scope,
+    gradients: Gradients,
+    frozen: frozenset[str],
+) -> ast.Call | None:
+    """The first call of a network that evaluates with gradients, if there certainly is one."""
+    named = bool(_EVALUATES.search(getattr(scope, "name", "").lower()))
+    calls = sorted(
+        (n for n in inside(scope) if isinstance(n, ast.Call)),
+        key=lambda n: (n.lineno, n.col_offset),
+    )
+    modes = _modes(calls)
+    if not named and not modes:
+        return None
+    for call in calls:
+        path = path_of(call.func)
+        if not path or path in frozen or project.value(call.func).kind != "module":
+            continue
+        if _is_loss(project, call):
+            continue
+        mode = [text for line, where, text in modes if where == path and line < call.lineno]
+        evaluates = mode[-1] == "eval" if mode else named and bool(next(index.loops(call), None))
+        if evaluates and gradients.at(index, call) == "on":
+            return call
+    return None
+
+
+def _is_loss(project: Project, call: ast.Call) -> bool:
+    """A loss has no parameters: its graph is only that of its arguments."""
+    made = project.value(call.func).call
+    name = path_of(made.func) if isinstance(made, ast.Call) else path_of(call.func)
+    last = name.rpartition(".")[2].lower()
+    return last.endswith(("loss", "criterion", "metric", "loss_fn", "transform", "normalize"))
+
+
+def _modes(calls: list[ast.Call]) -> list[tuple[int, str, str]]:
+    """(line, network, "eval" or "train") among calls, in order."""
+    return [
+        (call.lineno, path_of(call.func.value), call.func.attr)
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and (call.func.attr == "train" or (call.func.attr == "eval" and not call.args))
+    ]
+
+
+def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:
+    """Do the statements, or a function that they call, or what they return, use gradients?"""
+    for node in ast.walk(function):
+        name = getattr(node, "attr", None) or getattr(node, "id", "")
+        if name in _WANTS_GRADIENTS or str(name).startswith("requires_grad"):
+            return True
+        if isinstance(node, ast.Yield | ast.YieldFrom):
+            return True
+        if isinstance(node, ast.Return) and any(project.value(e).graph for e in ast.walk(node)):
+            return True  # the caller may go backward
+        if isinstance(node, ast.Call):
+            callee = project.callee(index, node)
+            if callee is not None and project.backwards(callee):
+                return True
+    return False
+
+
+def _frozen(project: Project) -> frozenset[str]:
+    """Networks whose parameters are frozen somewhere: no graph is recorded for them."""
+    found: set[str] = set()
+    for index, call in project.calls():
+        if method_of(call) == "requires_grad_":
+            assert isinstance(call.func, ast.Attribute)
+            found.add(path_of(call.func.value))
+        elif method_of(call) in {"parameters", "named_parameters"}:
+            loop = index.parents.get(call)
+            if isinstance(loop, ast.For) and _freezes(loop):
+                assert isinstance(call.func, ast.Attribute)
+                found.add(path_of(call.func.value))
+    return frozenset(found)
+
+
+def _freezes(loop: ast.For) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr.startswith("requires_grad")
+        for node in ast.walk(loop)
+    )
+
+
+# ---
+# Rule on tensors kept across steps with their autograd graph.
+
+
+def loss_kept_with_graph(project: Project) -> Iterator[Finding]:
+    """`total += loss` and `losses.append(loss)` in a training loop, the loss not detached."""
+    gradients = Gradients(project)
+    for loop, index in project.training_loops.items():
+        used = _goes_backward(index, loop)
+        for statement in loop.body:
+            for node in inside(statement):
+                kept = _kept(project, node)
+                if kept is None or next(index.loops(node), None) is not loop:
+                    continue
+                target, value = kept
+                name = target.partition(".")[0]
+                if name in used or target in used or _is_made_in(loop, target):
+                    continue
+                if not _is_list(node) and gradients.inside(index, node) != "on":
+                    continue  # the sum has no graph
+                if _is_list(node) and not _is_plain_list(project, index, loop, target):
+                    continue
+                yield _kept_with_graph(index, node, value)
+
+
+def _kept_with_graph(index: Index, node: ast.AST, value: ast.expr) -> Finding:
+    assert isinstance(node, ast.expr | ast.stmt)
+    source = index.file.source
+    return finding(
+        "loss-kept-with-graph",
+        index,
+        node,
+        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays "
+        "alive until the loop's result is deleted: memory grows with every step, on the host by "
+        "the graph's nodes, on the GPU by what backward() has not freed.",
+        source.replaced(value, f"{_bracketed(source.text(value), value)}.detach()"),
+    )
+
+
+def _bracketed(text: str, node: ast.expr) -> str:
+    simple = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+    return text if simple else f"({text})"
+
+
+def _kept(project: Project, node: ast.AST) -> tuple[str, ast.expr] | None:
+    """(what keeps, what is kept), where the latter certainly holds a graph."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        target, value = path_of(node.target), node.value
+    elif (
+        isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.value, ast.BinOp)
+        and isinstance(node.value.op, ast.Add)
+        and path_of(node.targets[0])
+        and path_of(node.targets[0]) == path_of(node.value.left)
+    ):
+        target, value = path_of(node.targets[0]), node.value.right
+    elif _is_list(node):
+        assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        target, value = path_of(node.func.value), node.args[0]
+    else:
+        return None
+    found = project.value(value)
+    return (target, value) if target and found.kind == "tensor" and found.graph else None
+
+
+def _is_list(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and method_of(node) == "append" and len(node.args) == 1
+
+
+def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> bool:
+    """Is it a list that was made before the loop and is not emptied in it?"""
+    scope = index.scope(loop)
+    if scope is None or "." in target:
+        return False
+    made = [
+        node
+        for node in inside(scope)
+        if isinstance(node, ast.Assign) and any(path_of(each) == target for each in node.targets)
+    ]
+    for node in inside(loop):
+        empties = isinstance(node, ast.Call) and method_of(node) in {"clear", "pop", "popleft"}
+        if isinstance(node, ast.Delete) or (empties and path_of(node.func.value) == target):  # type: ignore[attr-defined]
+            return False
+    return bool(made) and all(
+        (isinstance(node.value, ast.List) and not node.value.elts)
+        or (isinstance(node.value, ast.Call) and path_of(node.value.func) == "list")
+        for node in made
+    )
+
+
+def _is_made_in(loop: Loop, target: str) -> bool:
+    """Does each pass of the loop restart it?"""
+    for node in inside(loop):
+        if not isinstance(node, ast.Assign):
+            continue
+        adds = isinstance(node.value, ast.BinOp) and path_of(node.value.left) == target
+        if not adds and any(path_of(each) == target for each in _targets(node)):
+            return True
+    return False
+
+
+def _targets(node: ast.Assign) -> Iterator[ast.expr]:
+    for each in node.targets:
+        yield from each.elts if isinstance(each, ast.Tuple | ast.List) else (each,)
+
+
+def _goes_backward(index: Index, loop: Loop) -> frozenset[str]:
+    """Names whose values a backward pass (or another use of the graph) may go through."""
+    scope: Function | ast.Module | None = index.scope(loop)
+    nodes = list(ast.walk(scope)) if scope is not None else []
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Call) and _uses_graph(node):
+            found |= _names(node)
+    assigned = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]
+    while True:
+        more = set(found)
+        for node in assigned:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(_names(each) & found for each in targets):
+                more |= _names(node.value)
+        if more == found:
+            return frozenset(found)
+        found = more
+
+
+def _uses_graph(call: ast.Call) -> bool:
+    name = call.func.id if isinstance(call.func, ast.Name) else method_of(call)
+    return name == "grad" or "backward" in name
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"self"}

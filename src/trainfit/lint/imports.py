@@ -1,0 +1,245 @@
+"""Resolution of a script's names by its imports, and the user's own files among these."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trainfit.lint.source import Source, UnreadableError, load
+
+#: A script with more files of its own is not read further; `unread` then says so.
+MAX_FILES: Final = 200
+#: The same for the characters of all files together.
+MAX_CHARACTERS: Final = 4_000_000
+
+#: Modules that are re-exported from elsewhere, longest first: the name that rules know.
+_FURTHER: Final = "were read, the limit; further ones are skipped"
+_CANONICAL: Final = (
+    ("torch.nn.parallel.data_parallel.DataParallel", "torch.nn.DataParallel"),
+    ("torch.nn.parallel.DataParallel", "torch.nn.DataParallel"),
+    ("torch.utils.data.dataloader.", "torch.utils.data."),
+    ("torch.utils.data.dataset.", "torch.utils.data."),
+    ("torch.nn.modules.module.", "torch.nn."),
+    ("torch.autograd.grad_mode.", "torch."),
+    ("torch.autograd.no_grad", "torch.no_grad"),
+    ("torch.autograd.enable_grad", "torch.enable_grad"),
+    ("torch.autograd.inference_mode", "torch.inference_mode"),
+    ("torch.autograd.set_grad_enabled", "torch.set_grad_enabled"),
+    ("torch.cuda.amp.autocast_mode.", "torch.cuda.amp."),
+    ("torch.cuda.amp.grad_scaler.", "torch.cuda.amp."),
+    ("torch.amp.autocast_mode.", "torch.amp."),
+    ("torch.amp.grad_scaler.", "torch.amp."),
+)
+
+
+@dataclasses.dataclass(eq=False)
+class File:
+    """A source with what its names were imported as.
+
+    ``imported`` maps a name to every origin that an import gives it anywhere in the file: a dotted
+    name, or for an own file ``@N`` with the file's number. ``guarded`` are names whose import
+    stands under ``try`` or ``if``.
+    """
+
+    number: int
+    source: Source
+    imported: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    guarded: set[str] = dataclasses.field(default_factory=set)
+    #: Top-level modules that are not own files.
+    foreign: set[str] = dataclasses.field(default_factory=set)
+    stars: set[str] = dataclasses.field(default_factory=set)
+    _origins: dict[ast.AST, frozenset[str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Characters, about."""
+        return sum(map(len, self.source.lines))
+
+    def origins(self, node: ast.AST) -> frozenset[str]:
+        """Every dotted name that an expression may stand for; empty if no import gives it."""
+        found = self._origins.get(node)
+        if found is None:
+            found = self._origins[node] = self._find_origins(node)
+        return found
+
+    def _find_origins(self, node: ast.AST) -> frozenset[str]:
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self.imported:
+            return frozenset()
+        rest = "".join(f".{part}" for part in reversed(parts))
+        return frozenset(_canonical(base + rest) for base in self.imported[node.id])
+
+    def origin(self, node: ast.AST) -> str:
+        """The one dotted name that an expression stands for, or nothing."""
+        found = self.origins(node)
+        return next(iter(found)) if len(found) == 1 else ""
+
+
+def read_files(path: Path) -> tuple[list[File], list[str]]:
+    """The script and its own imports, in the order they are met; what could not be read, and why.
+
+    Raises :class:`UnreadableError` for the script itself.
+    """
+    roots = _roots(path)
+    files = [File(0, load(path, str(path)))]
+    numbers = {os.path.realpath(path): 0}
+    unread: list[str] = []
+    failed: set[str] = set()
+    for file in files:  # grows while it is walked
+        for statement in _imports(file.source.tree):
+            for target in _targets(statement, file.source.path, roots):
+                number = None
+                for candidate in target.files:  # the last is the one that the name is from
+                    number = _number(candidate, files, numbers, unread, failed)
+                _bind(file, target, number)
+    return files, unread
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """One name of an import: what it is bound to here ("" for nothing), and the own files it runs.
+
+    ``dotted`` is the whole name as written; ``is_module``: it stands for the last file itself.
+    """
+
+    bound: str
+    files: list[Path]
+    dotted: str
+    is_module: bool
+    is_relative: bool = False
+
+
+def _number(
+    path: Path, files: list[File], numbers: dict[str, int], unread: list[str], failed: set[str]
+) -> int | None:
+    real = os.path.realpath(path)
+    if real in numbers:
+        return numbers[real]
+    if real in failed:
+        return None
+    size = sum(file.size for file in files)
+    if len(files) >= MAX_FILES or size > MAX_CHARACTERS:
+        failed.add(real)
+        if not any(_FURTHER in each for each in unread):
+            unread.append(f"{path}: {len(files)} files {_FURTHER}")
+        return None
+    try:
+        files.append(File(len(files), load(path, str(path))))
+    except UnreadableError as error:
+        failed.add(real)
+        unread.append(f"{path}: {error.reason}")
+        return None
+    numbers[real] = len(files) - 1
+    return numbers[real]
+
+
+def _roots(path: Path) -> list[tuple[Path, str]]:
+    """Where absolute imports of own files are sought, and of what package only ("": of any).
+
+    Beside the script; and where the script is part of a package, that package.
+    """
+    folder = Path(os.path.abspath(path.parent))
+    package = ""
+    while _exists(folder / "__init__.py") and folder != folder.parent:
+        package, folder = folder.name, folder.parent
+    return [(path.parent, ""), (folder, package)] if package else [(path.parent, "")]
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+
+
+def _targets(
+    statement: ast.Import | ast.ImportFrom, path: Path, roots: list[tuple[Path, str]]
+) -> Iterator[_Target]:
+    if isinstance(statement, ast.Import):
+        for alias in statement.names:
+            parts = alias.name.split(".")
+            files = _module_files(parts, roots)
+            yield _Target(alias.asname or "", files, alias.name, True)
+            if not alias.asname:
+                # The name stands for the package; its submodules are reached through it.
+                yield _Target(parts[0], _module_files(parts[:1], roots), parts[0], True)
+        return
+    parts = statement.module.split(".") if statement.module else []
+    relative = statement.level > 0
+    where = [(_above(path, statement.level), "")] if relative else roots
+    base = _module_files(parts, where) if parts else []
+    for alias in statement.names:
+        bound, dotted = alias.asname or alias.name, ".".join([*parts, alias.name])
+        below = _module_files([*parts, alias.name], where) if alias.name != "*" else []
+        if len(below) > len(base) and _is_own(below[-1], alias.name):
+            yield _Target(bound, below, dotted, True, relative)
+        else:
+            yield _Target(bound, base, dotted, False, relative)
+
+
+def _is_own(path: Path, name: str) -> bool:
+    return path.stem == name or (path.stem == "__init__" and path.parent.name == name)
+
+
+def _above(path: Path, level: int) -> Path:
+    folder = path.parent
+    for _ in range(level - 1):
+        folder = folder / ".."
+    return Path(os.path.normpath(folder))
+
+
+def _module_files(parts: list[str], roots: list[tuple[Path, str]]) -> list[Path]:
+    """The own files that importing a.b.c runs, outermost first; empty if a.b.c is none."""
+    for root, package in roots:
+        if package and parts[0] != package:
+            continue
+        folder, found, last = root, [], False
+        for part in parts:
+            last = False
+            if _exists(folder / part / "__init__.py"):
+                found.append(folder / part / "__init__.py")
+                last = True
+            elif _exists(folder / f"{part}.py"):
+                found.append(folder / f"{part}.py")
+                last = True
+            folder = folder / part
+        if found and last:
+            return found
+    return []
+
+
+def _bind(file: File, target: _Target, number: int | None) -> None:
+    """Note one imported name; one from an own file that is not read has no origin that is known."""
+    is_own = bool(target.files) or target.is_relative
+    if not is_own:
+        file.foreign.add(target.dotted.split(".")[0])
+    if not target.bound:
+        return
+    origin = target.dotted
+    if is_own:
+        module = f"?{target.dotted}" if number is None else f"@{number}"
+        origin = module if target.is_module else f"{module}.{target.dotted.split('.')[-1]}"
+    if target.bound == "*":
+        file.stars.add(origin.removesuffix(".*"))
+    else:
+        file.imported.setdefault(target.bound, set()).add(origin)
+
+
+def _canonical(dotted: str) -> str:
+    for long, short in _CANONICAL:
+        if dotted.startswith(long):
+            return short + dotted[len(long) :]
+    return dotted

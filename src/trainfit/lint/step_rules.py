@@ -1,0 +1,227 @@
+"""Rules on the training step: gradients never cleared, graphs retained, waits for the GPU."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.lint.index import (
+    Index,
+    Loop,
+    finding,
+    inside,
+    is_literal,
+    keyword,
+    method_of,
+    path_of,
+)
+from trainfit.lint.project import Project
+from trainfit.lint.values import Value
+from trainfit.results.doctor import Finding
+
+
+def zero_grad(project: Project) -> Iterator[Finding]:
+    """No zero_grad anywhere, or zero_grad(set_to_none=False) in each step."""
+    yield from _kept_as_zeros(project)
+    if project.manager or project.hides_training or "zero_grad" in project.words:
+        return
+    if "grad" in project.words or "lbfgs" in project.words:
+        return  # gradients are handled by hand
+    for index, call in project.calls():
+        if method_of(call) != "step" or project.step_region(index, call) is None:
+            continue
+        assert isinstance(call.func, ast.Attribute)
+        if project.value(call.func.value).kind != "optimizer" or call.args:
+            continue
+        name = index.file.source.text(call.func.value)
+        yield finding(
+            "zero-grad-missing",
+            index,
+            call,
+            "Nothing in the script clears the gradients, so backward() adds every step's"
+            " gradients to those of all previous steps: each step uses the sum over the whole run.",
+            f"{index.file.source.line(call.lineno).strip()} followed by {name}.zero_grad()",
+        )
+        return
+
+
+def retain_graph(project: Project) -> Iterator[Finding]:
+    """backward(retain_graph=True) where no second backward pass can go through the graph."""
+    for loop, index in project.training_loops.items():
+        call = _only_backward(project, index, loop)
+        if call is None or not is_literal(keyword(call, "retain_graph"), True):
+            continue
+        if not _is_made_in(project, loop):
+            continue
+        kept = [k for k in call.keywords if k.arg != "retain_graph"]
+        source = index.file.source
+        given = [source.text(each) for each in call.args]
+        given += [f"{k.arg}={source.text(k.value)}" for k in kept]
+        new = f"{source.text(call.func)}({', '.join(given)})"
+        yield finding(
+            "retain-graph",
+            index,
+            call,
+            "retain_graph=True keeps every activation after the step's only backward pass, so "
+            "they are still allocated while the next step runs: memory for two steps instead of "
+            "one. (If it fails without, a tensor is carried over between steps: detach() it.)",
+            source.replaced(call, new),
+        )
+
+
+def _kept_as_zeros(project: Project) -> Iterator[Finding]:
+    if "cudagraph" in project.words or "make_graphed_callables" in project.words:
+        return
+    for index, call in project.calls():
+        if method_of(call) != "zero_grad" or project.step_region(index, call) is None:
+            continue
+        setting = keyword(call, "set_to_none")
+        if not is_literal(setting, False):
+            continue
+        assert isinstance(call.func, ast.Attribute)
+        source = index.file.source
+        yield finding(
+            "zero-grad-to-zeros",
+            index,
+            call,
+            "set_to_none=False keeps every gradient allocated during the next"
+            " forward pass, when activations peak, and fills it with zeros only for backward()"
+            " to add to.",
+            source.replaced(call, f"{source.text(call.func)}()"),
+        )
+
+
+def _only_backward(project: Project, index: Index, loop: Loop) -> ast.Call | None:
+    scope = index.scope(loop)
+    if scope is None or {"autograd", "create_graph"} & project.words:
+        return None
+    calls = project.backwards(scope)
+    return calls[0] if len(calls) == 1 and next(index.loops(calls[0]), None) is loop else None
+
+
+def _is_made_in(project: Project, loop: Loop) -> bool:
+    """Is every graph in the loop made in the same pass: no tensor from before is used?"""
+    stored = {
+        each.id
+        for node in inside(loop)
+        for each in [node]
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    }
+    applied = False
+    for node in inside(loop):
+        if isinstance(node, ast.Call) and project.value(node.func).kind == "module":
+            applied = True
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in stored:
+            value = project.value(node)
+            if value.is_tensors and value.graph:
+                return False
+    return applied
+
+
+# ---
+# Rules on calls that make the CPU wait for the GPU in every training step.
+
+
+_COPIES: Final = {"item", "tolist", "cpu", "numpy"}
+_WAIT: Final = (
+    "makes the CPU wait in every step until the GPU has finished all queued work; no"
+    " new work is queued meanwhile, so the GPU idles afterwards."
+)
+_SELDOM: Final = "do it every n-th step only: `if step % 50 == 0:` before"
+
+
+def sync_every_step(project: Project) -> Iterator[Finding]:
+    """.item(), float(), .cpu(), print and the like of GPU tensors in each step of training."""
+    if not project.uses_cuda:
+        return
+    for index in project.indexes:
+        for call in index.calls:
+            found = _what(project, index, call)
+            if found is None:
+                continue
+            region = project.step_region(index, call)
+            if region is None or index.is_guarded(call, region):
+                continue
+            if method_of(call) in _COPIES and acts_on_world(project, region):
+                continue
+            what, rewrite = found
+            yield finding("sync-every-step", index, call, f"{what} {_WAIT}", rewrite)
+
+
+def _what(project: Project, index: Index, call: ast.Call) -> tuple[str, str] | None:
+    origin = index.file.origin(call.func)
+    line = index.file.source.line(call.lineno).strip()
+    if origin == "torch.cuda.synchronize":
+        return (
+            "torch.cuda.synchronize()",
+            f"remove `{line}`; to time steps, record torch.cuda.Event(enable_timing=True) and"
+            " read them every n-th step",
+        )
+    if origin == "torch.cuda.empty_cache":
+        return (
+            "torch.cuda.empty_cache() returns the allocator's memory to the driver,"
+            " only to allocate it again at once: both are slow. It also",
+            f"remove `{line}`: PyTorch reuses that memory itself (if fragmentation"
+            " then uses too much: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
+        )
+    if origin:
+        return None
+    if method_of(call) in _COPIES and isinstance(call.func, ast.Attribute):
+        if not _on_gpu(project.value(call.func.value)):
+            return None
+        kept = index.file.source.text(call.func.value)
+        return f".{method_of(call)}()", _kept(kept, line)
+    if not isinstance(call.func, ast.Name) or call.func.id in index.file.imported:
+        return None
+    if call.func.id in {"float", "int"} and len(call.args) == 1:
+        if not _is_gpu_tensor(project.value(call.args[0])):
+            return None
+        return f"{call.func.id}() of a GPU tensor", _kept(
+            index.file.source.text(call.args[0]), line
+        )
+    if call.func.id == "print" and any(_shows(project, each) for each in call.args):
+        return "print() of a GPU tensor", f"{_SELDOM} `{line}`"
+    return None
+
+
+def _kept(tensor: str, line: str) -> str:
+    base = tensor if tensor.endswith("detach()") else f"{tensor}.detach()"
+    return (
+        f"keep `{base}` on the GPU and read it every n-th step only: `if step % 50 == 0:` before"
+        f" `{line}`"
+    )
+
+
+def _shows(project: Project, node: ast.expr) -> bool:
+    if isinstance(node, ast.JoinedStr):
+        return any(
+            isinstance(each, ast.FormattedValue) and _is_gpu_tensor(project.value(each.value))
+            for each in node.values
+        )
+    if isinstance(node, ast.Call) and method_of(node) == "format":
+        return any(_is_gpu_tensor(project.value(each)) for each in node.args)
+    return _is_gpu_tensor(project.value(node))
+
+
+def _on_gpu(value: Value) -> bool:
+    return value.is_tensors and value.place == "device"
+
+
+def _is_gpu_tensor(value: Value) -> bool:
+    """Surely a tensor: a network's output may be a dictionary that holds numbers too."""
+    return value.kind == "tensor" and value.place == "device"
+
+
+def acts_on_world(project: Project, region: ast.AST) -> bool:
+    """Does the step need its results on the host: an environment or a robot that acts on them?"""
+    for node in ast.walk(region):
+        if isinstance(node, ast.Call) and method_of(node) in {"step", "act", "send_action"}:
+            assert isinstance(node.func, ast.Attribute)
+            last = path_of(node.func.value).rpartition(".")[2].lower()
+            known = project.value(node.func.value).kind in {"optimizer", "scheduler", "scaler"}
+            own = known or project.is_optimizer(node.func.value)
+            own = own or any(word in last for word in ("sched", "scaler", "opt", "prof", "ema"))
+            if node.args and not own:
+                return True
+    return False

@@ -1,1 +1,0 @@
-"""Advice in addition to the settings: threads, cores, other changes, and the reason of each."""

@@ -1,0 +1,319 @@
+"""Parsers of what Python prints of a failure: tracebacks, and the stacks of threads that hang."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import linecache
+import os
+import re
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from trainfit.results.runs.trace import OwnFault
+from trainfit.torch_private.needed import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
+
+_CAUGHT: Final = re.compile(
+    r"Caught (?P<type>\S+) (?P<where>in [^\n]*?)\.\n(?:Original )?(?P<text>.*)", re.DOTALL
+)
+_HEADING: Final = "Traceback (most recent call last):\n"
+_OF_THE_MACHINE: Final = (OSError, MemoryError, ModuleNotFoundError)
+_WORKER: Final = re.compile(r"worker process (\d+)")
+_FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+#: Python's own library, of whatever installation.
+_LIBRARY: Final = re.compile(r"/lib(?:64)?/python3\.\d+/")
+#: Between the exceptions of a chain (`traceback.py`).
+_CHAINED: Final = re.compile(
+    r"\n\n(?:The above exception was the direct cause of the following exception"
+    r"|During handling of the above exception, another exception occurred):\n\n"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A line of a traceback or of a stack; ``code`` is its text where that was given."""
+
+    path: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def package(self) -> str:
+        """The installed package that the file is part of, or empty."""
+        for folder in ("site-packages", "dist-packages"):
+            _, found, inside = self.path.replace(os.sep, "/").rpartition(f"/{folder}/")
+            if found:
+                return inside.split("/")[0].removesuffix(".py")
+        return ""
+
+    @property
+    def is_ours(self) -> bool:
+        return self.path.startswith(_own_folder())
+
+    @property
+    def is_user(self) -> bool:
+        """Is it neither PyTorch's, nor Python's, nor an installed package's, nor ours?"""
+        return not (
+            self.package
+            or self.is_ours
+            or self.path.startswith("<")
+            or self.path.startswith(_python_folders())
+            or _LIBRARY.search(self.path) is not None
+        )
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class ParsedException:
+    """An exception: ``where`` it was caught ("in DataLoader worker process 0") or empty."""
+
+    type: str
+    message: str
+    where: str
+    frames: tuple[Frame, ...]
+
+    @property
+    def worker(self) -> int | None:
+        found = _WORKER.search(self.where)
+        return int(found[1]) if found else None
+
+    @property
+    def culprit(self) -> Frame | None:
+        """The user's line: the innermost that is not of PyTorch or another package.
+
+        Where no line is the user's, the innermost of a package that is not PyTorch.
+        """
+        users = [frame for frame in self.frames if frame.is_user]
+        packages = [frame for frame in self.frames if frame.package not in ("", "torch")]
+        return next(reversed(users or packages), None)
+
+
+def parse(error_type: str, message: str, text: str) -> ParsedException:
+    """What was raised, from an exception's type, message and traceback.
+
+    A worker's exception is looked for in the message, then in the traceback, which shows it
+    where the message was lost.
+    """
+    found = _CAUGHT.search(message) or _CAUGHT.search(text)
+    if found is None:
+        return ParsedException(error_type, message, "", frames(text))
+    name, inner = found["type"], found["text"]
+    return ParsedException(name, _message(name, inner), found["where"], frames(inner))
+
+
+def own_fault_in(text: str) -> OwnFault | None:
+    """That what a process of trainfit's printed ends with a traceback of trainfit's own code;
+    ``None`` where it does not. Missing files, packages and memory are no faults of the code."""
+    begin = text.rfind(_HEADING)
+    if begin < 0:
+        return None
+    found = _frames_of(text[begin:])
+    ours = [frame for frame in found if frame.is_ours]
+    rest = text[begin:].split("\n")[1:]
+    said = next((line for line in rest if line and not line.startswith(" ")), "")
+    kind = getattr(builtins, said.partition(":")[0], Exception)
+    if not ours or not said or any(frame.is_user for frame in found):
+        return None
+    if not isinstance(kind, type) or issubclass(kind, _OF_THE_MACHINE):
+        return None
+    place = os.path.relpath(ours[-1].path, Path(_own_folder()).parent)
+    return OwnFault(said, f"{place}:{ours[-1].line}", text.strip())
+
+
+def frames(text: str) -> tuple[Frame, ...]:
+    """All frames, of the last exception of a chain if there are any, outermost first."""
+    blocks = [_frames_of(block) for block in _CHAINED.split(text)]
+    with_user = [block for block in blocks if any(frame.is_user for frame in block)]
+    last = blocks[-1]
+    if with_user and not any(frame.is_user for frame in last):
+        return with_user[-1]
+    return last
+
+
+def _frames_of(text: str) -> tuple[Frame, ...]:
+    found: list[Frame] = []
+    lines = text.split("\n")
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if match := _FRAME.match(line):
+            code = following.strip() if following.startswith("    ") else ""
+            found.append(Frame(match["path"], int(match["line"]), match["function"] or "", code))
+    return tuple(found)
+
+
+def _message(name: str, text: str) -> str:
+    """What follows the exception's type after the last frame of the last exception."""
+    last = _CHAINED.split(text)[-1].rstrip("\n")
+    starts = re.compile(rf"^(?:[\w.<>]+\.)?{re.escape(name)}(?:: |$)", re.MULTILINE)
+    found = starts.search(last)
+    return last[found.end() :] if found else short_tail(last.split("\n"))
+
+
+def short_tail(lines: Sequence[str]) -> str:
+    """The last line that says something."""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+@functools.cache
+def _own_folder() -> str:
+    return str(Path(__file__).resolve().parents[2]) + os.sep
+
+
+@functools.cache
+def _python_folders() -> tuple[str, ...]:
+    """Folders of Python's own library (packages installed in them are distinguished before)."""
+    names = ("stdlib", "platstdlib")
+    return tuple({os.path.join(sysconfig.get_path(name), "") for name in names})
+
+
+# ---
+# Stacks of threads that hang, as ``faulthandler`` writes them, and what the threads wait in.
+
+
+_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
+_STACK_FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+#: Waiting for a lock, in a line of Python.
+_LOCK_CALL: Final = re.compile(r"\.(?:acquire|wait|wait_for|join|result|get|recv|put)\s*\(")
+_LOCK_NAME: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
+_LOCK_MODULES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/", "/multiprocessing/")
+Role = Literal["worker", "iterating", "pinning", "other"]
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """A thread's frames, innermost first."""
+
+    frames: tuple[Frame, ...]
+
+    @property
+    def role(self) -> Role:
+        """The thread of a worker that makes batches, the one that iterates, or another.
+
+        A forked worker's stack goes on, below ``_worker_loop``, with the fork's.
+        """
+        for frame in self.frames:
+            if _is(frame, WORKER_FILE, WORKER_LOOP):
+                return "worker"
+            if _is(frame, PIN_MEMORY_FILE, PIN_MEMORY_LOOP):
+                return "pinning"
+            if _is(frame, "utils/data/dataloader.py"):
+                return "iterating"
+        return "other"
+
+    @property
+    def own(self) -> tuple[Frame, ...]:
+        """The frames above the loop that its role has."""
+        kept: list[Frame] = []
+        for frame in self.frames:
+            if self.role == "worker" and frame.function == WORKER_LOOP:
+                break
+            if self.role == "iterating" and frame.function == "__next__":
+                break
+            kept.append(frame)
+        return tuple(kept)
+
+    def within(self, file: str, function: str = "") -> bool:
+        """Does it pass through this function of PyTorch or Python?"""
+        return any(_is(frame, file, function) for frame in self.own)
+
+    @property
+    def is_idle(self) -> bool:
+        """A worker that waits to be asked for a batch."""
+        return self.role == "worker" and not self.within("_utils/fetch.py") and self._waits_queue
+
+    @property
+    def _waits_queue(self) -> bool:
+        return self.within("multiprocessing/queues.py", "get")
+
+    @property
+    def user(self) -> Frame | None:
+        """The innermost line of the user's code."""
+        return next((frame for frame in self.own if frame.is_user), None)
+
+    @property
+    def where(self) -> Frame | None:
+        """The user's line, or else the innermost of all."""
+        return self.user or next(iter(self.own), None)
+
+
+def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
+    """The stacks in what processes wrote, in their order."""
+    stacks: list[list[Frame]] = []
+    for line in text.split("\n"):
+        if _THREAD.match(line):
+            stacks.append([])
+        elif stacks and (found := _STACK_FRAME.match(line)):
+            number = int(found["line"])
+            code = linecache.getline(found["path"], number).strip()
+            stacks[-1].append(Frame(found["path"], number, found["function"], code))
+    return tuple(ThreadStack(tuple(frames)) for frames in stacks if frames)
+
+
+def library(stack: ThreadStack, known: Mapping[str, object]) -> str:
+    """The library of ``known`` that a thread is in, or empty.
+
+    Native code has no frames of its own: where the innermost line is the user's, the names in
+    that line tell, by what its file imports them as.
+    """
+    for frame in stack.own:
+        module = _module(frame)
+        if module in known:
+            return module
+        if frame.is_user:
+            named = _named(frame)
+            return next((name for name in named if name in known), "")
+    return ""
+
+
+def waits_for_lock(stack: ThreadStack) -> bool:
+    """Is the innermost line one that waits for a lock, a thread or a queue?"""
+    frame = next(iter(stack.own), None)
+    if frame is None:
+        return False
+    if any(part in frame.path for part in _LOCK_MODULES) and not frame.package:
+        return True
+    return bool(_LOCK_NAME.match(frame.code) or _LOCK_CALL.search(frame.code))
+
+
+def _module(frame: Frame) -> str:
+    """The package of a frame; of Python's own, ``logging``."""
+    if frame.package:
+        # PyTorch's loader itself is under every worker's stack.
+        return "" if "/torch/utils/data/" in frame.path else frame.package
+    return "logging" if frame.path.endswith("/logging/__init__.py") else ""
+
+
+def _named(frame: Frame) -> list[str]:
+    """Top-level modules that the names in a line stand for."""
+    aliases = _aliases(frame.path)
+    words = re.findall(r"[A-Za-z_]\w*", frame.code)
+    return [aliases[word] for word in words if word in aliases]
+
+
+@functools.lru_cache(maxsize=64)
+def _aliases(path: str) -> Mapping[str, str]:
+    """What a file imports: the name in it → the top-level module."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                top = each.name.split(".")[0]
+                found[each.asname or top] = top
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for each in node.names:
+                found[each.asname or each.name] = node.module.split(".")[0]
+    return found
+
+
+def _is(frame: Frame, file: str, function: str = "") -> bool:
+    return frame.path.endswith(file) and function in ("", frame.function)

@@ -1,1 +1,0 @@
-"""Tracebacks, thread stacks, samples and objects, read and put into few words."""

@@ -1,1 +1,0 @@
-"""The DataLoader as a queueing network, the machine that it has, and what bounds it."""

@@ -1,1 +1,0 @@
-"""Processes of our own: forked code, its errors and progress, and what others take meanwhile."""

@@ -1,1 +1,0 @@
-"""Profile of a batch's time: reading, decoding, transforms, collation, storage."""

@@ -1,1 +1,0 @@
-"""Chooses a DataLoader's settings: predict many, measure few, give the reasons."""

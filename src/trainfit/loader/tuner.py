@@ -1,0 +1,381 @@
+"""One tuning behind its probe: settings are searched, confirmed and explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import psutil
+
+from trainfit.hardware.machine.core_speed import CoreSpeeds
+from trainfit.loader import search as feasible
+from trainfit.loader import threads
+from trainfit.loader.bottleneck import limit
+from trainfit.loader.confirmation import Confirmation, ConfirmingRun, measured_rate
+from trainfit.loader.faults.preflight import run_watched
+from trainfit.loader.measure.loop import predicted_save_s, save_seconds
+from trainfit.loader.measure.noise_correction import with_speeds
+from trainfit.loader.measure.probe_runs import SettingConstraints, bounds
+from trainfit.loader.measure.processes import Progress
+from trainfit.loader.measure.records import Run
+from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S, alone_note
+from trainfit.loader.measure.workload import Workload
+from trainfit.loader.other_changes import beyond
+from trainfit.loader.probe import Measured
+from trainfit.loader.search import BUBBLE, WITHIN, Choice, Goal, beyond_knee, keep_workers, search
+from trainfit.loader.verdicts import PREDICTED_GAIN, Decision, decide, doubts, is_disturbed
+from trainfit.results.dataloader import (
+    Candidate,
+    Confirmed,
+    Fault,
+    LoaderMachine,
+    LoaderSettings,
+    Probe,
+)
+from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.text import byte_rate, duration, percent, rate
+from trainfit.results.text import count as count_of
+
+#: Real runs that confirm, at most.
+CONFIRM: Final = 4
+#: Seconds of one, and of a probe's time the share that one takes at most.
+RUN_S: Final = 4.0
+_RUN_SHARE: Final = 0.2
+#: Of a probe's time, what may have gone since its end when a run is begun that only looks for
+#: something faster than what was chosen.
+_EXPLORING_S: Final = 0.4
+#: Batches that one should count.
+_RUN_BATCHES: Final = 25
+#: Of all its time, what a tuning's probe takes.
+PROBE_SHARE: Final = 0.65
+#: Threads that libraries in workers are held to where they start some of their own.
+HELD: Final = 1
+#: Workers that are tried for each core, and the most for batches that mostly wait.
+_WORKERS_A_CORE: Final = 2
+_WAITING_A_CORE: Final = 8
+
+
+def _shared_bytes() -> int | None:
+    """What of this process' memory forked workers share, until they write to it."""
+    try:
+        return int(psutil.Process().memory_full_info().uss)
+    except psutil.Error:
+        return None
+
+
+class Tuner:
+    """One tuning, behind its probe."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        machine: LoaderMachine,
+        consumer: Consumer,
+        measured: Measured,
+        held: Mapping[int, Measured],
+        seconds: float,
+        progress: Progress,
+        result: LoaderResult,
+        watch: CoreSpeeds,
+    ) -> None:
+        # Without any run that only looks for something faster it would take so long, about.
+        self._probed = time.monotonic()
+        self._held = held
+        self._workload, self._machine, self._consumer = workload, machine, consumer
+        self._measured, self._seconds, self._progress = measured, seconds, progress
+        self._result, self._watch = result, watch
+        self._faults = list(measured.probe.faults)
+        self._fault_of: dict[LoaderSettings, Fault] = {}
+        self._asked: int | None = None
+        self._alone_of: Choice | None = None
+        self._alone: dict[LoaderSettings, float] = {}
+        self._runs = 0
+        save_seconds()  # the first finds cold caches
+        self._save_s = save_seconds()
+
+    def tuned(self, confirm: int, max_workers: int | None, any_order: bool) -> LoaderResult:
+        """Search, confirm, explain."""
+        self._asked = max_workers
+        fitted = self._measured.fitted
+        assert fitted is not None
+        self._progress("simulating settings", PROBE_SHARE)
+        models = {most: each.fitted for most, each in self._held.items() if each.fitted}
+        choice = search(fitted, self._goal(max_workers, any_order), models)
+        self._progress.keep(self._explained(choice, choice.best(), []))
+        confirmation = Confirmation(
+            choice,
+            self._run,
+            0 if self._measured.stays_busy else max(0, min(confirm, CONFIRM)),
+            after=self._keep,
+            in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
+            noise=self._noise,
+            within=1 / PREDICTED_GAIN if self._measured.stays_busy else WITHIN,
+        )
+        chosen = confirmation.run()
+        return self._explained(confirmation.choice, chosen, confirmation.trials)
+
+    def _keep(self, confirmation: Confirmation) -> None:
+        """What there is so far, in case that the next run ends everything."""
+        chosen = confirmation.choice.best()
+        self._progress.keep(self._explained(confirmation.choice, chosen, confirmation.trials))
+
+    # -- choosing --------------------------------------------------------------------------
+
+    def _goal(self, max_workers: int | None, any_order: bool) -> Goal:
+        """Settings of the user's kind that the faults leave."""
+        left = self._measured.bounds
+        present = self._workload.present
+        start = present.start_method
+        if left.start_methods and start not in left.start_methods:
+            start = left.start_methods[0]
+        return Goal(
+            self._consumer,
+            dataclasses.replace(present, start_method=start),
+            self._most_workers(max_workers),
+            least_workers=left.least_workers,
+            any_order=any_order,
+            infeasible=self._infeasible,
+            oversubscribed=self._oversubscribed,
+            impossible=self._impossible,
+        )
+
+    def _most_workers(self, asked: int | None) -> int:
+        """Two a core, and more where batches mostly wait; no more than are asked for.
+
+        Where other processes keep the cores busy, one a core: waiting for these looks like any
+        other, and what taking turns costs was not measured.
+        """
+        probe = self._measured.probe
+        each: float = _WORKERS_A_CORE
+        if probe.fetch_s and probe.fetch_cpu_s is not None:
+            works = max(probe.fetch_cpu_s / probe.fetch_s, 1 / _WAITING_A_CORE)
+            each = max(each, 1 / works)
+        most = max(2, round(each * self._machine.usable_cores))
+        cores = max(2, math.ceil(self._machine.usable_cores))
+        busy = cores if self._measured.stays_busy else None
+        for bound in (asked, self._measured.bounds.workers, busy):
+            most = most if bound is None else min(most, bound)
+        return most
+
+    def _infeasible(self, settings: LoaderSettings) -> str:
+        if self._asked is not None and settings.num_workers > self._asked:
+            return f"limited to {count_of(self._asked, 'worker')} as requested"
+        left: SettingConstraints = bounds(self._faults)
+        if not left.allows(settings):
+            return "excluded by a fault: " + ", ".join(left.reasons)
+        return feasible.infeasible(settings, self._measured.probe, self._machine)
+
+    def _impossible(self, settings: LoaderSettings) -> str:
+        if not bounds(self._faults).allows(settings):
+            return "excluded by a fault"
+        return feasible.infeasible(settings, self._measured.probe, self._machine)
+
+    def _oversubscribed(self, settings: LoaderSettings, busy_cores: float) -> str:
+        return feasible.oversubscribed(settings, self._probe(settings), self._machine, busy_cores)
+
+    def _probe(self, settings: LoaderSettings) -> Probe:
+        """What was measured with the threads of these settings."""
+        most = settings.library_threads
+        return (self._measured if most is None else self._held[most]).probe
+
+    def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
+        """One confirming run, long enough for some batches."""
+        count = settings.num_workers
+        share = PROBE_SHARE + (1 - PROBE_SHARE) * self._runs / CONFIRM
+        self._progress(f"confirming {count_of(count, 'worker')}", share)
+        self._runs += 1
+        fetch_s = self._probe(settings).fetch_s or 0.0
+        length = min(RUN_S, _RUN_SHARE * self._seconds)
+        least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
+        length = max(length, min(least, self._seconds / 2))
+        run, fault = run_watched(
+            self._workload,
+            settings,
+            consumer,
+            length,
+            patience_s=2 * self._seconds,
+            batch_s=fetch_s,
+            alone_s=self._measured.probe.alone_s,
+            machine=self._machine,
+            saves=True,
+            ranks=self._result.ranks,
+        )
+        if fault is not None:
+            self._faults.append(fault)
+            self._fault_of[settings] = fault
+        return self._at_full_speed(run)
+
+    def _at_full_speed(self, run: Run) -> Run:
+        """With the cores' speed in it, and the rate that it would have had at full speed."""
+        (run,) = with_speeds([run], self._watch)
+        return self._measured.slowing.with_full_speed_rate(run)
+
+    # -- explaining ------------------------------------------------------------------------
+
+    def _explained(
+        self, choice: Choice, chosen: LoaderSettings, trials: list[ConfirmingRun]
+    ) -> LoaderResult:
+        """The result with these settings chosen."""
+        probe, machine = self._measured.probe, self._machine
+        load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
+        bound = limit(load, chosen, self._probe(chosen))
+        disturbed = is_disturbed(probe, self._held_probe)
+        if disturbed and bound != "gpu":  # what else it is, others may have made
+            bound = "unknown"
+        if self._measured.bounds.workers == 0:
+            bound = "main_process"
+        decision = decide(choice, trials, chosen, bound, disturbed=disturbed, noise=self._noise)
+        changes = decision.is_predicted and not decision.keeps
+        without_others = chosen if changes else None
+        if decision.keeps:
+            chosen = choice.goal.present
+        recommended = self._with_persistence(choice, chosen)
+        decision = self._final(decision, recommended)
+        # Alongside other processes a batch has fewer busy threads than alone.
+        notes = [] if decision.is_predicted else [threads.verdict(probe, machine, recommended)]
+        if self._held and not decision.is_predicted:
+            notes.append(_held_note(choice, trials, chosen))
+        if self._consumer.pageable_s:
+            copied = byte_rate(PAGEABLE_BYTES_PER_S)
+            notes.append(
+                "copying an unpinned batch to the GPU is assumed to block the "
+                f"main thread for {duration(self._consumer.pageable_s)} ({copied}, assumed)"
+            )
+        if self._consumer.work_s:
+            notes.append(
+                f"{duration(self._consumer.work_s)} of the step keep a core busy: kernel "
+                "launches, and busy-waits for the GPU"
+            )
+        seen = doubts(probe, self._held_probe, trials, is_predicted=decision.is_predicted)
+        notes += [f"{each.summary}: {each.meaning}" for each in seen]
+        if note := alone_note([trial.run for trial in trials], self._result.ranks):
+            notes.append(note)
+        if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
+            notes.append(warning)
+        epoch = self._workload.epoch_batches
+        return dataclasses.replace(
+            self._result,
+            recommended=recommended,
+            verdict=decision.verdict,
+            limit=bound,
+            reason=decision.reason,
+            candidates=tuple(self._with_needs(each, choice) for each in choice.candidates.values()),
+            confirmed=tuple(map(self._confirmed, trials)),
+            variables=threads.variables(
+                probe, machine, recommended, os.environ, was_held=bool(self._held)
+            ),
+            advice=()
+            if decision.is_predicted
+            else beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
+            too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
+            faults=tuple(self._faults),
+            notes=tuple(notes),
+            save_alone_s=self._save_s,
+            held=self._held_probe,
+            doubts=seen,
+            without_others=without_others,
+        )
+
+    @property
+    def _noise(self) -> float:
+        """By how much runs differ; 0, so that they count alone, where the model is from runs that
+        other processes disturbed."""
+        disturbed = is_disturbed(self._measured.probe, self._held_probe)
+        return 0.0 if disturbed else self._measured.noise
+
+    @property
+    def _held_probe(self) -> Probe | None:
+        return next((each.probe for each in self._held.values()), None)
+
+    def _final(self, decision: Decision, recommended: LoaderSettings) -> Decision:
+        """A change other than the rate within an epoch is one, too."""
+        present, left = self._workload.present, bounds(self._faults)
+        if decision.gains_nothing and not left.allows(present):
+            return Decision("change", f"the current settings fail: {', '.join(left.reasons)}")
+        if not decision.gains_nothing or recommended == present:
+            return decision
+        if recommended.persistent_workers != present.persistent_workers:
+            workers = count_of(recommended.num_workers, "worker")
+            said = f"restarting {workers} needs more than {percent(BUBBLE)} of each epoch"
+            return Decision("change", f"{said}; within an epoch, {decision.reason}")
+        return decision
+
+    def _with_persistence(self, choice: Choice, chosen: LoaderSettings) -> LoaderSettings:
+        rate = choice.look(chosen).batches_per_s
+        batches = self._workload.epoch_batches
+        epoch_s = batches / rate if batches and rate > 0 else None
+        starts = self._measured.probe.start_s
+        start_s = starts.get(chosen.start_method, choice.fitted.start_s)
+        persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
+        return dataclasses.replace(chosen, persistent_workers=persistent)
+
+    def _with_needs(self, candidate: Candidate, choice: Choice) -> Candidate:
+        """With the memory that it takes, and its rate with a consumer that takes no time."""
+        needs = feasible.needs(candidate.settings, self._probe(candidate.settings))
+        alone = candidate.batches_per_s
+        if self._consumer.step_s:
+            alone = self._alone_rate(candidate.settings, choice)
+        return dataclasses.replace(
+            candidate,
+            ram_bytes=needs.ram_bytes,
+            shm_bytes=needs.shm_bytes,
+            alone_batches_per_s=alone,
+            save_s=self._predicted_save_s(candidate),
+        )
+
+    def _predicted_save_s(self, candidate: Candidate) -> float | None:
+        if self._save_s is None:
+            return None
+        batch_s = self._probe(candidate.settings).fetch_cpu_s or 0.0
+        settings, cores = candidate.settings, self._machine.usable_cores
+        return predicted_save_s(self._save_s, settings, candidate.waiting_share, batch_s, cores)
+
+    def _alone_rate(self, settings: LoaderSettings, choice: Choice) -> float:
+        """Simulated once, though what there is is explained after each run."""
+        if self._alone_of is not choice:
+            self._alone_of, self._alone = choice, {}
+        if settings not in self._alone:
+            outcome = choice.model(settings).predict(settings, Consumer(0.0))
+            self._alone[settings] = outcome.batches_per_s
+        return self._alone[settings]
+
+    def _confirmed(self, trial: ConfirmingRun) -> Confirmed:
+        run = trial.run
+        handed = len(run.handed)
+        switches = sum(run.context_switches)
+        return Confirmed(
+            settings=trial.settings,
+            predicted_batches_per_s=trial.predicted,
+            measured_batches_per_s=trial.measured,
+            waiting_share=run.waiting_share if trial.measured is not None else None,
+            batches=handed,
+            seconds=run.seconds,
+            context_switches_per_batch=switches / handed if switches and handed else None,
+            private_bytes=sum(run.private_bytes) if run.private_bytes else None,
+            fault=self._fault_of.get(trial.settings),
+            core_speed=run.core_speed.speed if run.core_speed is not None else None,
+            save_s=run.save_s,
+            others_cores=run.others_cores,
+            tries=trial.tries,
+        )
+
+
+def _held_note(choice: Choice, trials: Sequence[ConfirmingRun], chosen: LoaderSettings) -> str:
+    """What holding libraries to one thread does to the rate, other settings alike."""
+    if not chosen.num_workers:
+        chosen = dataclasses.replace(chosen, num_workers=1)
+    held, free = (dataclasses.replace(chosen, library_threads=threads) for threads in (HELD, None))
+    ours, theirs = measured_rate(trials, held), measured_rate(trials, free)
+    how = "measured"
+    if ours is None or theirs is None:
+        ours, theirs = choice.look(held).batches_per_s, choice.look(free).batches_per_s
+        how = "predicted from a probe of each"
+    return (
+        f"{count_of(chosen.num_workers, 'worker')} with one thread per library: {rate(ours)} "
+        f"batches/s; with the libraries' default threads: {rate(theirs)} ({how})"
+    )

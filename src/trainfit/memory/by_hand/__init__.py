@@ -1,1 +1,0 @@
-"""The arithmetic that people do by hand, next to the simulated peak."""

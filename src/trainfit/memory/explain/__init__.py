@@ -1,1 +1,0 @@
-"""Composition of the peak memory, and its growth."""

@@ -1,0 +1,296 @@
+"""Builds the report of ``trainfit memory`` from one or two recordings."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from trainfit.memory.affine import NotAffineError
+from trainfit.memory.batches import Device, batch_law
+from trainfit.memory.capacity import context_parts, figures
+from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
+from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.results.files.contents import complete
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
+from trainfit.results.runs.recording import STEP_END, Recording
+from trainfit.results.runs.script import Protection
+from trainfit.results.runs.steps import Coverage
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+
+# ---
+# Memory figures of a recording.
+
+
+_T = TypeVar("_T")
+
+#: Points of the line "memory over the step".
+_POINTS = 200
+
+
+def summarize(
+    recording: Recording,
+    file: str,
+    *,
+    settings: AllocatorSettings | None = None,
+    out_of_memory: str | None = None,
+    outcome: Replay | None = None,
+) -> RecordingSummary:
+    """Figures, breakdown and course of one recording, replayed at its GPU's capacity.
+
+    ``settings`` and ``out_of_memory`` are those of the recording if they are not given;
+    ``outcome`` is that of :func:`replayed` where it is known already.
+    """
+    header = recording.header
+    assumptions = dict(header["assumptions"])
+    if outcome is None:
+        outcome = replayed(recording, settings)
+    stream = outcome.stream
+    others = int(header.get("other_processes_bytes") or 0)
+    return RecordingSummary(
+        file=file,
+        gpu=str(header["gpu"]),
+        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
+        torch=str(header["torch"]),
+        steps=recording.steps,
+        operators=len(recording.op_name),
+        memory=figures(outcome, context_parts(recording)),
+        by_kind_bytes=by_kind(recording, stream, outcome),
+        by_module_bytes=by_module(recording, stream, outcome),
+        step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
+        timeline_bytes=timeline(stream, outcome),
+        assumptions=assumptions,
+        out_of_memory=out_of_memory or header.get("out_of_memory"),
+        pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
+        other_processes_bytes=others,
+        profile=str(header.get("profile", "")),
+        notes=tuple(map(str, header.get("notes", ()))),
+        step=recording.makeup,
+        structured_notes=tuple(complete((), map(str, header.get("notes", ())), assumptions)),
+        protection=_told(Protection, header, "protection"),
+        coverage=_told(Coverage, header, "coverage"),
+    )
+
+
+def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
+    """The recording on its own GPU, as far as it was limited by it."""
+    header = recording.header
+    others = int(header.get("other_processes_bytes") or 0)
+    return replay(
+        Stream.of(recording),
+        capacity_bytes=int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED,
+        context_bytes=int(header["context_bytes"]),
+        settings=settings or recorded_settings(recording),
+    )
+
+
+def _told(kind: type[_T], header: Mapping[str, Any], name: str) -> _T | None:
+    """What else the header holds of the run; ``None`` where it does not."""
+    try:
+        return decode(kind, header[name])
+    except (KeyError, DecodingError):
+        return None
+
+
+def recorded_settings(recording: Recording) -> AllocatorSettings:
+    """The allocator's settings during the run; the defaults where they were not recorded."""
+    conf = recording.header.get("alloc_conf") or ""
+    try:
+        return AllocatorSettings.from_conf(conf)
+    except ValueError as error:
+        raise TrainfitError(
+            f"the recording's allocator settings are invalid ({error}); re-record it"
+        ) from None
+
+
+def timeline(stream: Stream, outcome: Replay) -> tuple[int, ...]:
+    """Allocated bytes over the last whole step: the peak of each of equal parts."""
+    ends = np.flatnonzero(stream.events % 4 == STEP_END)
+    if len(ends) < 2:
+        span = outcome.allocated_after
+    else:
+        span = outcome.allocated_after[ends[-2] + 1 : ends[-1]]
+    parts = np.array_split(span, min(_POINTS, max(len(span), 1)))
+    return tuple(int(part.max()) for part in parts if len(part))
+
+
+class ExplainError(TrainfitError):
+    """Recordings that cannot be explained, or not together; one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A recording, the name of its file, and its batch size where that is known."""
+
+    recording: Recording
+    file: str
+    batch_size: int | None
+
+
+def source(path: Path, batch_size: int | None = None) -> Source:
+    """Read a recording; ``batch_size`` outranks what it says of itself.
+
+    Raises ``ResultFileError``, and :class:`ExplainError` for a recording of nothing.
+    """
+    recording = Recording.load(path)
+    if not len(recording.alloc_bytes):
+        raise ExplainError(f"recording {str(path)!r}: nothing was allocated on the GPU")
+    return Source(recording, str(path), batch_size or recording.header.get("batch_size"))
+
+
+def explain(first: Source, second: Source | None = None) -> MemoryReport:
+    """Explain ``first``; with ``second``, also how memory grows with the batch size.
+
+    Raises :class:`ExplainError` where the two do not belong together.
+    """
+    recording, header = first.recording, first.recording.header
+    device = device_of(recording)
+    stream = Stream.of(recording)
+    limited = device.replay(stream)
+    full = header.get("out_of_memory")
+    shown = limited if limited.fits else device.unlimited(stream)
+    batches = _batches(first, second, device) if second is not None else None
+    settings = compare_settings(
+        stream,
+        device.capacity_bytes,
+        device.context_bytes,
+        device.settings,
+        torch=str(header["torch"]),
+    )
+    return MemoryReport(
+        file=first.file,
+        gpu=str(header["gpu"]),
+        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
+        torch=str(header["torch"]),
+        batch_size=first.batch_size,
+        memory=figures(shown, context_parts(recording)),
+        fits=limited.fits and full is None,
+        step=recording.makeup,
+        peak=peak(recording, stream, shown),
+        remaining=remaining(recording, stream, shown),
+        optimizers=_optimizers(recording),
+        pattern=step_pattern(recording, reserved_bytes=shown.peak_reserved),
+        fragmentation=fragmentation(
+            stream,
+            shown,
+            capacity_bytes=device.capacity_bytes if limited.fits else None,
+            context_bytes=device.context_bytes,
+            settings=device.settings,
+        ),
+        settings=settings,
+        best_setting=best_setting(settings),
+        batches=batches,
+        second_run="" if second is not None else second_run(first),
+        timeline_bytes=timeline(stream, shown),
+        timeline_phases=_phases(recording, len(timeline(stream, shown))),
+        notes=tuple(_notes(first)),
+        assumptions=dict(header["assumptions"]),
+    )
+
+
+def second_run(first: Source) -> str:
+    """The command that records the same script at twice the batch size; empty if unknown."""
+    header = first.recording.header
+    command = header.get("template")
+    if command is None or first.batch_size is None:
+        return ""
+    batch = 2 * first.batch_size
+    output = Path(first.file).with_name(f"batch-{batch}.trainfit")
+    gpu, file = shlex.quote(str(header["gpu"])), shlex.quote(str(output))
+    return f"trainfit simulate --gpu {gpu} --batch-size {batch} --output {file} -- {command}"
+
+
+def _batches(first: Source, second: Source, device: Device) -> BatchLaw:
+    _check_pair(first, second)
+    assert first.batch_size is not None and second.batch_size is not None
+    pair = first.batch_size, second.batch_size
+    try:
+        return batch_law(first.recording, pair[0], second.recording, pair[1], device)
+    except NotAffineError as error:
+        scripts = [each.recording.header.get("script") for each in (first, second)]
+        if None in scripts:
+            raise ExplainError(
+                f"recordings {first.file!r} and {second.file!r}: {error}; record one script "
+                "twice, with `trainfit simulate`"
+            ) from None
+        return BatchLaw("none", (min(pair), max(pair)), str(error))
+
+
+def _check_pair(first: Source, second: Source) -> None:
+    """Raise unless the two are of one script on one GPU at two batch sizes."""
+    one, two = first.recording, second.recording
+    names = f"recordings {first.file!r} and {second.file!r}"
+    for key, what in (("gpu", "GPUs"), ("script", "scripts"), ("torch", "versions of PyTorch")):
+        values = [each.header.get(key) for each in (one, two)]
+        if None not in values and _name(key, values[0]) != _name(key, values[1]):
+            raise ExplainError(
+                f"{names} differ in their {what}, {values[0]!r} and {values[1]!r}; "
+                "record one script on one GPU at two batch sizes"
+            )
+    for each in (first, second):
+        if each.batch_size is None:
+            raise ExplainError(
+                f"recording {each.file!r} has no batch size; give both, as in --batch-size 8,16"
+            )
+        if not each.recording.steps:
+            raise ExplainError(
+                f"recording {each.file!r} has no complete optimizer step to "
+                "compare; record it at a batch size that fits"
+            )
+    if first.batch_size == second.batch_size:
+        raise ExplainError(
+            f"{names} have the same batch size, {first.batch_size}; record one of them at "
+            f"another: {second_run(first) or 'its script accepts it'}"
+        )
+
+
+def _name(key: str, value: object) -> object:
+    return Path(str(value)).name if key == "script" else value
+
+
+def device_of(recording: Recording) -> Device:
+    """The recorded GPU, less what other processes held, with the recorded allocator settings."""
+    header = recording.header
+    return Device(
+        int(header["gpu_memory_bytes"]) - int(header.get("other_processes_bytes") or 0),
+        int(header["context_bytes"]),
+        recorded_settings(recording),
+    )
+
+
+def _optimizers(recording: Recording) -> OptimizerTable | None:
+    from trainfit.memory.optimizers import optimizer_table  # the one part that needs torch
+
+    return optimizer_table(recording)
+
+
+def _phases(recording: Recording, points: int) -> tuple[str, ...]:
+    """The phase in the middle of each part of the timeline."""
+    ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    span = np.arange(len(recording.events))
+    if len(ends) > 1:
+        span = span[ends[-2] + 1 : ends[-1]]
+    parts = np.array_split(span, points)
+    return tuple(phase_at(recording, int(part[len(part) // 2])) for part in parts if len(part))
+
+
+def _notes(first: Source) -> list[str]:
+    header, notes = first.recording.header, []
+    if header.get("out_of_memory"):
+        notes.append(f"does not fit: {str(header['out_of_memory']).partition(' If reserved')[0]}")
+    if "parameters" not in header:
+        notes.append(
+            "recorded by an older trainfit: no source lines, no optimizer "
+            "table, and default allocator settings are assumed; re-record it"
+        )
+    if first.recording.steps == 0:
+        notes.append("no optimizer step was completed: the peak covers what ran until then")
+    return notes

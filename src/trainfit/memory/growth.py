@@ -1,0 +1,121 @@
+"""Detects memory that grows from step to step, and what it consists of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainfit.memory.replay import Stream, live_at
+from trainfit.results.runs.recording import KINDS, PHASES, STEP_END, IntArray, Recording
+from trainfit.results.runs.steps import GrowthSource, StepPattern
+from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, rounded, step_uses
+
+#: Kinds that come once for each parameter or buffer, however late: no sign of growth.
+_BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
+#: Sources of growth that are named.
+_SOURCES = 5
+
+_Group = tuple[int, int, int, int, int]
+
+
+def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
+    """What the recorded steps say of all others.
+
+    ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
+    """
+    uses = step_uses(recording.events, recording.alloc_bytes)
+    calls = not recording.header.get("optimizer")
+    parts = parts_at_ends(recording)
+    if calls and len(uses) > 1 and uses[-1].end_bytes < uses[-2].end_bytes:
+        # The call with which a cache was let go, which ended the simulation.
+        judgement = judge(uses[:-1], [part[:-1] for part in parts])
+    else:
+        judgement = judge(uses, parts)
+    grows = judgement.course == "growing"
+    return StepPattern(
+        course=judgement.course,
+        steps=len(uses),
+        peak_bytes=tuple(use.peak_bytes for use in uses),
+        end_bytes=tuple(use.end_bytes for use in uses),
+        settled_from=judgement.first,
+        period=judgement.period,
+        growth_bytes_per_step=judgement.growth_bytes,
+        steps_until_full=_until_full(recording, uses, judgement, reserved_bytes),
+        sources=_sources(recording) if grows else (),
+        unit="model call" if calls else "optimizer step",
+    )
+
+
+def parts_at_ends(recording: Recording) -> list[list[int]]:
+    """Bytes alive at the end of each step but the first, by operator, module, kind and line.
+
+    Where batches vary in shape, what a script keeps still grows on its own. Kinds of which
+    there is a bounded number are left out.
+    """
+    stream = Stream.of(recording)
+    bounded = [KINDS.index(kind) for kind in _BOUNDED]
+    ends = []
+    for end in np.flatnonzero(recording.events % 4 == STEP_END)[1:]:
+        alive = live_at(stream, int(end))
+        alive = alive[~np.isin(recording.alloc_kind[alive], bounded)]
+        ends.append(_by_group(recording, alive))
+    groups = {group for end in ends for group in end}
+    return [[end.get(group, 0) for end in ends] for group in groups]
+
+
+def _sources(recording: Recording) -> tuple[GrowthSource, ...]:
+    """By operator, module, kind and line: what there is more of with each step."""
+    stream = Stream.of(recording)
+    ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    # The second step is the first that has what all have.
+    first, last = 1, len(ends) - 1
+    before = _by_group(recording, live_at(stream, int(ends[first])))
+    after = _by_group(recording, live_at(stream, int(ends[last])))
+    growth = {group: nbytes - before.get(group, 0) for group, nbytes in after.items()}
+    largest = sorted(growth, key=lambda group: -growth[group])[:_SOURCES]
+    return tuple(
+        _source(recording, group, round(growth[group] / (last - first)))
+        for group in largest
+        if growth[group] > 0
+    )
+
+
+def _by_group(recording: Recording, allocs: IntArray) -> dict[_Group, int]:
+    operators = np.maximum(recording.alloc_op[allocs], 0)
+    columns = (
+        recording.op_name[operators],
+        recording.alloc_module[allocs],
+        recording.alloc_kind[allocs],
+        recording.op_phase[operators],
+        recording.alloc_line[allocs],
+    )
+    totals: dict[_Group, int] = {}
+    sizes = rounded(recording.alloc_bytes[allocs]).tolist()
+    for *group, nbytes in zip(*(column.tolist() for column in columns), sizes, strict=True):
+        key: _Group = tuple(group)
+        totals[key] = totals.get(key, 0) + nbytes
+    return totals
+
+
+def _source(recording: Recording, group: _Group, nbytes: int) -> GrowthSource:
+    operator, module, kind, phase, line = group
+    return GrowthSource(
+        bytes_per_step=nbytes,
+        operator=recording.strings[operator],
+        module=recording.strings[module] if module >= 0 else "",
+        kind=KINDS[kind],
+        phase=PHASES[phase],
+        line=recording.strings[line] if line >= 0 else None,
+    )
+
+
+def _until_full(
+    recording: Recording, uses: list[StepUse], judgement: CourseFinding, reserved_bytes: int
+) -> int | None:
+    """Steps until the GPU is full, from the start; about: the cache's slack counts as used."""
+    growth = judgement.growth_bytes
+    if not growth:
+        return None
+    header = recording.header
+    others = int(header.get("other_processes_bytes") or 0)
+    free = int(header["gpu_memory_bytes"]) - others - int(header["context_bytes"]) - reserved_bytes
+    return len(uses) + max(free, 0) // growth

@@ -1,1 +1,0 @@
-"""Streams of allocations: replayed, at every batch size, against a capacity."""

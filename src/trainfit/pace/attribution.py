@@ -1,0 +1,356 @@
+"""Attribution of paced calls' slowness: each cause by the share of the excess that an arm removes.
+
+The excess is how much longer a paced call (sleeping in between) is than one back to back. Keeping
+the core busy in between removes what idling costs the CPU; disabling deep idle states removes
+the part of that which is waking up, and leaves the clock's; keeping the GPU busy removes
+what the GPU's falling clock costs; launching small kernels as well, what a cold driver does.
+What no arm removes is due to caches, or undetermined.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+from trainfit.pace.host import Kernels
+from trainfit.pace.statistics import Sample, estimate, is_slower, median, ratio, speed, taken_away
+from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, Estimate, Finding, Readings
+from trainfit.results.text import ghz, percent
+
+#: An arm is said to help from this part of the excess on, and if the interval's low end is above
+#: the second; what is left unexplained counts from the same on.
+HELPS: Final = 0.3
+_SURELY: Final = 0.1
+#: Of the excess, the CPU's or the GPU's time has this part in it at least, to be where it is; less
+#: than the second, it is not there.
+_IN_IT, _NOT_IN_IT = 0.5, 0.25
+#: The fixed loop below this share of its speed back to back shows a lower clock.
+_SLOWED: Final = 0.93
+#: Arms that take something away, by what they try.
+TRIED: Final[tuple[Arm, ...]] = ("spin", "gpu_awake", "awake", "launching", "no_idle_states")
+#: Of these, those that keep everything awake that can be, the most thorough first.
+_MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
+#: Those that keep one thing awake each.
+_APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What the arms measured at one rate.
+
+    ``samples`` has "back_to_back" and "sleep" at least; ``why_not`` says of other arms why they
+    could not be run; ``has_gpu``: do calls use one; ``kernels`` are those of one call, ``readings``
+    the machine's readings around the blocks, by arm, as far as known.
+    """
+
+    hz: float
+    samples: Mapping[Arm, Sample]
+    why_not: Mapping[Arm, str]
+    has_gpu: bool = False
+    kernels: Mapping[Arm, Kernels] = dataclasses.field(default_factory=dict)
+    readings: Mapping[Arm, Sequence[Readings]] = dataclasses.field(default_factory=dict)
+    fast_s: float | None = None
+
+    def wall(self, arm: Arm) -> float:
+        return median(self.samples[arm].wall) or math.nan
+
+    @functools.cached_property
+    def recovered(self) -> Mapping[Arm, Estimate | None]:
+        """The share of the excess that each arm removes."""
+        return {arm: self.part((arm,)) for arm in TRIED if arm in self.samples}
+
+    def part(self, more: tuple[Arm, ...], less: tuple[Arm, ...] = ()) -> Estimate | None:
+        """The sum of what the arms ``more`` remove, less that of ``less``."""
+        paced, back, *others = (
+            self.samples[name].wall for name in ("sleep", "back_to_back", *more, *less)
+        )
+        return taken_away(paced, back, others[: len(more)], others[len(more) :])
+
+    def left(self, arms: tuple[Arm, ...]) -> Estimate | None:
+        """The share of the excess that none of these arms removes."""
+        if not arms:
+            return Estimate(1.0, 1.0, 1.0)
+        taken = self.part(arms)
+        if taken is None:
+            return None
+        return Estimate(1 - taken.value, 1 - taken.high, 1 - taken.low)
+
+    def cpu_growth(self, arm: Arm = "sleep") -> float:
+        """Of the excess, the part by which a call's CPU time is longer in this arm than back to
+        back."""
+        paced = median(self.samples[arm].cpu)
+        back = median(self.samples["back_to_back"].cpu)
+        return self._growth(paced, back) or 0.0
+
+    @property
+    def gpu_growth(self) -> float | None:
+        """The same of its kernels' own time."""
+        paced, back = self.kernels.get("sleep"), self.kernels.get("back_to_back")
+        if paced is None or back is None or not back.count:
+            return None
+        return self._growth(paced.busy_s, back.busy_s)
+
+    def _growth(self, paced: float | None, back: float | None) -> float | None:
+        excess = self.wall("sleep") - self.wall("back_to_back")
+        if paced is None or back is None or excess <= 0:
+            return None
+        return (paced - back) / excess
+
+    def speed(self, arm: Arm) -> float | None:
+        return speed(self.samples[arm].before, self.fast_s)
+
+    def clock(self, arm: Arm, of: Literal["cpu_hz", "gpu_hz"]) -> float | None:
+        """The median clock around this arm's blocks."""
+        told = [getattr(each, of) for each in self.readings.get(arm, ())]
+        hertz = [each for each in told if each is not None]
+        return statistics.median(hertz) if hertz else None
+
+    def idle_share(self, arm: Arm) -> tuple[str, float] | None:
+        """The deepest idle state that CPUs were in, and for which share of the time."""
+        rows = [each.idle_shares for each in self.readings.get(arm, ()) if each.idle_shares]
+        if not rows:
+            return None
+        name = list(rows[0])[-1]
+        return name, statistics.fmean(row.get(name, 0.0) for row in rows)
+
+    def is_slowed(self, arm: Arm = "sleep") -> bool | None:
+        """Does the fixed loop run slower before calls of this arm than back to back?"""
+        paced, back = self.speed(arm), self.speed("back_to_back")
+        return None if paced is None or back is None else paced < _SLOWED * back
+
+
+def attribute(seen: Evidence) -> Attribution:
+    """The verdict, with all that decided it."""
+    groups = (seen.samples["sleep"].wall, seen.samples["back_to_back"].wall)
+    excess = estimate(lambda m: m[0] - m[1], groups)
+    assert excess is not None  # of two times
+    against = ratio(*groups)
+    if against is None or not is_slower(against, seen.wall("back_to_back")):
+        return Attribution(seen.hz, excess, _effects(seen), (), _GONE)
+    findings, open_questions = _of_the_cpu(seen)
+    findings += _of_the_gpu(seen)
+    findings += _of_launching(seen)
+    found, cannot_tell = _of_the_rest(seen)
+    findings += found
+    findings.sort(key=lambda finding: -finding.share.value)
+    would = [f"{_NAMES[arm]}: {why}" for arm, why in seen.why_not.items() if _matters(arm, seen)]
+    return Attribution(
+        seen.hz,
+        excess,
+        _effects(seen),
+        tuple(findings),
+        "; ".join(part for part in (open_questions, cannot_tell) if part),
+        tuple(would) if open_questions or cannot_tell else (),
+    )
+
+
+_GONE: Final = (
+    "paced calls were no slower during attribution; the earlier slowdown was not caused by "
+    "the pauses, or is over: re-run the measurement"
+)
+
+
+def _helps(found: Estimate | None) -> bool:
+    return found is not None and found.value >= HELPS and found.low > _SURELY
+
+
+def _matters(arm: Arm, seen: Evidence) -> bool:
+    return arm != "gpu_awake" or seen.has_gpu
+
+
+# --- The CPU -----------------------------------------------------------------------------------
+
+
+def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
+    """Clock or idle states, if a core that is kept busy makes calls fast again."""
+    spin = seen.recovered.get("spin")
+    if spin is None or not _helps(spin):
+        return [], ""
+    said = [_took(spin, "keeping the core busy between calls")]
+    awake = seen.recovered.get("no_idle_states")
+    if awake is not None:
+        return _divided(seen, spin, awake, said), ""
+    cpu = seen.cpu_growth()
+    said += _cpu_words(seen)
+    if cpu >= _IN_IT * spin.value and seen.is_slowed():
+        return [Finding("cpu_frequency", spin, tuple(said))], ""
+    if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
+        return [Finding("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
+    return [], (
+        f"{percent(spin.value)} of the excess is caused by the idle CPU, but whether by its clock "
+        "or its idle states could not be determined"
+    )
+
+
+_WAITS_LONGER = "the call's CPU time does not grow, its waits do: each wait ends with a wake-up"
+
+
+def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -> list[Finding]:
+    """Idle states' part is what goes when they are forbidden; the clock's what does not."""
+    found = []
+    # Calls that became slower still (a governor that found another balance) are nobody's part.
+    clock = seen.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
+    if _helps(awake):
+        words = _took(awake, "disabling deep idle states (/dev/cpu_dma_latency)")
+        found.append(Finding("c_states", awake, (*said, words, *_idle_words(seen))))
+    if _helps(clock) or not found:
+        cpu = _cpu_words(seen)
+        words = _took(awake, "disabling deep idle states") + ": not the wake-up"
+        found.append(Finding("cpu_frequency", clock or spin, (*said, words, *cpu)))
+    return found
+
+
+def _cpu_words(seen: Evidence) -> list[str]:
+    said = [f"{percent(max(0.0, seen.cpu_growth()))} of the excess is CPU time of the call itself"]
+    paced, back = seen.speed("sleep"), seen.speed("back_to_back")
+    if paced is not None and back is not None:
+        said.append(
+            f"a small fixed loop right before each call runs at {percent(paced)} of "
+            f"its full speed paced, at {percent(back)} back to back"
+        )
+    low, high = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
+    if low is not None and high is not None:
+        said.append(f"cpufreq reports {ghz(low)} paced, {ghz(high)} back to back")
+    return said
+
+
+def _idle_words(seen: Evidence) -> list[str]:
+    paced, back = seen.idle_share("sleep"), seen.idle_share("back_to_back")
+    if paced is None or back is None:
+        return []
+    return [
+        f"CPUs were in {paced[0]} for {percent(paced[1])} of the time paced, "
+        f"{percent(back[1])} back to back"
+    ]
+
+
+# --- The GPU -----------------------------------------------------------------------------------
+
+
+def _of_the_gpu(seen: Evidence) -> list[Finding]:
+    if not seen.has_gpu:
+        return []
+    growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
+    if growth is None:  # keeping the GPU busy may have kept a core awake, too
+        if awake is None or not _helps(awake) or _helps(seen.recovered.get("spin")):
+            return []
+        words = _took(awake, "keeping the GPU busy"), "keeping the core busy does not"
+        return [Finding("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
+    said = [f"{percent(max(0.0, growth))} of the excess is kernel time on the GPU"]
+    paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
+    fell = paced is not None and back is not None and paced < _SLOWED * back
+    if paced is not None and back is not None:
+        said.append(f"SM clock {paced / 1e6:.0f} MHz paced, {back / 1e6:.0f} MHz back to back")
+    if awake is not None:
+        if _helps(awake) and growth >= _NOT_IN_IT * awake.value:
+            return [Finding("gpu_clocks", awake, (_took(awake, "keeping the GPU busy"), *said))]
+        return []
+    if growth >= _IN_IT and fell:
+        share = Estimate(growth, 0.0, 1.0)
+        return [Finding("gpu_clocks", share, tuple(said))]
+    return []
+
+
+def _of_gpu_awake(seen: Evidence) -> Estimate | None:
+    """What keeping the GPU busy removes: with an idle core, or with a busy one. A
+    governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
+    may only show where the core is busy."""
+    alone = seen.recovered.get("gpu_awake")
+    if "awake" not in seen.samples or "spin" not in seen.samples:
+        return alone
+    with_spin = seen.part(("awake",), ("spin",))
+    found = [each for each in (alone, with_spin) if each is not None]
+    return max(found, key=lambda each: each.value, default=None)
+
+
+# --- Launches, and what no arm took away --------------------------------------------------------
+
+
+def _of_launching(seen: Evidence) -> list[Finding]:
+    """A cold driver: what launching small kernels removes where core and GPU are awake."""
+    if "launching" not in seen.samples or "awake" not in seen.samples:
+        return []
+    warm = seen.part(("launching",), ("awake",))
+    if warm is None or not _helps(warm):
+        return []
+    words = _took(warm, "launching small kernels between calls, with core and GPU kept busy,")
+    return [Finding("launch_overhead", warm, (words, *_launch_words(seen)))]
+
+
+def _launch_words(seen: Evidence) -> list[str]:
+    kernels = seen.kernels.get("back_to_back")
+    if kernels is None or not kernels.count:
+        return []
+    busy = kernels.busy_s / seen.wall("back_to_back")
+    return [
+        f"a call launches {kernels.count} kernels, and the GPU is busy for {percent(busy)} of "
+        "its time"
+    ]
+
+
+def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
+    """What stays with everything awake: caches, if it is the call's own CPU time."""
+    arm = next((arm for arm in _MOST_AWAKE if arm in seen.samples), None)
+    apart = tuple(each for each in _APART if _helps(seen.recovered.get(each)))
+    rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
+    if rest is None or not _helps(rest):
+        return [], ""
+    left = f"{percent(rest.value)} of the excess remains when CPU and GPU are kept awake"
+    if arm is None:
+        return (
+            [],
+            f"{percent(rest.value)} of the excess: the measurement with a busy core is missing",
+        )
+    if seen.has_gpu and "gpu_awake" not in seen.samples:
+        return [], f"{left} (the GPU could not be kept awake)"
+    growth = seen.cpu_growth(arm)
+    if growth < _IN_IT * rest.value or seen.is_slowed(arm):
+        return [], left
+    said = (
+        left,
+        f"{percent(growth)} of the excess is then the call's own CPU time at full clock: "
+        "the same instructions need longer, because of cold caches or other work on the core",
+        *_launch_words(seen),
+    )
+    return [Finding("cache_or_contention", rest, said)], ""
+
+
+def _took(found: Estimate, what: str) -> str:
+    low, high = max(-1.0, found.low), min(2.0, found.high)
+    if high <= 0:
+        return f"{what} removes none of the excess"
+    return (
+        f"{what} removes {percent(found.value)} of the excess ({percent(low)} to {percent(high)})"
+    )
+
+
+def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:
+    found = [
+        ArmEffect(
+            arm,
+            wall_s=median(sample.wall),
+            cpu_s=median(sample.cpu),
+            device_s=median(sample.device),
+            speed=seen.speed(arm),
+            recovered=seen.recovered.get(arm),
+        )
+        for arm, sample in seen.samples.items()
+    ]
+    return (*found, *(ArmEffect(arm, why_not=why) for arm, why in seen.why_not.items()))
+
+
+#: What each arm is, as it is said.
+_NAMES: Final[Mapping[Arm, str]] = {
+    "spin": "keeping the core busy between calls",
+    "gpu_awake": "keeping the GPU busy between calls",
+    "no_idle_states": "disabling deep idle states meanwhile",
+}
+
+
+def causes(found: Attribution | None) -> tuple[Cause, ...]:
+    """The causes found, the largest first."""
+    return tuple(finding.cause for finding in found.findings) if found is not None else ()

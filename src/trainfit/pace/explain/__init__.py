@@ -1,1 +1,0 @@
-"""Why paced calls are slower, what fixes that, and the proof."""

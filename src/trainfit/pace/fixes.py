@@ -1,0 +1,333 @@
+"""The fixes of ``--fix``, each with its undo and its cost: which to advise, and its trial."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.pace.callee import CalleeError
+from trainfit.pace.loop import HYBRID_S, Plan
+from trainfit.pace.settings import Settings, held_awake
+from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
+from trainfit.results.pace import Advice, Arm, Attribution, Block, Cause, Estimate, Fix, FixTrial
+from trainfit.results.text import duration, percent
+
+_POLICIES: Final = "sys/devices/system/cpu/cpufreq"
+_GOVERNOR, _PREFERENCE = "scaling_governor", "energy_performance_preference"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixText:
+    """A fix as text."""
+
+    what: str
+    undo: str
+    cost: str
+
+
+FIX_TEXTS: Final[Mapping[Fix, FixText]] = {
+    "spin": FixText(
+        "sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
+        "wait with time.sleep",
+        "that share of a core's time and power",
+    ),
+    "qos": FixText(
+        "deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
+        "none needed: it ends when the process closes the file or exits",
+        "more power and heat of all cores meanwhile",
+    ),
+    "governor": FixText(
+        "governor performance on all CPUs",
+        "trainfit pace --undo",
+        "more power and heat, also while idle, until the next reboot",
+    ),
+}
+
+
+class Fixer:
+    """Applies fixes on this machine, its files below ``root``."""
+
+    def __init__(self, root: Path = Path("/"), settings: Settings | None = None) -> None:
+        self._root = root
+        self._settings = settings or Settings(root)
+
+    def why_not(self, fix: Fix) -> str:
+        """Why a fix cannot be tried here, with the remedy; "" if it can."""
+        if fix == "qos":
+            return held_awake(self._root).why_not()
+        return self._why_no_governor() if fix == "governor" else ""
+
+    def _why_no_governor(self) -> str:
+        governors = self._governors()
+        if not governors:
+            return (
+                "there is no cpufreq policy in /sys/devices/system/cpu/cpufreq: in a virtual "
+                "machine or without a cpufreq driver this system cannot set the clock"
+            )
+        if not os.access(self._root / governors[0].lstrip("/"), os.W_OK):
+            return f"{governors[0]} cannot be written by this user: run trainfit with sudo"
+        return ""
+
+    @contextlib.contextmanager
+    def applied(self, fix: Fix) -> Iterator[None]:
+        """Applies the fix within, as far as the system is concerned; raises
+        :class:`trainfit.pace.settings.SettingsError` where that is not allowed."""
+        if fix != "governor":
+            yield
+            return
+        self.apply(fix)
+        try:
+            yield
+        finally:
+            self._settings.undo()
+
+    def apply(self, fix: Fix) -> None:
+        """Put it into effect for good, as far as it is the system's."""
+        if fix == "governor":
+            self._settings.change(self._wanted())
+
+    def _wanted(self) -> dict[str, str]:
+        """All files that performance changes: under it, drivers set the preference themselves.
+        Governors come first: going back, a preference is only taken once its governor is."""
+        governors, preferences = self._governors(), {}
+        for path in governors:
+            preference = path.replace(_GOVERNOR, _PREFERENCE)
+            file = self._root / preference.lstrip("/")
+            if file.is_file():
+                preferences[preference] = file.read_text().strip()
+        return {**dict.fromkeys(governors, "performance"), **preferences}
+
+    def _governors(self) -> list[str]:
+        folder = self._root / _POLICIES
+        found = sorted(folder.glob(f"policy*/{_GOVERNOR}"), key=lambda path: (len(str(path)), path))
+        return ["/" + str(path.relative_to(self._root)) for path in found]
+
+
+# ---
+# Fixes for the causes that were found, the least intrusive first.
+
+
+_POWER: Final = "more power and heat, also while idle"
+
+
+def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Advice, ...]:
+    """Of all causes, each once, by tier."""
+    if found is None:
+        return ()
+    made: dict[str, Advice] = {}
+    uses_gpu = any(arm.device_s is not None for arm in found.arms)
+    for finding in found.findings:
+        for each in _of(finding.cause, machine, uses_gpu, found.hz):
+            made.setdefault(each.what, each)
+    return tuple(sorted(made.values(), key=lambda each: each.tier))
+
+
+def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> Sequence[Advice]:
+    # Launched at once, kernels leave little work that a slow clock or cold caches could prolong.
+    graphs = [_GRAPHS] if uses_gpu else []
+    if cause == "cpu_frequency":
+        return [_spin(hz), *graphs, *_cores(machine), _SET_GOVERNOR, *_preference(machine), _TUNED]
+    if cause == "c_states":
+        return [_FEWER_WAITS, _spin(hz), _fix("qos", 2, _HOLD), _TUNED]
+    if cause == "gpu_clocks":
+        return [_GPU_AWAKE, _GPU_CLOCKS]
+    if cause == "launch_overhead":
+        return [_GRAPHS]
+    return [*graphs, *_cores(machine), _ALONE]
+
+
+def _fix(fix: Fix, tier: int, how: str) -> Advice:
+    remedy = FIX_TEXTS[fix]
+    return Advice(tier, remedy.what, how, remedy.undo, remedy.cost, fix)
+
+
+def _spin(hz: float) -> Advice:
+    return _fix("spin", 1, f"pacer = trainfit.pace.Pacer({hz:g}); pacer.wait() before each call")
+
+
+_HOLD: Final = (
+    "f = open('/dev/cpu_dma_latency', 'wb', 0); f.write(bytes(4)); keep f open (needs "
+    "write permission)"
+)
+_SET_GOVERNOR: Final = _fix("governor", 3, "sudo cpupower frequency-set -g performance")
+_GRAPHS: Final = Advice(
+    1,
+    "launch all kernels of a call at once",
+    'torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph: needs fixed shapes',
+    "call the model directly",
+    "memory for the graphs' private pool, seconds of compilation",
+)
+_FEWER_WAITS: Final = Advice(
+    1,
+    "synchronize with the GPU once per call",
+    "one .cpu() at the end instead of .item(), .cpu() or print in between",
+    "none is needed",
+    "none",
+)
+_GPU_AWAKE: Final = Advice(
+    1,
+    "keep the GPU busy between calls",
+    "a thread that launches a tiny kernel on its own stream every millisecond",
+    "leave it out",
+    "the GPU draws more power while idle",
+)
+_GPU_CLOCKS: Final = Advice(
+    3,
+    "lock the GPU's clock",
+    "sudo nvidia-smi -pm 1; sudo nvidia-smi -lgc 1500,MAX with the highest clock of "
+    "`nvidia-smi -q -d SUPPORTED_CLOCKS`",
+    "sudo nvidia-smi -rgc",
+    "the GPU draws more power while idle",
+)
+_TUNED: Final = Advice(
+    3,
+    "a low-latency profile, which sets the governor, idle states and more",
+    "sudo tuned-adm profile latency-performance",
+    "sudo tuned-adm profile balanced (or the profile that `tuned-adm active` printed before)",
+    _POWER,
+)
+_ALONE: Final = Advice(
+    1,
+    "keep other processes off the core",
+    "taskset -c for the loop, and cgroups or taskset for other processes; fewer "
+    "threads (OMP_NUM_THREADS) in what runs alongside",
+    "leave it out",
+    "one core that other processes cannot use",
+)
+
+
+def _cores(machine: Mapping[str, str]) -> Sequence[Advice]:
+    fast = machine.get("performance cores")
+    if not fast:
+        return []
+    return [
+        Advice(
+            1,
+            "run on the performance cores",
+            f"taskset -c {fast} in front of the command",
+            "leave it out",
+            "none as long as other processes have enough cores",
+        )
+    ]
+
+
+def _preference(machine: Mapping[str, str]) -> Sequence[Advice]:
+    """With EPP a preference alone does, and costs less."""
+    if "EPP" not in machine.get("cpufreq", ""):
+        return []
+    files = "/sys/devices/system/cpu/cpufreq/policy*/energy_performance_preference"
+    return [
+        Advice(
+            3,
+            "the energy performance preference (EPP) alone",
+            f"echo performance | sudo tee {files}",
+            f"echo the previous value ({machine['cpufreq'].rpartition('EPP ')[2]}) the same way",
+            _POWER,
+        )
+    ]
+
+
+# ---
+# Trial of a fix: the same measurement without and with it, interleaved.
+
+
+ROUNDS: Final = 4
+#: Least share of the excess that a fix must remove to count as one.
+_LEAST_RECOVERED: Final = 0.7
+_SURELY: Final = 0.4
+#: Seconds of busy-wait that are tried, the shortest first; the whole pause is tried last.
+_MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """A fix (``None``: there is nothing to compare), and notes about it."""
+
+    fix_trial: FixTrial | None
+    notes: tuple[str, ...] = ()
+
+
+Make = Callable[[Plan], Block]
+
+
+def prove(
+    fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
+) -> Proof:
+    """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
+    it helped.
+
+    Raises :class:`CalleeError` where it cannot be carried out.
+    """
+    why = fixer.why_not(fix)
+    if why:
+        raise CalleeError(f"--fix {fix}: {why}")
+    spin_s = _margin(hz, seconds, make, counted) if fix == "spin" else HYBRID_S
+    arm = _arm(fix, hz, spin_s)
+    before, after = [], []
+    for _ in range(ROUNDS):
+        before.append(make(Plan("sleep", hz, seconds, "fix")))
+        with fixer.applied(fix):
+            after.append(make(Plan(arm, hz, seconds, "fix", spin_s=spin_s, fix=fix)))
+    proof = _judged(fix, before, after, counted, spin_s)
+    if proof.fix_trial is not None and proof.fix_trial.is_fixed:
+        fixer.apply(fix)
+    return proof
+
+
+def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
+    if fix == "spin":
+        return "spin" if spin_s >= 1 / hz else "hybrid"
+    return "no_idle_states" if fix == "qos" else "sleep"
+
+
+def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float:
+    """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
+    before = Sample.of([make(Plan("sleep", hz, seconds, "fix"))], counted.rhythm)
+    for spin_s in (each for each in _MARGINS if each < 1 / hz):
+        plan = Plan("hybrid", hz, seconds, "fix", spin_s=spin_s, fix="spin")
+        tried = Sample.of([make(plan)], counted.rhythm)
+        gone = _recovered(before, tried, counted)
+        if gone is not None and gone.value >= _LEAST_RECOVERED:
+            return spin_s
+    return 1 / hz
+
+
+def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate | None:
+    """Which part of the excess over calls back to back is gone; ``None``: there was none."""
+    if counted.reference is None or not before.count or not after.count:
+        return None
+    return taken_away(before.wall, counted.reference.wall, (after.wall,))
+
+
+def _judged(
+    fix: Fix, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
+) -> Proof:
+    first, last = summary(before, counted), summary(after, counted)
+    samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
+    if first is None or last is None or counted.reference is None:
+        return Proof(None, ("too few calls to measure the fix; give a longer --duration",))
+    remedy, notes = FIX_TEXTS[fix], []
+    recovered = _recovered(samples[0], samples[1], counted)
+    if not first.is_slower:
+        notes.append(f"calls at {first.hz:g} Hz are not slower than back to back: nothing to fix")
+    is_fixed = (
+        first.is_slower
+        and recovered is not None
+        and recovered.value >= _LEAST_RECOVERED
+        and recovered.low >= _SURELY
+    )
+    what, cost = remedy.what, remedy.cost
+    if fix == "spin" and first.hz is not None:
+        idle = max(0.0, 1 / first.hz - (median(samples[1].wall) or 0.0))
+        spent = min(spin_s, idle)
+        what += f": {duration(spent)} of the {duration(idle)} between two calls"
+        cost = f"{percent(spent * first.hz)} of a core's time and power"
+    change = ratio(samples[1].wall, samples[0].wall)
+    trial = FixTrial(fix, what, remedy.undo, cost, first, last, change, recovered, is_fixed)
+    if not is_fixed and fix == "governor":
+        notes.append("the previous governor was restored: this one did not help")
+    return Proof(trial, tuple(notes))

@@ -1,1 +1,0 @@
-"""The machine next to the calls: clocks, idle states, GPU, system settings."""

@@ -1,0 +1,438 @@
+"""Measures a GPU, or a simulated one, in child processes; a profile is made of their readings."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from trainfit.hardware import GpuNameError
+from trainfit.hardware.gpu.context_memory import gpu_of_profile
+from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.plan.command.interpreter import Interpreter, own_interpreter
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.gpus import (
+    CONTEXT,
+    LIBRARIES,
+    Basis,
+    ConvolutionWorkspace,
+    DeviceConstants,
+    Figure,
+    Memory,
+    Profile,
+    Rates,
+    Unit,
+)
+from trainfit.results.runs.measurement import (
+    MeasuringOutcome,
+    MeasuringRequest,
+    MemoryReadings,
+    StandIn,
+    Subject,
+)
+from trainfit.results.text import size
+
+#: Fresh processes whose memory is read; the spread of a figure is theirs.
+PROCESSES: Final = 3
+#: Others' memory that comes or goes between two readings by more than this disturbs them.
+_STEADY_BYTES: Final = 8 << 20
+
+_RATE_UNITS: Final[Mapping[str, Unit]] = {"matmul": "FLOP/s", "launch": "s"}
+
+
+class CalibrationError(TrainfitError):
+    """The GPU could not be measured; one line with reason and remedy."""
+
+
+class NoGpuError(CalibrationError):
+    """PyTorch finds no GPU in this machine."""
+
+    def __init__(self, verb: str, reason: str, remedy: str) -> None:
+        super().__init__(
+            f"no GPU to {verb}: PyTorch finds none in this machine ({reason}); {remedy}"
+        )
+
+
+class Laboratory(Protocol):
+    """Where measuring processes run; tests bring one of their own."""
+
+    stand_in: StandIn | None
+
+    def measure(
+        self, subject: Subject, limit_s: float, stand_in: StandIn | None
+    ) -> MeasuringOutcome:
+        """One fresh process; raises ``TimeoutError`` past ``limit_s``."""
+
+    def others(self, limit_s: float) -> tuple[int, str]:
+        """Bytes that other processes hold of the GPU now, and how that is known."""
+
+    def driver(self) -> str | None:
+        """The version of the GPU's driver."""
+
+
+def calibrate(
+    laboratory: Laboratory,
+    time_limit_s: float,
+    progress: Callable[[str], None] = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Profile:
+    """Measure everything that the time allows for; what is missing is in the notes.
+
+    Raises :class:`NoGpuError`, and :class:`CalibrationError` where not even the context
+    could be measured.
+    """
+    deadline = clock() + time_limit_s
+    run = _Run(laboratory, lambda: deadline - clock(), progress)
+    progress("measuring the GPU memory that other processes use")
+    others = [laboratory.others(time_limit_s)]
+    readings = run.memory()
+    others.append(laboratory.others(max(deadline - clock(), 1.0)))
+    workspaces = run.once("workspaces", "convolution workspaces")
+    rates = run.once("rates", "matmuls, bandwidth, launches, copies")
+    basis: Basis = "measured" if laboratory.stand_in is None else "simulated"
+    device = readings[0].device
+    profile = Profile(
+        gpus=(device.gpu,),
+        module_loading="eager" if device.eager_loading else "lazy",
+        provenance=_PROVENANCE if laboratory.stand_in is None else _REHEARSAL,
+        memory=_memory(readings, others, basis, run.notes),
+        rates=_rates(rates.rates.trials if rates and rates.rates else {}, basis),
+        capability=device.capability,
+        driver=laboratory.driver(),
+        cuda=device.cuda,
+        cudnn=device.cudnn,
+        torch=device.torch,
+    )
+    found = workspaces.workspaces.convolutions if workspaces and workspaces.workspaces else ()
+    convolutions = run.with_models(profile, found)
+    memory = dataclasses.replace(profile.memory, convolutions=convolutions)
+    return dataclasses.replace(profile, memory=memory, notes=tuple(run.notes))
+
+
+_PROVENANCE = "measured by `trainfit calibrate` on this GPU"
+_REHEARSAL = "a rehearsal of `trainfit calibrate` on the simulated GPU: no measurement"
+
+
+class _Run:
+    """The processes of one calibration, within its time."""
+
+    def __init__(
+        self,
+        laboratory: Laboratory,
+        left_s: Callable[[], float],
+        progress: Callable[[str], None],
+    ) -> None:
+        self._laboratory = laboratory
+        self._left_s = left_s
+        self._progress = progress
+        self.notes: list[str] = []
+
+    def memory(self) -> list[MemoryReadings]:
+        """Readings of several fresh processes, one at least."""
+        found: list[MemoryReadings] = []
+        for number in range(1, PROCESSES + 1):
+            self._progress(f"measuring device memory, process {number} of {PROCESSES}")
+            outcome = self._measure("memory", self._laboratory.stand_in, needed=not found)
+            if outcome is not None and outcome.memory is not None:
+                found.append(outcome.memory)
+                self._note_failed(outcome.memory.failed)
+        return found
+
+    def once(self, subject: Subject, what: str) -> MeasuringOutcome | None:
+        """One process for ``subject``; ``None`` where it came to nothing."""
+        self._progress(f"measuring {what}")
+        outcome = self._measure(subject, self._laboratory.stand_in, needed=False)
+        readings = None if outcome is None else outcome.workspaces or outcome.rates
+        if readings is not None:
+            self._note_failed(readings.failed)
+        return outcome
+
+    def with_models(
+        self, profile: Profile, measured: Sequence[ConvolutionWorkspace]
+    ) -> tuple[ConvolutionWorkspace, ...]:
+        """Add the simulated size to each measured workspace."""
+        if not measured:
+            return ()
+        try:
+            gpu = gpu_of_profile(profile)
+        except GpuNameError:
+            self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare")
+            return tuple(measured)
+        self._progress("simulating the same convolutions")
+        stand_in = self._laboratory.stand_in or StandIn(gpu, _bare_constants())
+        outcome = self._measure("workspaces", stand_in, needed=False)
+        if outcome is None or outcome.workspaces is None:
+            return tuple(measured)
+        models = {_identity(each): each.measured_bytes for each in outcome.workspaces.convolutions}
+        return tuple(
+            dataclasses.replace(each, modelled_bytes=models.get(_identity(each)))
+            for each in measured
+        )
+
+    def _measure(
+        self, subject: Subject, stand_in: StandIn | None, *, needed: bool
+    ) -> MeasuringOutcome | None:
+        try:
+            outcome = self._laboratory.measure(subject, max(self._left_s(), 0.0), stand_in)
+        except TimeoutError:
+            reason = "the time limit was reached"
+            outcome = MeasuringOutcome(error=reason)
+        if not outcome.error:
+            return outcome
+        if outcome.without_gpu:
+            raise NoGpuError(
+                "calibrate",
+                outcome.error,
+                'run it on a machine with a GPU, or rehearse it here with --rehearse "RTX 4090"',
+            )
+        if needed:
+            raise CalibrationError(
+                f"the GPU could not be measured: {outcome.error}; stop other jobs on the GPU, "
+                "or raise --time-limit"
+            )
+        self.notes.append(f"{subject} not measured: {outcome.error}")
+        return None
+
+    def _note_failed(self, failed: Mapping[str, str]) -> None:
+        for name, reason in failed.items():
+            note = f"{name} not measured: {reason}"
+            if note not in self.notes:
+                self.notes.append(note)
+
+
+def _bare_constants() -> DeviceConstants:
+    """For simulated workspaces, on which the context has no influence."""
+    from trainfit.hardware.gpu.context_memory import assumed_parts
+
+    return DeviceConstants(assumed_parts(1))
+
+
+def _identity(workspace: ConvolutionWorkspace) -> tuple[object, ...]:
+    return workspace.shape, workspace.dtype, workspace.direction, workspace.channels_last
+
+
+# -- from readings to figures ------------------------------------------------------------------
+
+
+def _memory(
+    readings: Sequence[MemoryReadings],
+    others: Sequence[tuple[int, str]],
+    basis: Basis,
+    notes: list[str],
+) -> Memory:
+    held, how = [nbytes for nbytes, _ in others], others[0][1]
+    if max(held) - min(held) > _STEADY_BYTES:
+        notes.append(
+            f"other processes' memory changed meanwhile, from {size(held[0])} to "
+            f"{size(held[-1])}: "
+            "re-run calibrate on an idle GPU"
+        )
+    contexts = [each.outside_bytes[CONTEXT] - held[0] for each in readings]
+    growths = {str(name): _growths(readings, name) for name in LIBRARIES}
+    if min((*contexts, *(each for many in growths.values() for each in many))) < 0:
+        notes.append(
+            "a reading was below the one before it: other processes freed memory meanwhile; "
+            "re-run calibrate on an idle GPU"
+        )
+    fresh = (
+        f"fresh processes after torch.zeros(1).cuda(), less the memory of other processes ({how})"
+    )
+    first = "growth outside the allocator when first used"
+    libraries = {
+        name: _figure(values, "B", basis, first) for name, values in growths.items() if values
+    }
+    workspaces = [
+        each.cublas_workspace_bytes for each in readings if each.cublas_workspace_bytes is not None
+    ]
+    stays = "stays allocated after a first matmul"
+    totals = [each.device.memory_bytes for each in readings]
+    return Memory(
+        context=_figure(contexts, "B", basis, fresh),
+        libraries=libraries,
+        usable=_figure(totals, "B", basis, "total of cudaMemGetInfo"),
+        others=_figure(held, "B", basis, how),
+        cublas_workspace=_figure(workspaces, "B", basis, stays) if workspaces else None,
+    )
+
+
+def _growths(readings: Sequence[MemoryReadings], name: str) -> list[int]:
+    """What each process grew by at the stage ``name``: since the stage before that was run."""
+    found = []
+    order = (CONTEXT, *LIBRARIES)
+    for each in readings:
+        known = each.outside_bytes
+        if name in known:
+            before = [stage for stage in order[: order.index(name)] if stage in known]
+            found.append(known[name] - known[before[-1]])
+    return found
+
+
+def _rates(trials: Mapping[str, tuple[float, ...]], basis: Basis) -> Rates:
+    figures = {
+        name: _figure(
+            values, _RATE_UNITS.get(name.partition(".")[0], "B/s"), basis, _HOW_RATES[_kind(name)]
+        )
+        for name, values in trials.items()
+    }
+    products = {
+        name.removeprefix("matmul."): figure
+        for name, figure in figures.items()
+        if _kind(name) == "matmul"
+    }
+    return Rates(
+        matmul=products,
+        memory_bandwidth=figures.get("memory_bandwidth"),
+        launch=figures.get("launch"),
+        host_to_device_pinned=figures.get("host_to_device_pinned"),
+        host_to_device_pageable=figures.get("host_to_device_pageable"),
+    )
+
+
+def _kind(name: str) -> str:
+    return name.partition(".")[0]
+
+
+_HOW_RATES: Final[Mapping[str, str]] = {
+    "matmul": "CUDA events around square matmuls of random numbers",
+    "memory_bandwidth": "bytes read and written by copies on the device, CUDA events",
+    "launch": "from one small kernel to the next in eager mode, CUDA events",
+    "host_to_device_pinned": "copies from pinned memory, CUDA events",
+    "host_to_device_pageable": "copies from pageable memory, CUDA events",
+}
+
+
+def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> Figure:
+    """Median, least and most. Below zero is no amount: a disturbed reading counts as 0."""
+    clipped = [max(0.0, float(value)) for value in values]
+    middle = statistics.median(clipped)
+    return Figure(middle, min(clipped), max(clipped), unit, basis, how, len(clipped))
+
+
+# -- real processes ----------------------------------------------------------------------------
+
+
+# ---
+# Processes that measure this machine's GPU, or a simulated one.
+
+
+_MODULES: Final[Mapping[Subject, str]] = {
+    "memory": "trainfit.memory.calibration",
+    "workspaces": "trainfit.memory.calibration",
+    "rates": "trainfit.speed.calibration",
+}
+_START: Final = "from {module} import main; main()"
+
+
+class Processes:
+    """Measures in child processes, on this machine's GPU or on a simulated one."""
+
+    def __init__(self, stand_in: StandIn | None = None) -> None:
+        self.stand_in = stand_in
+
+    def measure(
+        self, subject: Subject, limit_s: float, stand_in: StandIn | None
+    ) -> MeasuringOutcome:
+        """One fresh process; raises ``TimeoutError`` past ``limit_s``."""
+        with _process(subject, stand_in) as (process, result):
+            return _outcome(process, result, limit_s)
+
+    def others(self, limit_s: float) -> tuple[int, str]:
+        """Bytes that other processes hold of the GPU now, and how that is known.
+
+        NVML says so. Without it two processes with a context each tell: the second sees one
+        context more than the first.
+        """
+        if self.stand_in is not None:
+            return self.stand_in.constants.other_processes_bytes, "as set for the simulated GPU"
+        usage = local_usage()
+        if usage is not None and usage.used_bytes is not None:
+            return usage.used_bytes, "NVML, before the process was started"
+        one = two = MeasuringOutcome(error="the time limit was reached")
+        with contextlib.suppress(TimeoutError), _process("memory", None, hold=True) as first:
+            one = _outcome(*first, limit_s, keep=True)
+            if one.memory is not None:
+                with _process("memory", None, hold=True) as second:
+                    two = _outcome(*second, limit_s, keep=True)
+        if one.memory is None or two.memory is None:
+            return 0, "not known: no NVML (pip install nvidia-ml-py)"
+        alone = one.memory.outside_bytes[CONTEXT]
+        both = two.memory.outside_bytes[CONTEXT]
+        return max(0, 2 * alone - both), "from two processes with a context each, without NVML"
+
+    def context(self, limit_s: float, python: Interpreter | None = None) -> MeasuringOutcome:
+        """A fresh process that makes nothing but its context, in ``python`` (default: our own).
+
+        Raises ``TimeoutError`` past ``limit_s``.
+        """
+        with _process("memory", self.stand_in, hold=True, python=python) as (process, result):
+            return _outcome(process, result, limit_s, keep=True)
+
+    def driver(self) -> str | None:
+        """The version of the GPU's driver."""
+        if self.stand_in is not None:
+            return None
+        usage = local_usage()
+        return usage.driver if usage is not None and usage.driver else driver_of_proc()
+
+
+def driver_of_proc(root: Path = Path("/")) -> str | None:
+    """The driver's version by the kernel's file, where there is one."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
+    return found[1] if found else None
+
+
+@contextlib.contextmanager
+def _process(
+    subject: Subject,
+    stand_in: StandIn | None,
+    *,
+    hold: bool = False,
+    python: Interpreter | None = None,
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A measuring process and the file that it will write; it does not outlive the block."""
+    with tempfile.TemporaryDirectory(prefix="trainfit-") as folder:
+        request, result = Path(folder) / "request.json", Path(folder) / "result.json"
+        request.write_text(MeasuringRequest(subject, str(result), stand_in, hold).to_json())
+        code = _START.format(module=_MODULES[subject])
+        with (Path(folder) / "output.txt").open("wb") as output:
+            process = subprocess.Popen(
+                [*(python or own_interpreter()).start(code), str(request)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(os.environ),
+                start_new_session=True,
+            )
+            try:
+                yield process, result
+            finally:
+                process.kill()
+                process.communicate()
+
+
+def _outcome(
+    process: subprocess.Popen[bytes], result: Path, limit_s: float, *, keep: bool = False
+) -> MeasuringOutcome:
+    """What the process wrote; with ``keep`` it need not have ended."""
+    deadline = time.monotonic() + limit_s
+    while process.poll() is None and not (keep and result.is_file()):
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+        time.sleep(0.05)
+    if result.is_file():
+        return MeasuringOutcome.load(result)
+    output = (result.parent / "output.txt").read_text(errors="replace").strip()
+    last = output.splitlines()[-1] if output else "no output"
+    return MeasuringOutcome(error=f"the process ended with code {process.returncode} ({last})")

@@ -1,0 +1,290 @@
+"""Choice of the mixed precision of a job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from trainfit.hardware import GpuSpec
+from trainfit.plan.changes.amp_hazards import is_bearable, line_for, of_gpu
+from trainfit.plan.runs.runs import Variant
+from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.laws import Batches
+from trainfit.results.configuration import (
+    AmpAsked,
+    AmpCandidate,
+    AmpChoice,
+    AmpHazard,
+    Configuration,
+)
+from trainfit.results.text import times
+
+#: Gain in samples/s that another setting must reach: the model does not resolve less.
+LEAST_GAIN: Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpSetting:
+    """One setting of AMP: ``value`` is for the placeholder, ``variable`` for Accelerate's variable
+    (both ``None``: the command cannot say it), ``variant`` its runs, ``trace`` that at the present
+    batch size, with what follows from it. ``hazards`` are those that were seen.
+
+    ``samples_per_s`` are those at the batch size that is recommended for the current setting, where
+    it was simulated there because nothing tells its own (``None``: it was not). ``as_of`` is the
+    dtype of the run, where it is another's (see :class:`AmpCandidate`).
+    """
+
+    value: str | None
+    variant: Variant
+    trace: Trace
+    configuration: Configuration
+    batches: Batches
+    samples_per_s: float | None = None
+    variable: str | None = None
+    hazards: tuple[AmpHazard, ...] = ()
+    as_of: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """What autocast computes in, or "off"."""
+        return self.configuration.amp
+
+    @property
+    def runs(self) -> bool:
+        """Does the job fit, at its current batch size or another?"""
+        return self.configuration.fits or bool(self.configuration.recommended_batch)
+
+    @property
+    def can_be_said(self) -> bool:
+        """Does the launch command have a word for it?"""
+        return self.value is not None or self.variable is not None
+
+    def has(self, *kinds: str) -> bool:
+        """Is one of these hazards its?"""
+        return any(each.kind in kinds for each in self.hazards)
+
+
+def choose_amp(
+    present: AmpSetting,
+    others: Sequence[AmpSetting],
+    gpu: GpuSpec,
+    failed: Sequence[AmpHazard] = (),
+) -> AmpChoice | None:
+    """The setting with clearly the most samples a second; the current one where none has, unless a
+    hazard speaks against it. ``failed`` are dtypes whose runs failed.
+
+    Never one that the GPU emulates or has no Tensor cores for, nor float16 without a scaler, nor
+    one that does not fit, except the current one where nothing else can be asked for. ``None``
+    where no other is known.
+    """
+    present = _with_gpu(present, gpu)
+    others = [_with_gpu(each, gpu) for each in others]
+    if not others and not failed:
+        return None
+    choosing = _Choosing(present, others, gpu, failed)
+    chosen, why = choosing.best()
+    hazards = (*(each for setting in (present, *others) for each in setting.hazards), *failed)
+    reason = f"AMP {chosen.dtype}: {why}"
+    by_hand = choosing.by_hand(chosen)
+    place, line = choosing.line(by_hand[0], chosen) if by_hand is not None else ("", "")
+    return AmpChoice(
+        chosen.value,
+        chosen.dtype,
+        reason,
+        None if chosen is present else chosen.configuration,
+        choosing.rates,
+        by_hand[1] if by_hand is not None else "",
+        variable=chosen.variable or "",
+        by_hand_dtype=by_hand[0].dtype if by_hand is not None else "",
+        line=line,
+        place=place,
+        hazards=tuple(dict.fromkeys(hazards)),
+        candidates=tuple(_candidate(each, present) for each in (present, *others)),
+    )
+
+
+def _with_gpu(setting: AmpSetting, gpu: GpuSpec) -> AmpSetting:
+    """With what the GPU does with its dtype."""
+    return dataclasses.replace(setting, hazards=(*of_gpu(setting.dtype, gpu), *setting.hazards))
+
+
+def _candidate(setting: AmpSetting, present: AmpSetting) -> AmpCandidate:
+    asked: AmpAsked = "by hand"
+    if setting is present:
+        asked = "present"
+    elif setting.can_be_said:
+        asked = "placeholder" if setting.value is not None else "variable"
+    value = setting.value or setting.variable or ""
+    return AmpCandidate(setting.dtype, asked, value, setting.as_of)
+
+
+class _Choosing:
+    """The comparison of ``present`` with ``others``; ``rates`` are samples a second by dtype."""
+
+    def __init__(
+        self,
+        present: AmpSetting,
+        others: Sequence[AmpSetting],
+        gpu: GpuSpec,
+        failed: Sequence[AmpHazard],
+    ) -> None:
+        self._present, self._others, self._gpu, self._failed = present, others, gpu, failed
+        self.rates, self._where = _rates(present, others)
+
+    def best(self) -> tuple[AmpSetting, str]:
+        """The chosen setting, and why."""
+        present, rates = self._present, self.rates
+        able = [each for each in self._others if self._is_able(each)]
+        best = max(able, key=self._rank, default=None)
+        wrong = next((each for each in present.hazards if each.blocks), None)
+        if best is None:
+            return present, self._kept(wrong)
+        if not present.runs:
+            return best, f"AMP {present.dtype} does not fit"
+        gain = rates[best.dtype] / rates[present.dtype] if rates else None
+        if wrong is not None and self._gives_way(wrong, best, gain):
+            than = "" if gain is None else f"; {self._compared(best, present)}{self._where}"
+            return best, wrong.text + than
+        if gain is None:
+            return present, "no throughput prediction tells the settings apart"
+        if gain > 1 + LEAST_GAIN:
+            return best, self._compared(best, present) + self._where
+        return present, self._kept(wrong)
+
+    def by_hand(self, chosen: AmpSetting) -> tuple[AmpSetting, str] | None:
+        """A clearly faster setting that only a change of the script would give, in words."""
+        hidden = [
+            each
+            for each in (self._present, *self._others)
+            if (not each.can_be_said or each.has("no scaler"))
+            and not each.has("emulated", "no tensor cores", "fails", "overflow")
+            and (each is not chosen or each.has("no scaler"))
+        ]
+        best = max(hidden, key=self._rank, default=None)
+        if best is None:
+            return None
+        if chosen.has("no scaler") and best.dtype in (chosen.dtype, "bfloat16"):
+            return best, f"{self._named_with(best)}: {self._written(best, chosen)}"
+        if not self.rates:
+            return None
+        gain = self.rates[best.dtype] / self.rates[chosen.dtype]
+        if gain <= 1 + LEAST_GAIN:
+            return None
+        text = f"{self._named_with(best)} would give {times(gain)} the samples/s"
+        return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
+
+    def line(self, setting: AmpSetting, chosen: AmpSetting) -> tuple[str, str]:
+        """Where to write what for a setting that the command alone cannot give; it may need another
+        value than that of ``chosen``, too."""
+        outcomes = [
+            each.trace.outcome
+            for each in (self._present, *self._others)
+            if each.variant.force is None and each.trace.outcome.autocast_at is not None
+        ]
+        # What the script itself has says more than a run in which autocast was forced.
+        source = outcomes[0] if outcomes else setting.trace.outcome
+        has = source.autocast if outcomes else None
+        place, written = line_for(setting.dtype, source, has=has)
+        value = setting.variant.amp or self._present.value
+        if value not in (None, chosen.value):
+            # A line's place is not the value's; without one the value is first, as a screen cuts.
+            other = f"amp={value}"
+            written = f"{written}; and {other}" if place else f"{other}, and {written}"
+        return place, written
+
+    def _written(self, setting: AmpSetting, chosen: AmpSetting) -> str:
+        return ": ".join(filter(None, self.line(setting, chosen)))
+
+    def _is_able(self, setting: AmpSetting) -> bool:
+        if not setting.can_be_said or not setting.runs:
+            return False
+        blocks = [each.kind for each in setting.hazards if each.blocks]
+        if blocks == ["no tensor cores"] and not self._present.runs:
+            return is_bearable(setting.dtype, self._gpu)
+        return not blocks
+
+    def _rank(self, setting: AmpSetting) -> tuple[float, bool, bool]:
+        """By samples/s; of two that are alike bfloat16, which needs no scaler."""
+        rate = self.rates.get(setting.dtype, 0.0)
+        return rate, setting.dtype == "bfloat16", not setting.as_of
+
+    def _gives_way(self, wrong: AmpHazard, best: AmpSetting, gain: float | None) -> bool:
+        """Does the current setting with its hazard give way to ``best``?"""
+        as_fast = gain is not None and gain >= 1 - LEAST_GAIN
+        if wrong.kind == "no scaler":
+            return as_fast or best.dtype == "bfloat16"
+        return as_fast or not is_bearable(wrong.dtype, self._gpu)
+
+    def _compared(self, one: AmpSetting, other: AmpSetting) -> str:
+        gain = self.rates[one.dtype] / self.rates[other.dtype]
+        return f"{times(gain)} the samples/s of {_named(other.dtype)} (predicted)"
+
+    def _kept(self, wrong: AmpHazard | None) -> str:
+        present, rates = self._present, self.rates
+        before = f"{wrong.text}; " if wrong is not None else ""
+        if not self._others:
+            failure = self._failed[0]
+            remedy = f" ({failure.remedy})" if failure.remedy else ""
+            return f"{before}kept; {failure.dtype} was tried: {failure.text}{remedy}"
+        # What has the figures of the current one says nothing of it.
+        comparable = [
+            each for each in self._others if each.dtype in rates and each.as_of != present.dtype
+        ]
+        if not comparable:
+            return f"{before}no throughput prediction tells the settings apart"
+        rival = max(comparable, key=self._rank)
+        gain = rates[present.dtype] / rates[rival.dtype]
+        if gain > 1 + LEAST_GAIN:
+            return before + self._compared(present, rival) + self._where
+        if gain < 1 - LEAST_GAIN:
+            return before + self._why_not(rival) + self._where
+        about = f"kept, {_named(rival.dtype)} gives about as many samples/s (predicted)"
+        return before + about + self._where
+
+    def _why_not(self, rival: AmpSetting) -> str:
+        """A faster one that is not asked for."""
+        block = next((each for each in rival.hazards if each.blocks), None)
+        if not rival.runs:
+            return f"kept, {_named(rival.dtype)} does not fit"
+        if block is None or not rival.can_be_said:
+            return "kept; what is faster needs a change of the script"
+        return f"kept; {block.text}"
+
+    @staticmethod
+    def _named_with(setting: AmpSetting) -> str:
+        scaler = " with a GradScaler" if setting.has("no scaler") else ""
+        return _named(setting.dtype) + scaler
+
+
+def _rates(present: AmpSetting, others: Sequence[AmpSetting]) -> tuple[Mapping[str, float], str]:
+    """Samples a second of each dtype, at the batch size that is recommended for it.
+
+    Where one of them is not known there, all at the current batch size, which is told in words
+    where it is not the recommended one; empty where that is not known.
+    """
+    settings, batch = [present, *others], present.configuration.batch_size
+    elsewhere = batch is not None and present.batches.recommended not in (None, 0, batch)
+    told = f" at batch size {batch}" if elsewhere else ""
+    for of, where in ((_at_recommended, ""), (_at_present, told)):
+        rates = {each.dtype: of(each) for each in settings}
+        found = {dtype: rate for dtype, rate in rates.items() if rate is not None}
+        if len(found) == len(rates):
+            return found, where
+    return {}, ""
+
+
+def _at_recommended(setting: AmpSetting) -> float | None:
+    best = setting.batches.recommended
+    steps = (step for step in setting.batches.curve.steps if step.batch_size == best)
+    return next((step.samples_per_s for step in steps), setting.samples_per_s)
+
+
+def _at_present(setting: AmpSetting) -> float | None:
+    batch, seconds = setting.configuration.batch_size, setting.configuration.step_s
+    # Where the batch size is not known it is the same for all.
+    return (batch or 1) / seconds if seconds else None
+
+
+def _named(dtype: str) -> str:
+    return "no AMP" if dtype == "off" else dtype

@@ -1,0 +1,345 @@
+"""Simulated AMP settings of a job, and the chosen one: memory and time saved, or why little."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from trainfit.memory.replay import Replay, Stream
+from trainfit.plan.changes.amp import AmpSetting, choose_amp
+from trainfit.plan.changes.amp_hazards import (
+    PeakParts,
+    StepParts,
+    is_native,
+    of_failure,
+    of_run,
+    peak_parts,
+    place_of,
+    step_parts,
+)
+from trainfit.plan.command.precision import other_value
+from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
+from trainfit.plan.runs.batches import full_steps, is_full
+from trainfit.plan.runs.failures import NotSimulated, ScriptError
+from trainfit.plan.runs.runs import AS_WRITTEN, Variant
+from trainfit.plan.runs.tracing import recording_of
+from trainfit.plan.sizing.costing import has_rates
+from trainfit.plan.sizing.curve import timed
+from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.speed import speed
+from trainfit.results.configuration import AmpChoice, AmpHazard
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.trace import ForcedAmp
+from trainfit.results.text import duration, percent, size
+from trainfit.speed.step import Machine
+
+# ---
+# Memory and time saved by mixed precision, with the reason if it is little.
+
+
+#: Savings below which it is said what stays: autocast at its best saves about half.
+_LITTLE: Final = 0.25
+#: A part of a peak or of a step that is named.
+_NAMED: Final = 0.1
+
+
+def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay], dtype: str) -> str:
+    """One line on the peak of allocated memory in both."""
+    before, after = off[1].peak_allocated, half[1].peak_allocated
+    saved = before - after
+    if before <= 0:
+        return ""
+    text = f"{dtype} saves {size(saved)} of {size(before)} ({percent(saved / before)})"
+    if saved < 0:
+        text = f"{dtype} uses {size(-saved)} more than the {size(before)} without it"
+    if saved >= _LITTLE * before:
+        return text
+    kept = _kept(peak_parts(half[0], Stream.of(half[0]), half[1]))
+    return f"{text}: of the peak in {dtype}, {kept}" if kept else text
+
+
+def _kept(parts: PeakParts) -> str:
+    """What autocast does not make smaller, the largest first."""
+    at = f" (most at {place_of(parts.promoted_at)})" if parts.promoted_at else ""
+    named = {
+        "parameters, gradients and optimizer state, which stay float32": parts.state,
+        "copies that autocast casts": parts.casts,
+        "results of operators that autocast runs in float32": parts.float32,
+        f"results that are float32 because an operand is{at}": parts.promoted,
+        "inputs and workspaces": parts.fixed,
+    }
+    return _shares(named, parts.total)
+
+
+def time_reason(
+    off: Recording, half: Recording, dtype: str, machine: Machine, batch: int | None = None
+) -> str:
+    """One line on a step's time in both, at batch size ``batch`` (``None``: not known)."""
+    before, after = speed(off, None, machine), speed(half, None, machine)
+    if before is None or after is None:
+        return ""
+    slow, fast = before.now.seconds, after.now.seconds
+    at = "" if batch is None else f" at batch size {batch}"
+    text = f"a step{at} needs {duration(fast)} instead of {duration(slow)} in {dtype}"
+    if slow <= 0 or fast <= (1 - _LITTLE) * slow:
+        return text
+    parts, without = step_parts(half, machine), step_parts(off, machine)
+    if parts is None or without is None:
+        return text
+    added = parts.casts - without.casts
+    if after.now.bound == "launches":
+        casts = f"{added} launches of casts are added, and " if added > 0 else ""
+        return f"{text}: {casts}it is bound by launches"
+    if after.now.bound == "host copies":
+        return f"{text}: it is bound by copies between host and device"
+    kept = _kept_time(parts)
+    return f"{text}: of the kernels' time, {kept}" if kept else text
+
+
+def _kept_time(parts: StepParts) -> str:
+    named = {
+        "the optimizer, which stays float32": parts.optimizer_s,
+        "operators that autocast runs in float32": sum(parts.float32_s.values()),
+        "casts": parts.casts_s,
+    }
+    return _shares(named, parts.gpu_s)
+
+
+def _shares(named: dict[str, float] | dict[str, int], whole: float) -> str:
+    large = sorted(named.items(), key=lambda each: -each[1])
+    said = [f"{percent(part / whole)} are {name}" for name, part in large if part >= _NAMED * whole]
+    return ", ".join(said)
+
+
+_HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
+
+
+def opposite_amp(job: PlannedJob) -> Variant:
+    """The command with autocast the other way round; not on in what the GPU emulates, where the
+    command can say so."""
+    is_on = job.first.outcome.autocast is not None
+    if job.command.other_amp is not None:
+        return Variant(amp=other_value(job.command, job.gpu, is_on=is_on))
+    # A variable switches off only what a variable has switched on.
+    if asks_environment(job) and (not is_on or job.first.outcome.accelerate != "no"):
+        return Variant(precision=_word("off" if is_on else _best_half(job)))
+    return Variant(force="off" if is_on else "on")
+
+
+def asks_environment(job: PlannedJob) -> bool:
+    """Does the script's Accelerate take its precision from a variable that is free to be set?"""
+    command = job.command
+    is_free = "amp" not in command.present and ACCELERATE not in command.environment()
+    return is_free and job.first.outcome.accelerate is not None
+
+
+def present_setting(job: PlannedJob) -> AmpSetting:
+    """The job with AMP as the command has it."""
+    batches = job.batches(job.first, AS_WRITTEN, by_trial=True)
+    now = job.configuration(job.first, batches)
+    variable = job.first.outcome.accelerate if asks_environment(job) else None
+    found = AmpSetting(
+        job.command.present.get("amp"), AS_WRITTEN, job.first, now, batches, variable=variable
+    )
+    return dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
+
+
+def other_settings(
+    job: PlannedJob, present: AmpSetting, flipped: Variant
+) -> tuple[list[AmpSetting], list[AmpHazard]]:
+    """AMP the other way round and the half precisions that are left, and what failed.
+
+    Where the GPU computes in both half precisions one of them is simulated, and the other's figures
+    are the same (:class:`~trainfit.results.configuration.AmpCandidate`); where one is emulated, or
+    fails, the other is simulated too.
+    """
+    failed: list[AmpHazard] = []
+    found = list(_tried(job, flipped, present, failed))
+    if found and flipped.force == "on":
+        job.notes.append(
+            "AMP on was simulated by torch.autocast around the model's forward calls: the "
+            "command has no {amp}"
+        )
+    halves = [each for each in (present, *found) if each.dtype in _HALVES]
+    tried = {each.dtype for each in halves} | {each.dtype for each in failed}
+    for dtype in _HALVES:
+        if dtype in tried or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
+            continue
+        native = next((each for each in halves if is_native(each.dtype, job.gpu)), None)
+        if native is not None:
+            found.append(_as_of(job, native, dtype))
+        elif halves or any(each.kind == "overflow" for each in failed):
+            like = halves[0].variant if halves else flipped
+            found += _asked(job, dtype, present, like, failed)
+    return found, failed
+
+
+def chosen_setting(
+    job: PlannedJob,
+    present: AmpSetting,
+    others: list[AmpSetting],
+    failed: Sequence[AmpHazard] = (),
+) -> tuple[AmpChoice | None, AmpSetting]:
+    """The setting that the launch command asks for, with its own batch size. One whose figures are
+    another's is simulated before it is chosen, and then replaces that one among ``others``.
+    """
+    choice, chosen = _chosen(job, present, others, failed)
+    while chosen.as_of:
+        failures = list(failed)
+        others.remove(chosen)
+        others += _tried(job, chosen.variant, present, failures)
+        failed = failures
+        choice, chosen = _chosen(job, present, others, failed)
+    if choice is None:
+        return None, present
+    if chosen is not present and job.batch is not None and _is_unknown(chosen.batches):
+        found = job.batches(chosen.trace, chosen.variant, by_trial=True)
+        configuration = job.configuration(chosen.trace, found)
+        chosen = dataclasses.replace(chosen, batches=found, configuration=configuration)
+        choice = dataclasses.replace(choice, configuration=configuration)
+    return _with_reasons(job, choice, (present, *others)), chosen
+
+
+def _chosen(
+    job: PlannedJob, present: AmpSetting, others: list[AmpSetting], failed: Sequence[AmpHazard]
+) -> tuple[AmpChoice | None, AmpSetting]:
+    choice = choose_amp(present, others, job.gpu, failed)
+    if choice is None or choice.configuration is None:
+        return choice, present
+    return choice, next(each for each in others if each.configuration is choice.configuration)
+
+
+def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSetting]) -> AmpChoice:
+    """With what AMP saves: in the chosen half precision, else in one that the GPU computes in."""
+    halves = [each for each in settings if each.dtype in _HALVES and not each.as_of]
+    halves.sort(key=lambda each: (each.dtype != choice.dtype, not is_native(each.dtype, job.gpu)))
+    off = next((each.trace for each in settings if each.dtype == "off"), None)
+    if off is None or not halves:
+        return choice
+    half, dtype = recording_of(halves[0].trace), halves[0].dtype
+    without = recording_of(off)
+    peaks = [(each, job.memory_model.unlimited(Stream.of(each))) for each in (without, half)]
+    return dataclasses.replace(
+        choice,
+        memory_reason=memory_reason(peaks[0], peaks[1], dtype),
+        time_reason=time_reason(without, half, dtype, job.machine, job.batch),
+    )
+
+
+def _asked(
+    job: PlannedJob,
+    dtype: ForcedAmp,
+    present: AmpSetting,
+    like: Variant,
+    failed: list[AmpHazard],
+) -> Iterator[AmpSetting]:
+    """A run in ``dtype``: as the command says it, if it does, else ``like``, autocast forced."""
+    forced = dataclasses.replace(like, force=dtype)
+    variant = _said(job, dtype)
+    if variant is not None and job.runs.attempt(job.batch, variant).outcome.steps:
+        found = list(_tried(job, variant, present, failed))
+    else:
+        found = list(_tried(job, forced, present, failed))
+    yield from (each for each in found if each.dtype == dtype)
+
+
+def _said(job: PlannedJob, dtype: str) -> Variant | None:
+    """The command in ``dtype``; ``None`` where it has no word for it."""
+    value = job.command.amp_precisions.get(dtype)
+    if value is not None:
+        return Variant(amp=value)
+    return Variant(precision=_word(dtype)) if asks_environment(job) else None
+
+
+def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
+    """``half`` in the other half precision."""
+    variant = _said(job, dtype)
+    said = variant or dataclasses.replace(half.variant, force=dtype)
+    found = dataclasses.replace(
+        half,
+        value=said.amp if variant is not None else None,
+        variable=said.precision,
+        variant=said,
+        configuration=dataclasses.replace(half.configuration, amp=dtype),
+        as_of=half.dtype,
+    )
+    return dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
+
+
+def _hazards(job: PlannedJob, setting: AmpSetting) -> Iterator[AmpHazard]:
+    if setting.dtype == "off":
+        return
+    is_own = setting.variant.force is None and not setting.as_of
+    trains = not job.infers
+    yield from of_run(setting.dtype, setting.trace, job.machine, is_own=is_own, trains=trains)
+
+
+def _best_half(job: PlannedJob) -> str:
+    return "bfloat16" if job.gpu.supports_bf16 else "float16"
+
+
+def _word(dtype: str) -> str:
+    """Of Accelerate's."""
+    return PRECISIONS.get(dtype, "no")
+
+
+def _is_unknown(batches: Batches) -> bool:
+    """Was nothing derived for other batch sizes, as no run was made for it?"""
+    return batches.law is None and not batches.curve.steps
+
+
+def _tried(
+    job: PlannedJob, variant: Variant, present: AmpSetting, failed: list[AmpHazard]
+) -> Iterator[AmpSetting]:
+    """The job with AMP as in ``variant``; nothing, and a note, where that was not to be simulated,
+    and a hazard in ``failed`` where it was autocast that failed."""
+    try:
+        trace = job.runs.trace(job.batch, variant)
+    except NotSimulated:
+        return
+    except ScriptError as error:
+        what = f"AMP {variant.amp or variant.precision or variant.force}"
+        job.notes.append(f"{what} was not simulated: {error}")
+        outcome = job.runs.attempt(job.batch, variant).outcome
+        if outcome.status == "failed" and outcome.autocast is not None:
+            failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error}"))
+        return
+    # What the launch command may ask for is compared at its own best batch size.
+    value = variant.amp if variant.force is None else None
+    said = value is not None or variant.precision is not None
+    if not said and present.batches.law is None:
+        why = "other batch sizes were simulated with the current AMP alone"
+        batches = Batches("one trace", why)
+    else:
+        by_trial = said and has_rates(job.gpu) and job.thorough
+        batches = job.batches(trace, variant, by_trial=by_trial)
+    found = AmpSetting(
+        value,
+        variant,
+        trace,
+        job.configuration(trace, batches),
+        batches,
+        variable=variant.precision,
+    )
+    found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
+    if _is_unknown(batches):
+        rate = _samples_per_s(job, variant, present.batches.recommended)
+        found = dataclasses.replace(found, samples_per_s=rate)
+    yield found
+
+
+def _samples_per_s(job: PlannedJob, variant: Variant, batch: int | None) -> float | None:
+    """Those of ``variant`` at a batch size, by a run there; ``None`` where nothing tells them."""
+    if not batch or not has_rates(job.gpu):
+        return None
+    variant = variant if job.shapes is None else job.shapes.timed(variant)
+    try:
+        trace = job.runs.trace(batch, variant)
+    except (NotSimulated, ScriptError):
+        return None
+    if not is_full(trace, batch):
+        return None
+    step = timed(recording_of(trace), batch, job.machine, full_steps(trace))
+    return step.samples_per_s if step is not None else None

@@ -1,0 +1,295 @@
+"""Trials of remedies and of the allocator's settings on a job: what runs, and the instructions."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.replay import Stream
+from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.changes.catalogue import RemedyKind, instructions
+from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.results.changes import AllocatorTrial
+from trainfit.results.runs.trace import Applicability, InterventionRequest
+from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
+from trainfit.speed.step import Machine
+
+# ---
+# The launched job with expandable segments and without: does the variable lower memory?
+
+
+def allocator_trial(
+    command: Command, memory_model: MemoryModel, chosen: AmpSetting
+) -> AllocatorTrial:
+    """Replay the recording of ``chosen`` at its batch size with either kind of segment."""
+    stream, batch = _launched(chosen)
+    settings = memory_model.settings
+    other = memory_model.with_settings(
+        dataclasses.replace(settings, expandable_segments=not settings.expandable_segments)
+    )
+    shown, fits = memory_model.shown(stream)
+    changed, other_fits = other.shown(stream)
+    name, present = allocator_variable(command)
+    return AllocatorTrial(
+        name,
+        present,
+        settings.expandable_segments,
+        batch,
+        shown.peak_reserved,
+        changed.peak_reserved,
+        fits,
+        other_fits,
+    )
+
+
+def allocator_variable(command: Command) -> tuple[str, str]:
+    """The variable that holds the allocator's settings, and its value (empty: it is not set).
+
+    The one that is set and that the command's PyTorch reads, else the one that every version does.
+    """
+    environment = {**os.environ, **command.environment()}
+    read = variables_read(command.interpreter.torch)
+    name = next((each for each in read if each in environment), VARIABLE)
+    return name, environment.get(name, "")
+
+
+def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
+    """The stream of the recommended batch size, where a law gives it; else of the current one."""
+    found = chosen.batches
+    if found.law is not None and found.recommended:
+        return found.law.at(found.recommended), found.recommended
+    return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size
+
+
+#: Settings that are replayed in addition to expandable segments; the best of them is shown.
+_ALLOCATORS = (
+    "max_split_size_mb:128",
+    "max_split_size_mb:512",
+    "roundup_power2_divisions:8",
+    "large_segment_size_mb:64",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The job that is planned: its runs, its batch size and what is known of others.
+
+    ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
+    ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
+    run with autocast the other way round. ``machine`` is what steps are
+    costed on.
+    """
+
+    command: Command
+    runs: Runs
+    memory_model: MemoryModel
+    batch: int | None
+    law: AffineStream | None
+    largest: int | None
+    flipped: Variant
+    machine: Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A remedy's run: how it differs, and what it would be launched with.
+
+    ``word`` is one in the command that becomes another: a model's name.
+    """
+
+    kind: RemedyKind
+    finding: Applicability
+    variant: Variant = AS_WRITTEN
+    batch: int | None = None
+    amp: str | None = None
+    precision: str | None = None
+    allocator: str | None = None
+    how: tuple[str, ...] = ()
+    word: tuple[str, str] | None = None
+
+
+def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
+    """Settings to replay beside those that the variable holds; PyTorch ``torch`` has them all."""
+    keys = {text: text.partition(":")[0] for text in _ALLOCATORS}
+    return tuple(t for t, key in keys.items() if key not in present and knows(key, torch))
+
+
+class NotApplicable(Exception):
+    """A remedy does not apply; the message says why."""
+
+
+class Trials:
+    """Makes the trials of ``job``, from its ``survey``.
+
+    ``stream`` is what the survey recorded, ``before`` its figures and ``fits`` whether that
+    is on the GPU.
+    """
+
+    def __init__(self, job: Job, survey: Trace) -> None:
+        assert survey.recording is not None
+        self._job = job
+        self._torch = job.command.interpreter.torch
+        self._memory_model = job.memory_model
+        self._survey = survey
+        self.stream = Stream.of(survey.recording)
+        outcome, self.fits = job.memory_model.shown(self.stream)
+        self.before = job.memory_model.figures(outcome)
+        self._findings = {finding.name: finding for finding in survey.outcome.findings}
+
+    def of(self, kind: RemedyKind) -> Trial:
+        """How the remedy is tried; raises :class:`NotApplicable`."""
+        job = self._job
+        if kind.name.startswith("amp-"):
+            return self._amp(kind)
+        if kind.name == "expandable-segments":
+            return self._expandable(kind)
+        if kind.name == "allocator-settings":
+            return self._other_allocator(kind)
+        finding = self._findings[kind.name]
+        if not finding.applies:
+            raise NotApplicable(finding.reason)
+        if kind.name == "accumulate":
+            return self.accumulation(kind, finding, 0)
+        variant = self._variant(kind, finding.targets)
+        how = instructions(kind, finding)
+        if kind.name == "smaller-model":
+            return self._smaller_model(Trial(kind, finding, variant, job.batch, how=how))
+        return Trial(kind, finding, variant, job.batch, how=how)
+
+    def _smaller_model(self, trial: Trial) -> Trial:
+        """Where the command has the model's name, that is what to change."""
+        name, smaller = trial.finding.targets
+        if _replaced(self._job.command.line(), name, smaller) == self._job.command.line():
+            return trial
+        return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
+
+    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
+        request = InterventionRequest(kind.name, targets)
+        return Variant(interventions=(request,), title=kind.name)
+
+    def _amp(self, kind: RemedyKind) -> Trial:
+        job = self._job
+        present = self._survey.outcome.autocast
+        if present is not None:
+            raise NotApplicable(f"autocast computes in {present} already")
+        dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
+        if dtype == "bfloat16" and not self._memory_model.gpu.supports_bf16:
+            raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
+        finding = Applicability(kind.name, True)
+        try:
+            is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
+        except ScriptError:
+            is_flipped = False
+        amp = job.flipped.amp if is_flipped else None
+        precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
+        how = kind.how(finding)
+        if precision is not None:
+            how = (f"set {ACCELERATE}={precision}, as in the command below",)
+        elif amp is not None:
+            how = ("as in the command below",)
+        forced = Variant(force=dtype, title=kind.name)  # type: ignore[arg-type]
+        variant = job.flipped if is_flipped else forced
+        return Trial(kind, finding, variant, job.batch, amp=amp, precision=precision, how=how)
+
+    def _accelerate_asks(self) -> bool:
+        """Is AMP switched on by a variable, for Accelerate's precision comes from there?"""
+        unset = self._survey.outcome.accelerate == "no"
+        return unset and "amp" not in self._job.command.present
+
+    def accumulation(self, kind: RemedyKind, finding: Applicability, skip: int) -> Trial:
+        """With the fewest micro-batches that look as if they fit, but for ``skip``."""
+        batch, law = self._job.batch, self._job.law
+        if batch is None:
+            raise NotApplicable("the batch size is not known; write {batch_size:N} into it")
+        splits = [k for k in range(2, batch + 1) if batch % k == 0]
+        if not splits:
+            raise NotApplicable("a batch of one sample cannot be split")
+        if law is not None and not self.fits:
+            good = [k for k in splits if self._memory_model.limited(law.at(batch // k)).fits]
+            splits = good or splits[-1:]
+        if skip >= len(splits):
+            raise NotApplicable("no smaller micro-batch is left")
+        parts = splits[skip]
+        how = (
+            *(instructions(kind, finding)),
+            f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
+            f"backward; step and zero_grad only after every {parts} batches",
+        )
+        variant = self._variant(kind, (str(parts),))
+        return Trial(kind, finding, variant, batch // parts, how=how)
+
+    # -- the allocator ---------------------------------------------------------------------
+
+    def _expandable(self, kind: RemedyKind) -> Trial:
+        if self._memory_model.settings.expandable_segments:
+            raise NotApplicable("expandable segments are on already")
+        return self._allocator_trial(kind, "expandable_segments:True")
+
+    def _other_allocator(self, kind: RemedyKind) -> Trial:
+        """The best of several settings, all replayed on the recording."""
+        reserved: dict[str, int] = {}
+        for text in allocators_tried(self._allocator()[1], self._torch):
+            outcome, fits = self.memory_model_with(text).shown(self.stream)
+            reserved[text] = outcome.peak_reserved if fits or not self.fits else 1 << 60
+        best = min(reserved, key=lambda text: reserved[text], default=None)
+        if best is None or reserved[best] >= self.before.reserved_bytes:
+            tried = ", ".join(reserved) or "settings that are not set already"
+            raise NotApplicable(f"none of {tried} lowers reserved memory")
+        return self._allocator_trial(kind, best)
+
+    def _allocator_trial(self, kind: RemedyKind, text: str) -> Trial:
+        finding = Applicability(kind.name, True, detail=text)
+        how = (f"set {self._allocator()[0]} to {self._merged(text)}, as in the command below",)
+        return Trial(kind, finding, batch=self._job.batch, allocator=text, how=how)
+
+    def _allocator(self) -> tuple[str, str]:
+        """The variable that holds its settings, and its value."""
+        return allocator_variable(self._job.command)
+
+    def _merged(self, text: str) -> str:
+        _, present = self._allocator()
+        return ",".join(filter(None, (present.rstrip(","), text)))
+
+    def memory_model_with(self, text: str | None) -> MemoryModel:
+        if text is None:
+            return self._memory_model
+        settings = AllocatorSettings.from_conf(self._merged(text), self._torch)
+        return self._memory_model.with_settings(settings)
+
+    def launch(self, trials: Sequence[Trial]) -> str | None:
+        """The command with the changes; ``None`` where it stays as it is."""
+        command = self._job.command
+        values: dict[str, str] = {}
+        for trial in trials:
+            if trial.amp is not None:
+                values["amp"] = trial.amp
+            if trial.batch != self._job.batch and "batch_size" in command.present:
+                values["batch_size"] = str(trial.batch)
+        line = command.line(**values)
+        variables = {}
+        for trial in trials:
+            if trial.precision is not None:
+                variables[ACCELERATE] = trial.precision
+            if trial.allocator is not None:
+                variables[self._allocator()[0]] = self._merged(trial.allocator)
+        for name, value in variables.items():
+            new = quote(f"{name}={value}")
+            old = command.environment(**values).get(name)
+            line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
+        words = [trial.word for trial in trials if trial.word is not None]
+        for name, other in words:
+            line = _replaced(line, name, other)
+        return line if values or variables or words else None
+
+
+def _replaced(line: str, word: str, other: str) -> str:
+    """``line`` with ``other`` for ``word`` where that is an argument, or the value of one."""
+    return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", other, line)

@@ -1,0 +1,363 @@
+"""Measures or rehearses the DataLoader of a command in a child process, and tells how it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
+from trainfit.loader.faults.tracebacks import own_fault_in
+from trainfit.plan.command.interpreter import own_interpreter
+from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.prefix import Prefix
+from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, Stage
+from trainfit.plan.launch_line import launch, useless_variables
+from trainfit.plan.runs.failures import (
+    ScriptError,
+    exit_hint,
+    last_lines,
+    one_line,
+    remedy,
+    unsaid,
+    what_happened,
+)
+from trainfit.plan.runs.tracing import ending
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.loader import LoaderResult
+from trainfit.results.rehearsal import Predicted, Rehearsal
+from trainfit.results.runs.measurement import AS_FAST, Consumer, LoadingRequest
+from trainfit.results.runs.script import UNASKED, SandboxRequest
+from trainfit.results.runs.trace import TraceOutcome
+from trainfit.results.text import count, duration
+
+#: Simulated where no GPU is named and none is here: the loader does not depend on it.
+DEFAULT_GPU: Final = "RTX 4090"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadingOptions:
+    """How a loader is to be measured.
+
+    ``step`` is the time of a training step (``step_is_bound``: no step is likely to be shorter);
+    without it, ``gpu`` gives the lower bound of the prediction for the simulated step; without
+    both the step time is 0. ``ranks``
+    processes share the machine. ``loader`` ("module:callable") stands for a command, and
+    ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
+    ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
+    says what may come of the files that the script writes. ``thorough``: see
+    :class:`~trainfit.results.runs.measurement.LoadingRequest`.
+    """
+
+    step: Consumer | None = None
+    gpu: GpuSpec | None = None
+    seconds: float = 20.0
+    confirm: int = 4
+    thorough: bool = True
+    max_workers: int | None = None
+    any_order: bool = False
+    ranks: int = 1
+    time_limit_s: float = 600.0
+    loader: str = ""
+    batch_size: int | None = None
+    script_limit_s: float | None = None
+    step_is_bound: bool = False
+    sandbox: SandboxRequest = UNASKED
+
+
+class _Lines(Listener):
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+
+    def stage(self, stage: Stage) -> None:
+        self._progress(stage.text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning found, and the user's interrupt that ended it, if one did."""
+
+    result: LoaderResult
+    interrupt: KeyboardInterrupt | None
+
+
+def tune_command(
+    command: Command | None,
+    options: LoadingOptions,
+    progress: Callable[[str], None] | Listener = lambda text: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuned:
+    """The settings that suit the loader of ``command``, or of ``options.loader``.
+
+    Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader
+    that can be measured.
+    """
+    loaded = call_on_loader(command, options, progress, clock=clock)
+    text = loaded.result or loaded.partial
+    assert text is not None
+    result = LoaderResult.from_json(text, Path("the measuring process"))
+    line, said = _launch(command, result)
+    result = dataclasses.replace(
+        result,
+        notes=(*result.notes, *said, *notes_of(loaded, command, options)),
+        launch=line,
+        step_is_bound=(options.step is None or options.step_is_bound) and result.step_s > 0,
+        seconds=result.seconds or loaded.seconds,
+        protection=loaded.protection,
+    )
+    return Tuned(result, loaded.interrupt)
+
+
+def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[str, ...]]:
+    """The command with variables and cores before it, and notes; empty where nothing is."""
+    if command is None:
+        return "", ()
+    useless = useless_variables(command, result)
+    advised = launch(command, {}, {}, result.variables, result.cores, useless)
+    return advised.line if advised.line != command.line() else "", advised.notes
+
+
+def call_on_loader(
+    command: Command | None,
+    options: LoadingOptions,
+    progress: Callable[[str], None] | Listener = lambda text: None,
+    function: str = "tune",
+    arguments: Mapping[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Loaded:
+    """Call ``function`` ("trainfit.module:function") on the loader, in a child process.
+
+    It gets the workload and the request (:mod:`trainfit.loader.child`); ``arguments`` are in
+    the latter as JSON. There is a result or a partial one; raises :class:`ScriptError` else.
+    A ``KeyboardInterrupt`` reaches the function too, and is raised here unless that gives a
+    result all the same.
+    """
+    listener = progress if isinstance(progress, Listener) else _Lines(progress)
+    with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
+        request = _request(command, options, Path(name))
+        request = dataclasses.replace(
+            request, function=function, arguments=json.dumps(dict(arguments or {}))
+        )
+        protected = dataclasses.replace(command or _no_command(), sandbox=options.sandbox)
+        loaded = LoadingProcess(request, protected, listener, clock).run()
+    if loaded.result is None and loaded.partial is None:
+        raise _failure(loaded, command, options)
+    return loaded
+
+
+def _gpu(options: LoadingOptions) -> GpuSpec:
+    if options.gpu is not None:
+        return options.gpu
+    try:
+        return local_gpu() or find_gpu(DEFAULT_GPU)
+    except GpuNameError:  # one that the catalogue does not know
+        return find_gpu(DEFAULT_GPU)
+
+
+def _request(command: Command | None, options: LoadingOptions, folder: Path) -> LoadingRequest:
+    return LoadingRequest(
+        folder=str(folder),
+        gpu=_gpu(options),
+        target=command.target() if command is not None else None,
+        loader=options.loader,
+        batch_size=options.batch_size,
+        step=_known_step(command, options),
+        seconds=options.seconds,
+        confirm=options.confirm,
+        thorough=options.thorough,
+        max_workers=options.max_workers,
+        any_order=options.any_order,
+        ranks=options.ranks,
+        script_limit_s=options.script_limit_s or options.time_limit_s,
+        limit_s=options.time_limit_s,
+        command=command.line() if command is not None else _given(options),
+        variables=command.environment() if command is not None else {},
+    )
+
+
+def _given(options: LoadingOptions) -> str:
+    """The options that stand for a command."""
+    size = f" --batch-size {options.batch_size}" if options.batch_size is not None else ""
+    return f"--loader {quote(options.loader)}{size}"
+
+
+def _known_step(command: Command | None, options: LoadingOptions) -> Consumer | None:
+    """The step's time, unless the script has to be simulated for it."""
+    if options.step is not None:
+        return options.step
+    if options.gpu is None or command is None:
+        return Consumer(0.0, source=AS_FAST)
+    return None
+
+
+def _no_command() -> Command:
+    """Python alone, where a callable is named in a command's place."""
+    return Command((), {}, None, Prefix(), own_interpreter(), (), "script", "", 0)
+
+
+# -- what to say -------------------------------------------------------------------------------
+
+
+def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
+    """What a reader of the result should know of how it was made."""
+    said = command.interpreter.note if command is not None else ""
+    notes = [each for each in (said, loaded.wrapper_failure) if each]
+    trace = loaded.outcome.trace if loaded.outcome is not None else None
+    if trace is not None and trace.status == "unsupported":
+        notes.append(
+            f"the script's step could not be simulated ({one_line(trace.message)}); the "
+            "DataLoader that gave the last batch before that was measured"
+        )
+    if trace is not None and trace.status == "timeout":
+        notes.append(
+            f"the script made no optimizer step in {duration(trace.seconds)}; the DataLoader that "
+            "gave the last batch by then was measured"
+        )
+    if command is not None and options.gpu is None:
+        notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
+    outcome = loaded.outcome
+    if outcome is not None and outcome.status == "failed" and loaded.result is None:
+        notes.append(f"measuring failed ({outcome.error}) while {loaded.stage}; results so far")
+    elif loaded.interrupt is not None and loaded.result is None:
+        notes.append(f"interrupted while {loaded.stage}; results so far")
+    elif loaded.result is None:
+        notes.append(f"{_broken_off(loaded, options)}; results so far")
+    return notes
+
+
+def _failure(loaded: Loaded, command: Command | None, options: LoadingOptions) -> TrainfitError:
+    outcome = loaded.outcome
+    name = command.name if command is not None else "--loader"
+    if outcome is None and loaded.protection is not None and loaded.protection.stopped:
+        return ScriptError(f"{name}: {loaded.protection.stopped}", last_lines(loaded.output))
+    if outcome is None:
+        said = f"{_broken_off(loaded, options)}; {_remedy(loaded.code)}"
+        return ScriptError(
+            f"{name}: {said}", last_lines(loaded.output), own_fault_in(loaded.output)
+        )
+    output = outcome.traceback or last_lines(loaded.output)
+    if outcome.status == "script":
+        assert outcome.trace is not None
+        output = outcome.trace.traceback or last_lines(loaded.output)
+        said = f"{name}: {_script_failed(outcome.trace, output)}"
+        return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault)
+    if outcome.status == "loader" and not outcome.traceback:
+        return ScriptError(f"{name}: {outcome.error}" if command is not None else outcome.error)
+    if outcome.status == "loader":
+        return ScriptError(outcome.error, outcome.traceback)
+    where = f" ({outcome.loader})" if outcome.loader else ""
+    said = f"{name}: its loader{where} could not be measured: {outcome.error}"
+    return ScriptError(said, output, outcome.own_fault)
+
+
+def _remedy(code: int | None) -> str:
+    if code is None:
+        return "raise --time-limit"
+    if code == -signal.SIGKILL:
+        return "the system kills processes this way when memory runs out: see the system log"
+    return "its last lines are below"
+
+
+def _broken_off(loaded: Loaded, options: LoadingOptions) -> str:
+    if loaded.code is None:
+        return (
+            f"the time limit of {duration(options.time_limit_s)} was reached while {loaded.stage}"
+        )
+    return f"{ending(loaded.code)} while {loaded.stage}"
+
+
+def _script_failed(trace: TraceOutcome, output: str) -> str:
+    what = what_happened(trace)
+    after = f"after {duration(trace.seconds)}, before its first optimizer step"
+    if trace.status == "timeout":
+        made = count(trace.loaders, "DataLoader")
+        return (
+            f"{what} {after} (seen: {made}); shorten what comes before training, or raise "
+            "--time-limit"
+        )
+    if trace.status == "unsupported":
+        return f"{one_line(trace.message)}; name what creates its DataLoader with --loader"
+    if trace.status == "exited":
+        return f"{what} {after}; {exit_hint(trace, output)}"
+    return f"{what} {after}; {remedy(trace, output)}"
+
+
+# ---
+# Rehearses a command's DataLoader in a child process.
+
+
+_FUNCTION: Final = "trainfit.loader.rehearsal:rehearse_request"
+#: Seconds that a rehearsal may take beyond its duration: until a hang is told, and its end.
+_BEYOND_S: Final = 60.0
+#: Steps that differ by less are one.
+_SAME_STEP: Final = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsed:
+    """A rehearsal, and the user's interrupt that ended it, if one did."""
+
+    result: Rehearsal
+    interrupt: KeyboardInterrupt | None
+
+
+def rehearse_command(
+    command: Command | None,
+    options: LoadingOptions,
+    duration_s: float,
+    settings: Mapping[str, Any],
+    progress: Callable[[str], None] | Listener = lambda text: None,
+    compare: LoaderResult | None = None,
+) -> Rehearsed:
+    """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
+
+    It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
+    the script's own. The model's prediction for them in ``compare`` is added. Raises
+    :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader, and
+    ``KeyboardInterrupt`` where there are no results yet.
+    """
+    whole = dataclasses.replace(
+        options,
+        time_limit_s=options.time_limit_s + duration_s + _BEYOND_S,
+        script_limit_s=options.time_limit_s,
+    )
+    arguments = {"duration_s": duration_s, "settings": dict(settings)}
+    loaded = call_on_loader(command, whole, progress, _FUNCTION, arguments)
+    text = loaded.result or loaded.partial
+    assert text is not None
+    result = Rehearsal.from_json(text, Path("the rehearsing process"))
+    loader = loaded.outcome.loader if loaded.outcome is not None else ""
+    notes = (*result.notes, *notes_of(loaded, command, whole))
+    result = dataclasses.replace(
+        result,
+        loader=loader or result.loader,
+        notes=notes,
+        step_is_bound=options.step is None,
+        protection=loaded.protection,
+    )
+    if compare is not None:
+        result = with_prediction(result, compare)
+    return Rehearsed(result, loaded.interrupt)
+
+
+def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
+    """The rehearsal with the model's prediction for its settings, or a note why there is none."""
+    candidate = found.candidate(result.settings)
+    reason = ""
+    if abs(found.step_s / result.step_s - 1) > _SAME_STEP:
+        step = f"{1e3 * found.step_s:.7g}ms"
+        reason = f"it was made for a step of {step}: rehearse with --step-time {step}"
+    elif candidate is None:
+        reason = "its candidates do not include these settings"
+    elif candidate.infeasible:
+        reason = f"these settings are infeasible: {candidate.infeasible}"
+    if candidate is None or reason:
+        note = f"nothing to compare in the result of trainfit loader: {reason}"
+        return dataclasses.replace(result, notes=(*result.notes, note))
+    predicted = Predicted(candidate.batches_per_s, candidate.waiting_share)
+    return dataclasses.replace(result, predicted=predicted)

@@ -1,0 +1,214 @@
+"""A job that is compared on several GPUs: read from result files, with its memory on each."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainfit.memory import affine
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.capacity import LARGEST
+from trainfit.memory.explanation import recorded_settings
+from trainfit.memory.growth import step_pattern
+from trainfit.memory.replay import Stream, replay
+from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, steady_work, work_law
+from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.plan import PlanResult
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepPattern
+from trainfit.results.speed import GpuEstimate
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.speed import work as scaling
+from trainfit.speed.work import Work, WorkLaw
+
+# ---
+# Memory of a job on several GPUs, with shared replays.
+
+
+class CapacitySearch:
+    """A recorded job; ``law`` gives it at other batch sizes (``None``: they are not known)."""
+
+    def __init__(
+        self, recording: Recording, law: AffineStream | None, settings: AllocatorSettings
+    ) -> None:
+        self._stream, self._law, self._settings = Stream.of(recording), law, settings
+        self._now = replay(self._stream, settings=settings).peak_reserved
+        self._reserved: dict[int, int] = {}
+        self._largest: dict[tuple[int, int], int] = {}
+
+    def now(self, memory_model: MemoryModel) -> tuple[int, bool]:
+        """Device memory of the job as it is, and whether that fits."""
+        whole = self._now + memory_model.context_bytes
+        if whole <= memory_model.capacity_bytes:
+            return whole, True
+        # The allocator may release what it keeps, and do with less.
+        shown, fits = memory_model.shown(self._stream)
+        return shown.peak_reserved + memory_model.context_bytes, fits
+
+    def largest(self, memory_model: MemoryModel) -> int | None:
+        """The largest batch size that runs (0: none)."""
+        if self._law is None:
+            return None
+        room = memory_model.capacity_bytes, memory_model.context_bytes
+        if room not in self._largest:
+            self._largest[room] = memory_model.largest(self._law)
+        return self._largest[room]
+
+    def about(self, memory_model: MemoryModel) -> int | None:
+        """About the largest, without a replay of its own: between batch sizes that are common to
+        all GPUs, powers of two and the middles between them, by a line."""
+        if self._law is None:
+            return None
+        free = memory_model.capacity_bytes - memory_model.context_bytes
+        if self._at(1) > free:
+            return 0
+        low = 1
+        while low < LARGEST and self._at(2 * low) <= free:
+            low *= 2
+        if low >= LARGEST:
+            return LARGEST
+        high = 2 * low
+        middle = low + low // 2
+        if low < middle:
+            low, high = (middle, high) if self._at(middle) <= free else (low, middle)
+        one, other = self._at(low), self._at(high)
+        return low + (free - one) * (high - low) // max(1, other - one)
+
+    def _at(self, batch: int) -> int:
+        """Bytes reserved at a batch size, if memory had no end."""
+        assert self._law is not None
+        if batch not in self._reserved:
+            stream = self._law.at(batch)
+            self._reserved[batch] = replay(stream, settings=self._settings).peak_reserved
+        return self._reserved[batch]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What is known of a job: its recording, and those at two batch sizes where there are any.
+
+    ``samples`` are what the whole run sees (``None``: not known).
+    """
+
+    name: str
+    batch: int | None
+    recording: Recording
+    pair: Pair = ()
+    samples: int | None = None
+    _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def work(self) -> Work:
+        """The kernels of a step as it is."""
+        return steady_work(self.recording)
+
+    @functools.cached_property
+    def memory(self) -> affine.AffineStream | None:
+        """Allocations at every batch size, where that is known."""
+        if len(self.pair) != 2:
+            return None
+        try:
+            law = memory_law(self.pair)
+        except affine.NotAffineError:
+            return None
+        return law if law.depends_on_batch else None
+
+    @functools.cached_property
+    def kernels(self) -> WorkLaw | None:
+        """Kernels at every batch size, where that is known."""
+        if self.memory is None:
+            return None
+        if len({samples_per_batch(recording, batch) for batch, recording in self.pair}) > 1:
+            return None
+        try:
+            return work_law(self.pair)
+        except scaling.NotAffineError:
+            return None
+
+    @functools.cached_property
+    def capacity(self) -> CapacitySearch:
+        """Its memory on GPUs of any capacity."""
+        return CapacitySearch(self.recording, self.memory, self.settings)
+
+    @functools.cached_property
+    def settings(self) -> AllocatorSettings:
+        """The allocator's during the recorded run."""
+        return recorded_settings(self.recording)
+
+    @functools.cached_property
+    def pattern(self) -> StepPattern:
+        """How memory goes on from step to step."""
+        return step_pattern(self.recording, reserved_bytes=0)
+
+    def growth_on(self, estimate: GpuEstimate) -> Growth:
+        """What stays behind with each step, if that fills the GPU."""
+        return Growth.on(self.pattern, estimate.memory_bytes - estimate.device_bytes)
+
+    def work_at(self, batch: int | None) -> Work | None:
+        """The kernels of a step at this batch size; ``None`` where they are not known."""
+        if batch is None or batch == self.batch:
+            return self.work
+        if batch not in self._works and self.kernels is not None:
+            self._works[batch] = self.kernels.at(batch)
+        return self._works.get(batch)
+
+
+class JobError(TrainfitError):
+    """Recordings that are of no one job; the message says why, and what would do."""
+
+
+def job_of_plan(result: PlanResult, path: Path) -> Job:
+    """What a plan was made from; raises :class:`ResultFileError` for ``path``."""
+    if not result.recordings:
+        raise ResultFileError(
+            path, "it contains no recordings", "re-create it with `trainfit plan --output FILE`"
+        )
+    kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
+    batch, recording = kept[0]
+    _require_step(recording, path)
+    pair = [(at, other) for at, other in kept[-2:] if at is not None]
+    return Job(result.command, batch, recording, _pair(pair), result.samples)
+
+
+def job_of_recordings(found: Sequence[tuple[Path, Recording]]) -> Job:
+    """From one recording, or from two of the same command at different batch sizes."""
+    for path, recording in found:
+        _require_step(recording, path)
+    if len(found) > 2:
+        raise JobError("--for expects one or two recordings: two batch sizes give all others")
+    path, recording = found[0]
+    batches = [_batch_size(each) for _, each in found]
+    job = Job(_command(recording) or path.name, batches[0], recording)
+    if len(found) == 1:
+        return job
+    other_path, other = found[1]
+    if None in batches or batches[0] == batches[1]:
+        raise JobError(
+            f"{str(path)!r} and {str(other_path)!r} are of batch sizes {batches[0]} and "
+            f"{batches[1]}: record one with another --batch-size"
+        )
+    if _command(recording) != _command(other):
+        raise JobError(f"{str(path)!r} and {str(other_path)!r} are of different commands")
+    pair = [(at, each) for at, (_, each) in zip(batches, found, strict=True) if at is not None]
+    return dataclasses.replace(job, pair=_pair(pair))
+
+
+def _pair(found: Sequence[tuple[int, Recording]]) -> tuple[tuple[int, Recording], ...]:
+    return tuple(found) if len(found) == 2 else ()
+
+
+def _batch_size(recording: Recording) -> int | None:
+    size = recording.header.get("batch_size")
+    return size if isinstance(size, int) else None
+
+
+def _command(recording: Recording) -> str:
+    return str(recording.header.get("template") or recording.header.get("script") or "")
+
+
+def _require_step(recording: Recording, path: Path) -> None:
+    if not recording.steps:
+        raise ResultFileError(path, "no complete step was recorded", "re-record it, with --steps 3")

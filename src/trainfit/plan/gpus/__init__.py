@@ -1,1 +1,0 @@
-"""Comparison of GPUs for a job: fit, speed, price."""

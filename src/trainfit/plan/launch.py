@@ -1,0 +1,430 @@
+"""The launch command of a plan, made once: its parts, set or left out, each with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from trainfit.plan.command.file_values import ConfigLine, batch_constant, config_line
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES, loader_values
+from trainfit.plan.command.wrappers import ACCELERATE
+from trainfit.plan.launch_line import Launch, launch, useless_variables
+from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.results.changes import NOT_NEEDED, AllocatorTrial, LaunchPart, PartPlace, PartStatus
+from trainfit.results.configuration import AmpChoice, BatchLimits
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.loader import LoaderResult, SettingReason
+from trainfit.results.plan import PlanResult, batch_reasons
+from trainfit.results.speed import DataLoading
+from trainfit.results.text import size
+
+# ---
+# Mixed precision in the launch command.
+
+
+def amp_part(result: PlanResult, command: Command) -> LaunchPart:
+    """The line "amp": what autocast is to compute in, how that is asked for, and why."""
+    choice, present = result.amp_choice, _present(result, command)
+    if choice is None:
+        why = "the opposite setting was not simulated"
+        return LaunchPart("amp", "cannot tell", _place(result, command), why, present=present)
+    if choice.configuration is not None:
+        value = choice.value or f"{ACCELERATE}={choice.variable}"
+        reason = _reason(choice)
+        if choice.by_hand:
+            reason += f"; {choice.by_hand}"
+        return _part(result, command, "set", value, reason)
+    if choice.by_hand:
+        reason = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
+        hazard = next((each.text for each in choice.own_hazards if each.blocks), "")
+        return LaunchPart(
+            "amp",
+            "by hand",
+            "script",
+            f"{reason}: {hazard}" if hazard else reason,
+            choice.by_hand_dtype,
+            present,
+            "predicted",
+            result.gpu,
+            choice.line,
+            choice.place,
+        )
+    return _part(result, command, "kept" if present else "not set", present, _reason(choice))
+
+
+def _part(
+    result: PlanResult, command: Command, status: PartStatus, value: str, reason: str
+) -> LaunchPart:
+    return LaunchPart(
+        "amp",
+        status,
+        _place(result, command),
+        reason,
+        value,
+        _present(result, command),
+        "predicted",
+        result.gpu,
+    )
+
+
+def _reason(choice: AmpChoice) -> str:
+    """In one line, with why AMP saves no time where it is off."""
+    reason = choice.reason.removeprefix(f"AMP {choice.dtype}: ")
+    if choice.dtype == "off" and choice.time_reason:
+        reason += f"; {choice.time_reason}"
+    return reason
+
+
+def _place(result: PlanResult, command: Command) -> PartPlace:
+    """Where the precision is, or would be, asked for."""
+    if "amp" in command.present:
+        return "argument"
+    return "environment" if _asks_environment(result, command) else "script"
+
+
+def _present(result: PlanResult, command: Command) -> str:
+    """As it is written; of a script that says it itself, what autocast computes in."""
+    written = command.present.get("amp")
+    if written is not None:
+        return written
+    precision = command.environment().get(ACCELERATE) or _exported(result.amp_choice)
+    if precision:
+        return f"{ACCELERATE}={precision}"
+    return "" if result.now.amp == "off" else result.now.amp
+
+
+def _exported(choice: AmpChoice | None) -> str:
+    """Accelerate's precision in trainfit's own environment; empty where it is not set there."""
+    candidates = choice.candidates if choice is not None else ()
+    value = next((each.value for each in candidates if each.asked == "present"), "")
+    return "" if value == "no" else value
+
+
+def _asks_environment(result: PlanResult, command: Command) -> bool:
+    choice = result.amp_choice
+    asked = choice is not None and any(each.asked == "variable" for each in choice.candidates)
+    return asked or ACCELERATE in {**result.variables, **command.environment()}
+
+
+# ---
+# Parts of a launch command, set or left out, each with its reason.
+
+
+#: What evidence of real runs of the DataLoader is from.
+_HERE: Final = "this machine"
+#: A DataLoader's settings whose argument (or call) has another name.
+_ARGUMENTS: Final = {
+    "start_method": "multiprocessing_context",
+    "worker_threads": "torch.set_num_threads in worker_init_fn",
+}
+#: Settings that mean nothing without workers.
+_OF_WORKERS: Final = (
+    *("prefetch_factor", "persistent_workers", "start_method", "in_order", "worker_threads"),
+)
+
+
+def launch_parts(
+    plan: PlanResult,
+    command: Command,
+    values: Mapping[str, str],
+    line: Launch,
+    found: LoaderResult | None,
+) -> tuple[LaunchPart, ...]:
+    """In the order of the line: environment, cores, arguments; then what the script has to say.
+
+    ``values`` fill the placeholders of ``command``; ``found`` is the DataLoader's part with the
+    settings that are launched.
+    """
+    parts = [
+        *_variables(plan, command, line, found),
+        *_cores(line, found),
+        _batch(plan, command),
+        *_accumulation(plan, command, values),
+        amp_part(plan, command),
+        *_loader(plan, command, found),
+    ]
+    return tuple(sorted(parts, key=lambda part: _ORDER.index(part.where)))
+
+
+_ORDER: Final = ("environment", "wrapper", "argument", "script")
+
+
+# -- before the command ------------------------------------------------------------------------
+def _variables(
+    plan: PlanResult, command: Command, line: Launch, found: LoaderResult | None
+) -> Iterator[LaunchPart]:
+    asked = plan.amp_choice.variable if plan.amp_choice is not None else ""
+    for name, value in plan.variables.items():
+        if name == ACCELERATE and value == asked:
+            continue  # the part of AMP says it
+        reason = "as in the environment of the plan"
+        yield LaunchPart(name, "set", "environment", reason, value)
+    yield from _misread(command, line, found)
+    yield from _threads(line, found)
+    if plan.allocator is not None:
+        yield _allocator(plan.allocator, plan.gpu)
+
+
+def _misread(command: Command, line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Variables that hold no number of threads: out of the command, or to be unset outside it."""
+    present = {**os.environ, **command.environment()}
+    told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
+    for name, what in line.useless.items():
+        where = "removed" if name in line.removed else "unset it where it is set"
+        more = told.get(name, "").partition(f"{what}; ")[2]
+        reason = f"{where}: it {what}" + (f"; {more}" if more else "")
+        yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
+
+
+def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Variables that hold libraries' threads; calls that do are lines of the script."""
+    if found is None:
+        return
+    calls = {each.name: each for each in found.variables if each.where != "environment"}
+    for each in found.reasons:
+        if each.where != "environment" or each.name in line.useless:
+            continue
+        part = _variable(each, line)
+        if found.was_busy and part.status == "not set":
+            part = dataclasses.replace(part, status="cannot tell")
+        if each.name in calls:
+            place = calls[each.name].where.replace("script", "")
+            call = calls[each.name].line
+            part = dataclasses.replace(
+                part, status="by hand", where="script", line=call, place=place
+            )
+        yield part
+
+
+def _variable(each: SettingReason, line: Launch) -> LaunchPart:
+    """A variable that holds a library's threads."""
+    value, present = each.value or "", each.present or ""
+    status: PartStatus = "set" if value else "not set"
+    reason = each.reason
+    if each.name in line.kept:
+        reason = f"the command's own; recommended is {value}: {reason}"
+        status, value = "kept", line.kept[each.name]
+    elif value and present == value:
+        status, reason = "kept", reason.removeprefix("kept: ")
+    return LaunchPart(
+        each.name, status, "environment", reason, value, present, each.evidence, _HERE
+    )
+
+
+def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
+    """Expandable segments, only where the job does not run without them."""
+    saved = trial.reserved_bytes - trial.other_reserved_bytes
+    at = f" at batch size {trial.batch_size}" if trial.batch_size else ""
+    other = "without expandable segments" if trial.expandable else "with expandable segments"
+    differs = f"{size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
+    reason = f"{other} {differs if saved else 'as much is reserved'}"
+    reason += f" ({size(trial.reserved_bytes)}{at})"
+    reason = f"{NOT_NEEDED}; {reason}" if saved > 0 and not trial.present else reason
+    status: PartStatus = "kept" if trial.present else "not set"
+    return LaunchPart(
+        trial.variable, status, "environment", reason, trial.present, trial.present,
+        "predicted", gpu,
+    )  # fmt: skip
+
+
+def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """Which cores the job runs on."""
+    advised = found.cores.prefix if found is not None and found.cores is not None else ""
+    own = line.own_cores
+    if own:
+        reason = "the command's own" + (f"; recommended is {advised}" if advised else "")
+        yield LaunchPart(own, "kept", "wrapper", reason, own, own)
+        return
+    status: PartStatus = "set" if advised else "not set"
+    for each in found.reasons if found is not None else ():
+        if each.where == "wrapper":
+            yield LaunchPart(
+                each.name, status, "wrapper", each.reason, advised, "", each.evidence, _HERE
+            )
+
+
+# -- the command's arguments -------------------------------------------------------------------
+def _batch(plan: PlanResult, command: Command) -> LaunchPart:
+    chosen, present = plan.chosen, plan.now.batch_size
+    best, limits = chosen.recommended_batch, chosen.limits
+    now = str(present) if present else ""
+    if not best:
+        why = (limits.reason if limits is not None else "") or plan.basis_detail
+        return LaunchPart("batch_size", "cannot tell", "argument", why, now, now)
+    reason = "; ".join(batch_reasons(plan, best, limits or BatchLimits(None, None)))
+    part = LaunchPart(
+        "batch_size", "set", "argument", reason, str(best), now, "predicted", plan.gpu
+    )
+    return _expressed(part, plan, command)
+
+
+def _accumulation(
+    plan: PlanResult, command: Command, values: Mapping[str, str]
+) -> Iterator[LaunchPart]:
+    """The micro-batches of an optimizer step, where there are several or a placeholder is."""
+    step = plan.step
+    seen = step.accumulation if step is not None else None
+    wanted = int(values.get("grad_accum", command.present.get("grad_accum", seen or 1)))
+    if step is None or seen is None or (seen == 1 and wanted == 1):
+        return
+    reason = "the script's own"
+    if step.effective_batch is not None:
+        reason = f"keeps the effective batch size of {step.effective_batch}"
+        if wanted == seen and plan.chosen.recommended_batch != plan.now.batch_size:
+            reason = f"the effective batch size was {step.effective_batch}"
+    status: PartStatus = "kept" if wanted == seen else "set"
+    yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))
+
+
+def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> Iterator[LaunchPart]:
+    """The DataLoader's settings, or why they stay."""
+    if found is None:
+        yield LaunchPart("num_workers", "cannot tell", "argument", _not_tuned(plan))
+        return
+    reasons = {each.name: each for each in found.reasons}
+    other = plan.loading is not None and plan.loading.launched is not None
+    machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor given by --cpu"
+    for name in _settings(found):
+        value, present = getattr(found.recommended, name), getattr(found.present, name)
+        each = reasons.get(_ARGUMENTS.get(name, name))
+        part = LaunchPart(
+            name,
+            "set",
+            "argument",
+            each.reason.removeprefix("kept, ") if each is not None else "",
+            str(value),
+            str(present),
+            each.evidence if each is not None else "",
+            _HERE,
+        )
+        if other and name == "num_workers":
+            here = f"the fewest that feed it; {_HERE} needs {_workers_here(plan)}"
+            part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
+        yield _worth_it(_expressed(part, plan, command), found)
+
+
+def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
+    """A change of the script is asked for only where it wins something."""
+    if part.status != "by hand" or found.verdict == "change":
+        return part
+    why = f"{part.value} gains too little to change the script: {part.reason}"
+    return dataclasses.replace(
+        part, status="kept", where="argument", value=part.present, reason=why,
+        line="", place="", call="",
+    )  # fmt: skip
+
+
+def _not_tuned(plan: PlanResult) -> str:
+    """Reason why nothing is known about the DataLoader."""
+    if plan.loading is not None:
+        return f"the DataLoader could not be tuned: {plan.loading.failure}"
+    if plan.loader_at is None:
+        return "no DataLoader fed the first step"
+    if plan.inference is not None:
+        return "the script does not train; --loader tunes its DataLoader anyway"
+    return "the DataLoader was not measured (--no-loader)"
+
+
+def _workers_here(plan: PlanResult) -> int:
+    found = plan.loading.result if plan.loading is not None else None
+    return found.recommended.num_workers if found is not None else 0
+
+
+def _settings(found: LoaderResult) -> Iterator[str]:
+    """Those that every DataLoader's user looks for, and what else is to be changed."""
+    for field in dataclasses.fields(LoaderSettings):
+        name = field.name
+        if name == "library_threads":  # variables before the command
+            continue
+        if name in _OF_WORKERS and not found.recommended.num_workers:
+            continue
+        changes = getattr(found.recommended, name) != getattr(found.present, name)
+        if changes or name in LOADER_TUNABLES:
+            yield name
+
+
+def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPart:
+    """Set by the command where it has a placeholder; else a line to change: of the configuration
+    file that holds the value, or of the script."""
+    if part.value == part.present:
+        return dataclasses.replace(part, status="kept")
+    if part.name in command.present:
+        return part
+    written = config_line(command, part.name, part.present, part.value) if part.present else None
+    if written is None and part.name == "batch_size" and plan.loader_at is None:
+        constant = batch_constant(command, plan.now.batch_size)
+        if constant is not None:
+            written = ConfigLine(constant.place, f"{constant.name} = {part.value}")
+    if written is not None:
+        return dataclasses.replace(
+            part, status="by hand", where="script", line=written.text, place=written.place
+        )
+    call, name = "DataLoader", _ARGUMENTS.get(part.name, part.name)
+    framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
+    if framework is not None and part.name in framework.names:
+        call, name = framework.call, framework.names[part.name]
+    return dataclasses.replace(
+        part,
+        status="by hand",
+        where="script",
+        line=f"{name}={part.value}",
+        place=plan.loader_at or "",
+        call=call,
+    )
+
+
+# ---
+# The launch command of a plan, made once, with the reason of each part.
+
+
+def with_launch(plan: PlanResult, command: Command) -> PlanResult:
+    """``plan`` with its launch line and the parts of that; of ``loading`` what there is."""
+    found = launched_loader(plan.loading)
+    values = launch_values(plan, command, found)
+    variables, cores = ((), None) if found is None else (found.variables, found.cores)
+    useless = useless_variables(command, found)
+    line = launch(command, values, plan.variables, variables, cores, useless)
+    parts = launch_parts(plan, command, values, line, found) if plan.can_start else ()
+    return dataclasses.replace(plan, launch=line.line, launch_parts=parts)
+
+
+def launched_loader(loading: DataLoading | None) -> LoaderResult | None:
+    """What was found of the DataLoader, with the settings that are launched as recommended.
+
+    Which cores suit is told of this machine alone.
+    """
+    if loading is None or loading.result is None:
+        return None
+    if loading.launched is None:
+        return loading.result
+    return dataclasses.replace(loading.result, recommended=loading.launched, cores=None)
+
+
+def launch_values(
+    plan: PlanResult, command: Command, found: LoaderResult | None
+) -> Mapping[str, str]:
+    """What the command's placeholders are filled with."""
+    values: dict[str, str] = {}
+    best, choice = plan.chosen.recommended_batch, plan.amp_choice
+    if "batch_size" in command.present and best:
+        values["batch_size"] = str(best)
+    present, by_noise = plan.now.batch_size, plan.chosen.by_noise
+    values |= accumulation_for(command, plan.step, present, best, by_noise).values
+    if "amp" in command.present and choice is not None and choice.value is not None:
+        values["amp"] = choice.value
+    if found is not None:
+        values |= _loader_values(command, found)
+    return values
+
+
+def _loader_values(command: Command, found: LoaderResult) -> dict[str, str]:
+    """What is written into the DataLoader's placeholders; nothing that PyTorch refuses where the
+    number of workers stays 0 because the command has no placeholder for it."""
+    values = loader_values(command.present, found.recommended)
+    if "num_workers" not in command.present and not found.present.num_workers:
+        for name in ("prefetch_factor", "persistent_workers"):
+            values.pop(name, None)
+    return values

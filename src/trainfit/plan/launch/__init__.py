@@ -1,1 +1,0 @@
-"""The launch command and the reason of each part."""

@@ -1,0 +1,149 @@
+"""The launch command: the user's with recommended values, variables and cores before it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.hardware.machine.limits import misread
+from trainfit.plan.command.parsing import Command, quote
+from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
+
+#: numactl's options that choose cores; with others it only places memory.
+_CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A command line for bash.
+
+    ``kept`` are variables of the command that stay although another value is recommended, by name;
+    ``useless`` are variables of the job that hold no number of threads, with what their values do;
+    ``removed`` those of them that are left out.
+    ``own_cores`` is the program of the command that chooses cores already ("taskset"; empty: none
+    does). ``notes`` say both, and what of the command was replaced or left out.
+    """
+
+    line: str
+    kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    own_cores: str = ""
+    notes: tuple[str, ...] = ()
+    useless: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def launch(
+    command: Command,
+    values: Mapping[str, str],
+    variables: Mapping[str, str],
+    advice: Sequence[VariableAdvice] = (),
+    cores: CoreAdvice | None = None,
+    useless: Mapping[str, str] | None = None,
+) -> Launch:
+    """``command`` with ``values``; before it ``variables``, those of ``advice`` that belong into
+    the environment, and ``cores``.
+
+    What the command sets itself is kept, unless it was measured to be slower than the advice, or
+    holds no number of threads. Such variables for which there is no advice are ``useless``, with
+    what their values do (:func:`useless_variables`).
+    """
+    useless = useless or {}
+    own = command.environment(**values)
+    advised = [each for each in advice if each.where == "environment"]
+    wanted = {**variables, **{each.name: each.value for each in advised}}
+    differing = {name for name, value in wanted.items() if own.get(name, value) != value}
+    slower = {each.name for each in advised if (each.gain or 0.0) > 1} | set(misread(own))
+    others = {name: wanted[name] for name in differing & slower}
+    words = command.fill(**values)
+    assigned = {at: words[at].partition("=")[0] for at in command.assignments_at}
+    gone = [at for at, name in assigned.items() if name in useless]
+    for at, name in assigned.items():
+        if name in others:
+            words[at] = f"{name}={others[name]}"
+    # A launcher's own setting (torchrun's OMP_NUM_THREADS) gives way to one in its environment.
+    missing = {name for name in wanted if name not in own} | set(others) - set(assigned.values())
+    before = [f"{name}={value}" for name, value in wanted.items() if name in missing]
+    removed = {name: useless[name] for at, name in assigned.items() if at in gone}
+    gone += _bare_env(command, words, gone)
+    at = _behind_assignments(command)
+    prefix = cores.prefix.split() if cores is not None else []
+    present = _chooses_cores(words[: command.program_at])
+    notes = [
+        f"{name}={own[name]} of the command is kept; recommended is {wanted[name]}"
+        for name in wanted
+        if name in differing - slower
+    ]
+    notes += [
+        f"{name}={own[each.name]} of the command is replaced by {each.value}: {each.reason}"
+        for each in advised
+        if (name := each.name) in others
+    ]
+    if prefix and present:
+        notes.append(f"the command's own {present} is kept; recommended is {' '.join(prefix)}")
+    prefix = [] if present else prefix
+    notes += [
+        f"{name}={own[name]} of the command is left out: it {what}"
+        for name, what in removed.items()
+    ]
+    kept = [word for each, word in enumerate(words) if each < at and each not in gone]
+    rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
+    words = [*before, *kept, *prefix, *rest]
+    return Launch(
+        " ".join(map(quote, words)),
+        {name: own[name] for name in differing - slower},
+        present,
+        tuple(notes),
+        useless,
+        removed,
+    )
+
+
+def useless_variables(command: Command, found: LoaderResult | None) -> dict[str, str]:
+    """Variables of the job that hold no number of threads, with what their values do, in words
+    that follow the variable; without those that ``found`` gives a value."""
+    advised = () if found is None else [each.name for each in found.variables]
+    said = misread({**os.environ, **command.environment()})
+    return {name: what for name, what in said.items() if name not in advised}
+
+
+def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> list[int]:
+    """Places of ``env`` that are left with nothing to do, as all its variables are ``gone``."""
+    found = []
+    for at in range(command.program_at):
+        if at in command.assignments_at or Path(words[at]).name != "env":
+            continue
+        behind = at + 1
+        while behind in gone:
+            behind += 1
+        has_more = behind in command.assignments_at or words[behind].startswith("-")
+        if behind > at + 1 and not has_more:
+            found.append(at)
+    return found
+
+
+def _behind_assignments(command: Command) -> int:
+    """Where a program may be put before the user's: behind what the shell itself assigns, and
+    behind srun, whose tasks do not have the cores of srun itself."""
+    at = 0
+    for begin, end in command.prefix.wrappers_at:
+        if Path(command.words[begin]).name == "srun":
+            at = end
+    while at in command.assignments_at:
+        at += 1
+    return at
+
+
+def _chooses_cores(words: Sequence[str]) -> str:
+    """The wrapper that chooses cores already ("taskset"); empty where there is none."""
+    for at, word in enumerate(words):
+        name = Path(word).name
+        if name == "taskset":
+            return name
+        if name == "numactl" and any(
+            other.partition("=")[0].startswith(_CHOOSES_CORES) for other in words[at + 1 :]
+        ):
+            return name
+    return ""

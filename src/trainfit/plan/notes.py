@@ -1,0 +1,154 @@
+"""Notes of a plan, other than those of the step that finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainfit.memory.capacity import LARGEST
+from trainfit.memory.replay import Stream
+from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.runs.batches import is_full
+from trainfit.plan.runs.failures import INTERRUPTED, shortfall
+from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.progress import CHANGES, MAY_CHANGE, Notes
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.recommendation import Accumulation, EffectiveBatch
+from trainfit.results.changes import Remedies
+from trainfit.results.runs.trace import Counted
+from trainfit.results.text import count, size
+from trainfit.simgpu.device.settling import LEAST_STEPS
+
+
+def note_first_run(
+    notes: Notes, memory_model: MemoryModel, first: Trace, whole: Trace | None, counted: Counted
+) -> None:
+    """What was ``counted`` as steps where it is no optimizer's (calls of the model: ``whole`` is
+    the run with all of them), and what the run itself says."""
+    if counted == "backwards":
+        notes.add(
+            "the script uses no optimizer of torch.optim: a backward pass counts as a step",
+            CHANGES,
+        )
+    if whole is not None:
+        calls = count(first.outcome.steps, "call")
+        notes.append(f"the script does not train: figures are of {calls} of the model")
+        peaks = [memory_model.shown(Stream.of(recording_of(t)))[0] for t in (first, whole)]
+        if peaks[1].peak_allocated > peaks[0].peak_allocated:
+            all_calls = count(whole.outcome.forward.calls, "call")
+            notes.add(
+                f"over {all_calls} the peak is larger: {size(peaks[1].peak_allocated)} allocated, "
+                f"{size(peaks[1].peak_reserved)} reserved",
+                CHANGES,
+            )
+    for text in recording_of(first).header.get("notes", ()):
+        notes.add(str(text), MAY_CHANGE)
+
+
+def note_steps(job: PlannedJob, asked: int | None) -> None:
+    """That the first run made fewer steps than were ``asked`` for, and why."""
+    first = job.first
+    what = shortfall(first, job.command)
+    if what is not None:
+        job.notes.add(f"{what}; planned from what it did before that", CHANGES, first=True)
+        return
+    wanted = asked or LEAST_STEPS
+    if first.outcome.status == "ended" and first.outcome.steps < wanted:
+        what = "call" if job.infers else "optimizer step"
+        steps = count(first.outcome.steps, what)
+        more = "; a second step may need more" if first.outcome.steps == 1 else ""
+        job.notes.add(
+            f"the script ended after {steps} of the {wanted} requested{more}",
+            MAY_CHANGE,
+            first=True,
+        )
+
+
+def note_batches(job: PlannedJob, found: Batches) -> None:
+    """What is odd about the batch sizes."""
+    notes, batch = job.notes, job.batch
+    data_set = found.limits.data_set if found.limits is not None else None
+    if found.largest is not None and found.largest >= LARGEST:
+        unknown = "" if data_set is not None else ", and the number of samples is not known"
+        notes.append(f"memory sets no limit up to batch size {LARGEST}{unknown}")
+    if data_set is not None and not is_full(job.first, batch):
+        notes.append(
+            f"the data set has {data_set} samples: batches of {batch} were requested, "
+            f"{data_set} samples were returned"
+        )
+    if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
+        step = EffectiveBatch(job.command, job.recording.makeup, batch)
+        notes.append(
+            _not_chosen_by_noise(step, job.noise_scale)
+            if found.limits is not None and found.limits.knee is not None and step.is_kept
+            else "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
+            "the samples of a step, and step times that are predicted for several"
+        )
+
+
+def _not_chosen_by_noise(step: EffectiveBatch, noise_scale: float) -> str:
+    """Of a command whose accumulation keeps the samples of a step."""
+    now, other = step.samples_at(step.present or 1), max(1, round(noise_scale))
+    if other == now:
+        return f"{step.keeper} keeps the {now} samples of a step, as many as the noise scale"
+    return (
+        f"--noise-scale has no effect on the micro-batch: {step.keeper} keeps the {now} samples of "
+        f"a step; whether {other} learn faster: `trainfit batch explain --batch-size {now} --to "
+        f"{other} --noise-scale {noise_scale:g}`"
+    )
+
+
+def note_options(notes: Notes, options: CommandOptions) -> None:
+    """Why an option that is named like the batch size is not used for it."""
+    for each in options.left:
+        if each.name == "batch_size":
+            notes.append(f"{each.shown} is not used for the batch size: {each.reason}")
+
+
+def note_interrupt(
+    job: PlannedJob,
+    present: AmpSetting,
+    others: Sequence[AmpSetting],
+    remedies: Remedies | None,
+) -> None:
+    """Parts missing in a plan that the user interrupted."""
+    here = present.batches
+    missing = {
+        "other batch sizes": not here.pair and here.basis == "one trace",
+        "the opposite AMP setting": not others,
+        "remedies": remedies is not None and _is_interrupted(remedies),
+    }
+    names = ", ".join(name for name, is_missing in missing.items() if is_missing)
+    if job.runs.is_over and names:
+        job.notes.add(f"interrupted: {names} not simulated", CHANGES, first=True)
+
+
+def note_accumulation(notes: Notes, kept: Accumulation) -> None:
+    """What becomes of the effective batch size."""
+    if kept.action:
+        notes.add(kept.action, kind="action")
+    if kept.note:
+        notes.append(kept.note)
+
+
+def note_learning(job: PlannedJob, found: Batches) -> None:
+    """That the recommended batch size changes the samples of a step, and what explains that."""
+    best = found.recommended
+    if job.infers or not best or not job.batch or best == job.batch:
+        return
+    step = EffectiveBatch(job.command, job.recording.makeup, job.batch, found.by_noise)
+    before, after = step.samples_at(job.batch), step.samples_at(best)
+    if before == after:
+        return
+    given = "" if job.noise_scale is None else f" --noise-scale {job.noise_scale:g}"
+    measure = "" if given else " (`trainfit watch --noise-scale` measures the noise scale)"
+    job.notes.append(
+        f"`trainfit batch explain --batch-size {before} --to {after}{given}` says what {after} "
+        f"samples a step instead of {before} do to learning{measure}"
+    )
+
+
+def _is_interrupted(remedies: Remedies) -> bool:
+    return INTERRUPTED in (remedies.failure, *(item.reason for item in remedies.items))

@@ -1,1 +1,0 @@
-"""Remedies that lower a job's memory: trials and costs."""

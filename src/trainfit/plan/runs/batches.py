@@ -1,0 +1,170 @@
+"""The batches of a run: at which sizes they are full, and which represents those that differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.plan.runs.runs import Variant
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.trace import SampleOverride, SampleScan
+from trainfit.simgpu.device.settling import LEAST_STEPS
+
+
+def data_set_of(trace: Trace, batch: int | None) -> int | None:
+    """Samples of an epoch, of a run at ``batch``; ``None`` where they are not known."""
+    loader = trace.outcome.loader
+    if loader is None:
+        return None
+    if not loader.samples and loader.fed and not is_full(trace, batch):
+        return loader.fed[0]
+    return loader.samples or None
+
+
+def drops_last(trace: Trace) -> bool:
+    """Is what remains of an epoch after its last full batch left out?"""
+    loader = trace.outcome.loader
+    return loader is not None and loader.drops_last
+
+
+def is_full(trace: Trace, batch: int | None) -> bool:
+    """Was the first batch as large as was asked for, as far as can be told?"""
+    loader = trace.outcome.loader
+    return loader is None or batch is None or not loader.fed or loader.fed[0] >= batch
+
+
+def full_steps(trace: Trace) -> int | None:
+    """Optimizer steps at the beginning of a run whose batches are all full, at least 1; ``None``:
+    as far as is known all of them.
+
+    Of a data set of 400 samples, the second batch of 384 has 16.
+    """
+    loader, recording = trace.outcome.loader, trace.recording
+    if loader is None or not loader.samples or not loader.fed or recording is None:
+        return None
+    return max(1, loader.samples // max(loader.fed[0], 1) // _batches_of_step(recording))
+
+
+def most_timed(trace: Trace) -> int | None:
+    """The largest batch size of which an epoch has two steps, where the run at hand has one and
+    so tells no step's time; ``None`` where it tells it, or more is not known.
+
+    What a script does after a step counts to the step that follows.
+    """
+    loader = trace.outcome.loader
+    if full_steps(trace) != 1 or loader is None:
+        return None
+    return half_epoch(trace, loader.samples)
+
+
+def half_epoch(trace: Trace, samples: int | None) -> int | None:
+    """The largest batch size of which an epoch of so many samples has two steps, each of as many
+    batches as in this run; ``None`` where the samples are not known."""
+    if not samples or trace.recording is None:
+        return None
+    return max(1, samples // (2 * _batches_of_step(trace.recording)))
+
+
+def _batches_of_step(recording: Recording) -> int:
+    makeup = recording.makeup
+    return (makeup.loader_batches if makeup is not None else None) or 1
+
+
+def full_part(trace: Trace) -> Recording:
+    """The run's steps whose batches are full."""
+    recording, full = recording_of(trace), full_steps(trace)
+    return recording if full is None else recording.first_steps(min(full, recording.steps))
+
+
+def most_full(first: Trace, batch: int | None) -> int | None:
+    """The largest batch size at which every batch of the run is full; ``None``: any.
+
+    A data set that is used up before the run ends gives a short last batch, after which
+    nothing scales with the batch size.
+    """
+    loader = first.outcome.loader
+    if loader is None or loader.samples is None or loader.batch_size != batch:
+        return None
+    # Other batch sizes are compared over the least number of steps.
+    share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
+    return loader.samples // max(math.ceil(loader.batches * share), 1)
+
+
+def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
+    """Pairs of batch sizes to derive the law from, in the order of preference.
+
+    The present one is among them if it can. Not 1: with one sample, strides are trivially
+    contiguous and copies disappear.
+    """
+    if batch > 1 and (most is None or batch <= most):
+        found = [(batch, other) for other in (2 * batch, batch + 1, batch - 1, batch // 2)]
+    elif batch == 1:
+        found = [(2, 4), (2, 3)]
+    else:
+        assert most is not None
+        found = [(most // 2, most), (most - 1, most)]
+    for one, other in dict.fromkeys(found):
+        if min(one, other) > 1 and one != other and (most is None or max(one, other) <= most):
+            yield one, other
+
+
+# ---
+# Batches that differ in more than their number of samples: the batch that represents them.
+
+
+#: Samples whose elements differ by less than this share are alike: what makes the batches differ
+#: in shape lies elsewhere.
+_ALIKE: Final = 0.02
+#: Where usual batches are nearly as long as the longest, runs with the longest time them, too.
+_AS_LONG: Final = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class VaryingShapes:
+    """The samples that are simulated in the place of all: memory must hold a batch of the longest,
+    throughput is that of the median, or of what usual batches are padded to. ``None`` where the
+    data set's samples do not tell; ``reason`` says why."""
+
+    scan: SampleScan
+    longest: SampleOverride | None = None
+    typical: SampleOverride | None = None
+    reason: str = ""
+
+    def sized(self, variant: Variant) -> Variant:
+        """Runs for memory: each batch of the longest sample."""
+        return dataclasses.replace(variant, sample=self.longest)
+
+    def timed(self, variant: Variant) -> Variant:
+        """Runs for step times: each batch of one sample that stands for all."""
+        return dataclasses.replace(variant, sample=self.typical)
+
+
+def varying_shapes(first: Trace) -> VaryingShapes | None:
+    """Of a run as the command is written; ``None`` where all full batches have one shape."""
+    loader = first.outcome.loader
+    if loader is None or not loader.varies:
+        return None
+    scan = loader.scan or SampleScan(
+        reason="the DataLoader no longer existed at the end of the run"
+    )
+    if scan.reason or loader.index is None:
+        return VaryingShapes(scan, reason=scan.reason or "its DataLoader is not known")
+    if scan.longest_elements - scan.typical_elements <= _ALIKE * scan.longest_elements:
+        why = "its samples have one size: batches differ only after that"
+        return VaryingShapes(scan, reason=why)
+    longest = SampleOverride(loader.index, scan.longest)
+    if scan.padded is not None:
+        longest = dataclasses.replace(longest, padded=scan.typical)
+    return VaryingShapes(scan, longest, _typical(scan, longest))
+
+
+def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride:
+    """What stands for all batches in time; ``longest`` itself where it is about as long."""
+    if scan.padded is None:
+        return dataclasses.replace(longest, key=scan.typical)
+    if scan.longest_elements - scan.padded_elements <= _AS_LONG * scan.longest_elements:
+        return longest
+    return dataclasses.replace(longest, key=scan.padded)

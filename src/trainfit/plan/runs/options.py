@@ -1,0 +1,327 @@
+"""Detects the options of a script that are likely its tunables, where none are marked.
+
+By name, as the field calls them (:mod:`trainfit.plan.command.options`), and by value: the option
+has what the first run saw. That is an assumption, which a run has to confirm
+(:mod:`trainfit.plan.runs.option_proof`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal
+
+from trainfit.plan.command.options import candidates, tunable_of
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.precision import AmpReading, amp_readings
+from trainfit.plan.command.tunables import LOADER_SWITCHES, NUMBER, TUNABLES, as_switch
+from trainfit.plan.command.words import (
+    OFF,
+    ON,
+    Candidate,
+    Writing,
+    said,
+    write_switch,
+    write_value,
+    written,
+)
+from trainfit.plan.runs.tracing import Trace
+from trainfit.results.runs.script import ScriptOption
+
+# ---
+# Tunables of a command as observed in a simulated run.
+
+
+#: Where a batch size shows: in the DataLoader, or in what the model is called with.
+BatchSource = Literal["loader", "calls"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedSettings:
+    """Observed settings: the DataLoader's (``None``: there was none, or it has none), autocast's
+    dtype (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
+
+    ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
+    model is called with.
+    """
+
+    loader_batch: int | None = None
+    call_batch: int | None = None
+    has_loader: bool = False
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    autocast: str | None = None
+    accumulation: int | None = None
+
+    def batch(self, source: BatchSource) -> int | None:
+        """The observed batch size."""
+        return self.loader_batch if source == "loader" else self.call_batch
+
+
+def observed_settings(trace: Trace) -> ObservedSettings:
+    """The tunables observed in a run."""
+    outcome = trace.outcome
+    loader = outcome.loader
+    makeup = trace.recording.makeup if trace.recording is not None else None
+    calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
+    found = ObservedSettings(
+        call_batch=calls.most_common(1)[0][0] if calls else None,
+        autocast=outcome.autocast,
+        accumulation=makeup.accumulation if makeup is not None else None,
+    )
+    if loader is None:
+        return found
+    return dataclasses.replace(
+        found,
+        has_loader=True,
+        loader_batch=loader.batch_size,
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=loader.pin_memory,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+#: The prefetch factor of a DataLoader that was told none and has workers.
+_PREFETCH: Final = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundOption:
+    """An option that very likely is the tunable ``name``; ``shown`` is how the user knows it.
+
+    ``present`` is its value, ``writing`` how the command says others. ``other_amp`` and ``float16``
+    are those of :class:`Command`. ``source`` is where the batch size showed.
+    """
+
+    name: str
+    shown: str
+    present: str
+    writing: Writing
+    other_amp: str | None = None
+    float16: str | None = None
+    source: BatchSource = "loader"
+    is_proven: bool = False
+    """A run has shown that it has the effect of its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOption:
+    """An option that is named like the tunable ``name`` and is left alone, with the reason."""
+
+    name: str
+    shown: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandOptions:
+    """``command``, in which ``found`` options are tunables, instead of ``base``, the user's; and
+    what was ``left`` alone."""
+
+    base: Command
+    command: Command
+    found: tuple[FoundOption, ...] = ()
+    left: tuple[LeftOption, ...] = ()
+
+    def without(self, refused: Mapping[str, str]) -> CommandOptions:
+        """Likewise without some tunables, each with the reason."""
+        found = tuple(each for each in self.found if each.name not in refused)
+        left = [
+            LeftOption(each.name, each.shown, refused[each.name])
+            for each in self.found
+            if each.name in refused
+        ]
+        return CommandOptions(self.base, with_options(self.base, found), found, (*self.left, *left))
+
+    @property
+    def proven_command(self) -> Command:
+        """The command with those tunables alone that a run has shown to be some."""
+        return with_options(self.base, [each for each in self.found if each.is_proven])
+
+    def proven(self, names: Collection[str]) -> CommandOptions:
+        """Likewise, with these as proven."""
+        found = tuple(
+            dataclasses.replace(each, is_proven=each.is_proven or each.name in names)
+            for each in self.found
+        )
+        return dataclasses.replace(self, found=found)
+
+    def option(self, name: str) -> FoundOption | None:
+        """The option for a tunable; ``None`` where there is none, or the user marked it."""
+        return next((each for each in self.found if each.name == name), None)
+
+
+def read_options(
+    command: Command, options: Sequence[ScriptOption], seen: ObservedSettings
+) -> CommandOptions:
+    """The tunables of ``command`` that its user has not marked, from the ``options`` that its run
+    knew and what that saw."""
+    all_options = candidates(command, options)
+    found: list[FoundOption] = []
+    left: list[LeftOption] = []
+    for name in TUNABLES:
+        if name in command.present:
+            continue
+        read = _amp(command, all_options, seen) if name == "amp" else None
+        if name != "amp":
+            read = _option(command, name, _named(all_options, name), seen)
+        if isinstance(read, FoundOption):
+            found.append(read)
+        elif read is not None:
+            left.append(read)
+    return CommandOptions(command, with_options(command, found), tuple(found), tuple(left))
+
+
+def with_options(command: Command, found: Iterable[FoundOption]) -> Command:
+    """``command`` with these tunables in its words; as it is at their current values."""
+    found = list(found)
+    if not found:
+        return command
+    amp = next((each for each in found if each.name == "amp"), None)
+    filled = written(command, {each.name: each.writing for each in found})
+    return dataclasses.replace(
+        filled,
+        present={**command.present, **{each.name: each.present for each in found}},
+        supposed=command.supposed | {each.name for each in found},
+        other_amp=command.other_amp if amp is None else amp.other_amp,
+        float16_amp=command.float16_amp if amp is None else amp.float16,
+    )
+
+
+def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
+    return [
+        each
+        for each in options
+        if any(
+            tunable_of(spelled) == name
+            for spelled in (*each.option.flags, *each.option.off, each.option.name)
+        )
+    ]
+
+
+def _option(
+    command: Command, name: str, named: Sequence[Candidate], seen: ObservedSettings
+) -> FoundOption | LeftOption | None:
+    if not named:
+        return None
+    shown = ", ".join(each.shown for each in named)
+    agreeing = [each for each in named if _agrees(name, each.option.value, seen)]
+    if not agreeing:
+        values = ", ".join(f"{each.shown} is {each.option.value}" for each in named)
+        return LeftOption(name, shown, f"{values}; {_what_was_seen(name, seen)}")
+    chosen = _only(agreeing, lambda each: each.place is not None)
+    if chosen is None:
+        return LeftOption(name, shown, "several options have the observed value")
+    write = _boolean if name in LOADER_SWITCHES else _number
+    return write(command, name, chosen, seen)
+
+
+def _only(options: Sequence[Candidate], is_given: Callable[[Candidate], bool]) -> Candidate | None:
+    """The one of them, or the only one that the command says."""
+    if len(options) == 1:
+        return options[0]
+    given = [each for each in options if is_given(each)]
+    return given[0] if len(given) == 1 else None
+
+
+def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
+    """Is an option's value what the run saw?"""
+    if name == "batch_size":
+        return _source(value, seen) is not None
+    if name == "grad_accum":
+        return value is not None and value == str(seen.accumulation)
+    if not seen.has_loader:
+        return False
+    if name == "prefetch_factor":
+        unset = (None, _PREFETCH) if seen.num_workers else (None,)
+        if value is None or value == "None":
+            return seen.prefetch_factor in unset
+        # Without workers a script must leave it out.
+        return value == str(seen.prefetch_factor) or not seen.num_workers
+    if name in LOADER_SWITCHES:
+        is_on = as_switch(value)
+        if name == "persistent_workers" and not seen.num_workers:
+            return is_on is not None
+        return is_on is not None and is_on == getattr(seen, name)
+    return value == str(seen.num_workers)
+
+
+def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
+    """Where a run showed the batch size ``value``; ``None``: nowhere.
+
+    A DataLoader that gives one ready-made batch at a time leaves it to the input of the model.
+    """
+    if value is None:
+        return None
+    if value == str(seen.loader_batch):
+        return "loader"
+    by_calls = seen.loader_batch in (None, 1)
+    return "calls" if by_calls and value == str(seen.call_batch) else None
+
+
+def _what_was_seen(name: str, seen: ObservedSettings) -> str:
+    if name == "grad_accum":
+        what = seen.accumulation if seen.accumulation is not None else "an unknown number of"
+        return f"a step has {what} micro-batches"
+    if name == "batch_size" and seen.loader_batch is None:
+        return f"the model is called with {seen.call_batch}"
+    if not seen.has_loader:
+        return "no DataLoader fed the first step"
+    value = seen.loader_batch if name == "batch_size" else getattr(seen, name)
+    return f"the DataLoader has {value}"
+
+
+def _number(
+    command: Command, name: str, option: Candidate, seen: ObservedSettings
+) -> FoundOption | LeftOption:
+    text = said(command, option) or str(option.option.value)
+    unset = name == "prefetch_factor" and text == "None"
+    if not unset and NUMBER.fullmatch(text) is None:
+        return LeftOption(name, option.shown, f"{text!r} is not an integer")
+    if option.option.choices:
+        return LeftOption(name, option.shown, "it accepts certain values only")
+    writing = write_value(command, option, name, text)
+    source = _source(option.option.value, seen) or "loader"
+    return FoundOption(name, option.shown, text, writing, source=source)
+
+
+def _boolean(
+    command: Command, name: str, option: Candidate, seen: ObservedSettings
+) -> FoundOption | LeftOption:
+    del seen
+    writing = write_switch(command, option, {ON: True, OFF: False})
+    if writing is None:
+        to = "off" if as_switch(option.option.value) else "on"
+        return LeftOption(name, option.shown, f"the command line cannot switch it {to}")
+    present = ON if as_switch(option.option.value) else OFF
+    return FoundOption(name, option.shown, present, writing)
+
+
+def _amp(
+    command: Command, options: Sequence[Candidate], seen: ObservedSettings
+) -> FoundOption | LeftOption | None:
+    readings = amp_readings(command, options)
+    if not readings:
+        return None
+    shown = ", ".join(dict.fromkeys(each.shown for each in readings))
+    agreeing = [each for each in readings if each.agrees(seen.autocast)]
+    if not agreeing:
+        now = ", ".join(f"{each.shown} says {each.now}" for each in readings)
+        return LeftOption("amp", shown, f"{now}; autocast was {seen.autocast or 'off'}")
+    chosen = _only_reading(agreeing)
+    if chosen is None:
+        return LeftOption("amp", shown, "several options match the observed precision")
+    return FoundOption(
+        "amp", chosen.shown, chosen.present, chosen.writing, chosen.opposite, chosen.float16
+    )
+
+
+def _only_reading(readings: Sequence[AmpReading]) -> AmpReading | None:
+    if len(readings) == 1:
+        return readings[0]
+    given = [each for each in readings if each.given]
+    return given[0] if len(given) == 1 else None

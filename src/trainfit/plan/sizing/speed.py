@@ -1,0 +1,124 @@
+"""How fast a job is: steps of its recordings, costed on the GPU that is planned for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+
+from trainfit.hardware import GpuSpec
+from trainfit.plan.sizing.costing import (
+    constants_of,
+    has_rates,
+    of_whole_step,
+    samples_per_batch,
+    speed_of,
+    steady_work,
+)
+from trainfit.plan.sizing.curve import Curve, knee
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.speed import PacedCalls, SlowedCall, Speed, StepSpeed
+from trainfit.results.text import duration
+from trainfit.speed.kernel_times import peak_flops
+from trainfit.speed.step import HostCosts, Machine, step_time
+from trainfit.speed.work import Work
+
+#: Of its highest clock, what a core was seen to have at 30 calls a second: 3.5 to 1.7 of 4.0 GHz
+#: (ACT on an RTX 4090 with a 12th-generation Intel, `powersave`).
+CLOCK_SHARES: Final = (3.5 / 4.0, 1.7 / 4.0)
+_NO_LAUNCHES: Final = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def speed(
+    recording: Recording,
+    batch: int | None,
+    machine: Machine,
+    curve: Curve | None = None,
+    samples: int | None = None,
+    *,
+    calls: bool = False,
+) -> Speed | None:
+    """Of the typical step of ``recording``; ``None`` where nothing can be said.
+
+    ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has; ``calls``
+    says that a step is a call of the model, which may come at a fixed rate.
+    """
+    if not has_rates(machine.gpu) or not recording.steps:
+        return None
+    work = steady_work(recording)
+    if not len(work.table):
+        return None
+    took = step_time(work, machine)
+    now = of_whole_step(speed_of(took, batch, samples_per_batch(recording, batch)), recording)
+    curve = curve or Curve()
+    return Speed(
+        now=now,
+        curve=curve.steps,
+        knee=knee(curve.steps),
+        mfu=_utilization(work, machine.rated, took.seconds),
+        by_kind_s=took.by_kind_s,
+        constants=constants_of(machine),
+        epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
+        graphed_s=step_time(work, dataclasses.replace(machine, host=_NO_LAUNCHES)).seconds,
+        notes=(*curve.notes, *_notes(recording)),
+        paced=paced_calls(work, machine) if calls else None,
+    )
+
+
+def paced_calls(work: Work, machine: Machine) -> PacedCalls:
+    """The call by cores whose clock fell between calls; the GPU's is taken to stay up."""
+    slowed = []
+    for share in CLOCK_SHARES:
+        slower = dataclasses.replace(machine, core_speed=share * machine.core_speed)
+        slowed.append(SlowedCall(share, step_time(work, slower).seconds))
+    launches = int(work.column("launches").sum())
+    return PacedCalls(launches, machine.core_hz, tuple(slowed))
+
+
+def _notes(recording: Recording) -> tuple[str, ...]:
+    """What a step's time or rate includes, or lacks."""
+    notes = []
+    if recording.steps == 1:
+        notes.append(
+            "only one step was simulated: set-up, parameter uploads and creating the optimizer's "
+            "state are left out of its time, other work that is done once is not"
+        )
+    makeup = recording.makeup
+    if makeup is not None and makeup.effective_batch is None:
+        notes.append(f"samples/s is not known: {makeup.why}")
+    return tuple(notes)
+
+
+def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Consumer:
+    """The shortest time that a step is likely to take between two batches of the DataLoader, with
+    where it is from: who keeps up with that keeps up.
+
+    An optimizer step with gradient accumulation uses several batches.
+    """
+    low, high = step.range_s
+    batches = batches_per_step(makeup)
+    source = (
+        f"the lower bound of the 90% prediction interval for {gpu}: {duration(low)} to "
+        f"{duration(high)}"
+    )
+    if batches > 1:
+        source += f", for {batches} batches (gradient accumulation)"
+    busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
+    return Consumer(low / batches, low / batches * min(1.0, busy), source=source)
+
+
+def batches_per_step(makeup: StepMakeup | None) -> int:
+    """Batches of the DataLoader that an optimizer step uses; 1 where that is not known."""
+    return (makeup.loader_batches if makeup is not None else None) or 1
+
+
+def _utilization(work: Work, gpu: GpuSpec, seconds: float) -> float | None:
+    """FLOPs of each dtype in the time that they take at the peak, over the step's."""
+    flops = np.bincount(work.column("dtype"), weights=work.column("flops"))
+    if seconds <= 0 or not flops.any():
+        return None
+    peak = peak_flops(gpu)[: len(flops)]
+    return float((flops / peak).sum() / seconds)

@@ -1,1 +1,0 @@
-"""Noise scale, and the trade between batch sizes, as text."""

@@ -1,1 +1,0 @@
-"""GPUs and comparisons of them as text."""

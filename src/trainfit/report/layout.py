@@ -1,0 +1,396 @@
+"""The layout of text: lines in blocks of which some give way, tables, strips, histograms."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from trainfit.results.pace import Block, PaceResult
+from trainfit.results.text import columns, count, duration, percent, wrapped
+
+#: Lines of a default screen; what has no room on it is shown by ``--explain``.
+LINES: Final = 25
+#: Lines of a block from which it can be cut.
+_CUT: Final = 3
+#: Columns of the labels of facts.
+LABEL: Final = 16
+
+Style = Literal["good", "bad", "title", "plain", "quiet"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of the screen, and how it may look on a terminal."""
+
+    text: str
+    style: Style = "plain"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScreenBlock:
+    """Lines that belong together; the greatest ``rank`` goes first where room is scarce, 0 stays.
+
+    ``notes`` of them are notes, or findings, which are counted where they have no room.
+    """
+
+    lines: tuple[Line, ...]
+    rank: int = 0
+    notes: int = 0
+
+
+def within(blocks: Sequence[ScreenBlock], most: int) -> list[ScreenBlock]:
+    """The blocks without those that are most dispensable, until there are at most so many lines."""
+    kept = list(blocks)
+    while sum(len(block.lines) for block in kept) > most:
+        rank = max(block.rank for block in kept)
+        if not rank:
+            break
+        last = max(at for at, block in enumerate(kept) if block.rank == rank)
+        del kept[last]
+    return kept
+
+
+def screen(blocks: Iterable[ScreenBlock], more: str, noun: str = "note") -> list[Line]:
+    """At most :data:`LINES` lines; the last says that ``--explain`` shows ``more``, and how many
+    notes, or what else the blocks count, had no room.
+
+    A block that may not go is cut where even those have no room: in an exceptionally long text.
+    """
+    given = [block for block in blocks if block.lines]
+    kept = within(given, LINES - 1)
+    hidden = sum(block.notes for block in given) - sum(block.notes for block in kept)
+    left = LINES - 1 - sum(len(block.lines) for block in kept)
+    while left < 0:
+        longest = max(range(len(kept)), key=lambda at: len(kept[at].lines))
+        lines = kept[longest].lines
+        if len(lines) < _CUT:
+            del kept[-1]
+            left = LINES - 1 - sum(len(block.lines) for block in kept)
+            continue
+        cut = Line(cut_short(lines[-3].text), lines[-3].style)
+        kept[longest] = dataclasses.replace(kept[longest], lines=(*lines[:-3], cut))
+        left += 2
+    # A blank line at an end, or next to another, is left over from a block that is gone.
+    shown: list[Line] = []
+    for line in [line for block in kept for line in block.lines]:
+        if line.text or (shown and shown[-1].text):
+            shown.append(line)
+    while shown and not shown[-1].text:
+        shown.pop()
+    said = f"{count(hidden, f'more {noun}')}, {more}" if hidden else more
+    return [*shown, Line(_more(f"{said[0].upper()}{said[1:]}"), "quiet")]
+
+
+def _more(said: str) -> str:
+    """The last line; of a list that has no room the first are named."""
+    line, end = f"{said}: --explain", ""
+    while len(line) > columns() and "," in said:
+        said, end = said.rpartition(",")[0], ", …"
+        line = f"{said}{end}: --explain"
+    return line
+
+
+def block(
+    text: str, rank: int = 0, *, style: Style = "plain", first: str = "", rest: str = "  "
+) -> ScreenBlock:
+    """A text in lines of the screen; an empty one has none."""
+    return ScreenBlock(tuple(lines_of(wrapped(text, first, rest), style)) if text else (), rank)
+
+
+def made(
+    lines: str | Iterable[str], rank: int = 0, *, title: str = "", notes: int = 0
+) -> ScreenBlock:
+    """Lines that are laid out already, below a title; without lines there is no title, either."""
+    body = lines_of("\n".join([lines] if isinstance(lines, str) else lines))
+    head = [Line(title, "title")] if title and body else []
+    return ScreenBlock((*head, *body), rank, notes)
+
+
+def fact(label: str, text: str, rank: int = 0) -> ScreenBlock:
+    """A label in a column of its own, and what is to be said; nothing without a text."""
+    return block(text, rank, first=f"  {label:<{LABEL - 2}}", rest=" " * LABEL)
+
+
+def note_block(text: str, rank: int, title: str = "") -> ScreenBlock:
+    """A note as an item of a list, counted where it has no room."""
+    return made(wrapped(text, "  - ", "    "), rank, title=title, notes=1)
+
+
+def blank(rank: int = 90) -> ScreenBlock:
+    """An empty line, which goes early."""
+    return ScreenBlock((Line(""),), rank)
+
+
+def lines_of(text: str, style: Style = "plain") -> list[Line]:
+    """The lines of a text; of an empty one none."""
+    return [Line(line, style) for line in text.split("\n")] if text else []
+
+
+def plain_text(lines: Iterable[Line]) -> str:
+    """The same without styles."""
+    return "\n".join(line.text for line in lines)
+
+
+def clipped(line: str, width: int | None = None) -> str:
+    """A line that ends in an ellipsis where it is too long."""
+    most = width or columns()
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+
+
+def cut_short(line: str, width: int | None = None) -> str:
+    """A line whose text goes on, with an ellipsis behind whole words: no path is cut."""
+    most = width or columns()
+    while len(line) + 2 > most and " " in line.strip():
+        line = line.rstrip().rpartition(" ")[0].rstrip()
+    return f"{line} …"
+
+
+def shortened(text: str, most: int, first: str = "", rest: str = "  ") -> str:
+    """A text in at most so many lines; what does not fit into them ends in an ellipsis."""
+    lines = wrapped(text, first, rest).split("\n")
+    if len(lines) > most:
+        lines = [*lines[: most - 1], cut_short(lines[most - 1])]
+    return "\n".join(lines)
+
+
+# ---
+# Tables as text, laid out by rich: no cell is cut, no two run together.
+
+
+#: Blanks between columns, fewer where the screen is narrow; and the columns that a cell is never
+#: wrapped to less of.
+_GAPS: Final = (2, 1)
+_NARROW: Final = 12
+#: A table of so many columns is never made two.
+_SPLIT: Final = 4
+
+#: In a column of its own, which is cut off again: where a row begins.
+_FIRST: Final = "."
+
+Rows = Sequence[Sequence[str]]
+
+
+def table(
+    rows: Rows,
+    kinds: str,
+    head: Sequence[str] = (),
+    *,
+    indent: str = "  ",
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Lines of a table as wide as the screen.
+
+    ``kinds`` has a letter for each column: ``l`` left and ``r`` right, both on one line, ``w``
+    wrapped to the room that the others leave, ``v`` likewise and at most 24 columns. Where the
+    screen is too narrow, the columns ``spare`` are left out in that order; then left ones are
+    wrapped; then the table becomes two, one below the other; then a list, a line for each cell.
+    """
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
+    if not _fits(rows, kinds.replace("l", "w"), head, indent) and len(kinds) > _SPLIT:
+        middle = (len(kinds) + 1) // 2
+        halves = [range(middle), (0, *range(middle, len(kinds)))]
+        return [
+            line
+            for half in halves
+            for line in table(
+                [[row[at] for at in half] for row in rows],
+                "".join(kinds[at] for at in half),
+                [head[at] for at in half] if head else (),
+                indent=indent,
+            )
+        ]
+    return [line for row in table_rows(rows, kinds, head, indent=indent) for line in row]
+
+
+def table_rows(
+    rows: Rows,
+    kinds: str,
+    head: Sequence[str] = (),
+    *,
+    indent: str = "  ",
+    spare: Sequence[str] = (),
+) -> list[list[str]]:
+    """The same with the lines of each row, of the head first, by themselves; never two tables."""
+    if not rows:
+        return []
+    rows, kinds, head = _spared(rows, kinds, head, indent, spare)
+    room = columns() - len(indent)
+    for wrapping in (kinds, kinds.replace("l", "w")):
+        least = _least(rows, wrapping, head)
+        gap = next((gap for gap in _GAPS if least + gap * (len(kinds) - 1) <= room), None)
+        if gap is not None:
+            kinds = wrapping
+            break
+    else:
+        return _list(rows, head, indent)
+    drawn = Table(box=None, show_header=bool(head), pad_edge=False, padding=(0, gap, 0, 0))
+    drawn.add_column(Text(_FIRST))
+    for at, kind in enumerate(kinds):
+        drawn.add_column(
+            Text(head[at] if head else ""),
+            justify="right" if kind == "r" else "left",
+            no_wrap=kind in "lr",
+            overflow="fold",
+            max_width=24 if kind == "v" else None,
+        )
+    for row in rows:
+        drawn.add_row(Text(_FIRST), *map(Text, row))
+    # Of the screen only its width matters: styles, if any, are given to whole lines.
+    console = Console(
+        file=io.StringIO(),
+        width=room + 1 + gap,
+        color_system=None,
+        force_terminal=False,
+        _environ={},
+    )
+    with console.capture() as capture:
+        console.print(drawn)
+    found: list[list[str]] = [[]] if head else []
+    in_head = bool(head)
+    for line in capture.get().rstrip("\n").split("\n"):
+        if line.startswith(_FIRST) and not in_head:
+            found.append([])
+        found[-1].append(f"{indent}{line[1 + gap :]}".rstrip())
+        in_head = in_head and not line.startswith(_FIRST)  # rich aligns a head at its last line
+    return found
+
+
+def _fits(rows: Rows, kinds: str, head: Sequence[str], indent: str) -> bool:
+    if not rows:
+        return True
+    least = _least(rows, kinds, head) + _GAPS[-1] * (len(kinds) - 1)
+    return least <= columns() - len(indent)
+
+
+def _spared(
+    rows: Rows, kinds: str, head: Sequence[str], indent: str, spare: Sequence[str]
+) -> tuple[Rows, str, Sequence[str]]:
+    """Without as many of these columns as have no room, in their order."""
+    for title in spare:
+        if title in head and not _fits(rows, kinds, head, indent):
+            at = list(head).index(title)
+            rows, head = [_without(row, at) for row in rows], _without(head, at)
+            kinds = kinds[:at] + kinds[at + 1 :]
+    return rows, kinds, head
+
+
+def _without(cells: Sequence[str], at: int) -> list[str]:
+    return [cell for number, cell in enumerate(cells) if number != at]
+
+
+def _least(rows: Rows, kinds: str, head: Sequence[str]) -> int:
+    """Columns below which cells would have to be cut, without those between them."""
+    total = 0
+    for at, kind in enumerate(kinds):
+        cells = [row[at] for row in rows] + ([head[at]] if head else [])
+        widest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
+        total += widest if kind in "lr" else min(widest, _NARROW)
+    return total
+
+
+def _list(rows: Rows, head: Sequence[str], indent: str) -> list[list[str]]:
+    rest = indent + "  "
+    found = []
+    for first, *others in rows:
+        lines = [wrapped(first or "-", indent, rest)]
+        for at, cell in enumerate(others, 1):
+            if cell:
+                text = f"{head[at]}: {cell}" if head and head[at] else cell
+                lines.append(wrapped(text, rest, rest + "  "))
+        found.append("\n".join(lines).split("\n"))
+    return found
+
+
+# ---
+# Paced calls over time and as a histogram, in characters.
+
+
+_EIGHTHS: Final = "▁▂▃▄▅▆▇█"
+#: Cells of a strip, rows of a histogram and cells of its longest bar.
+_STRIP: Final = 64
+_ROWS: Final = 8
+_BAR: Final = 36
+
+
+def strips(result: PaceResult) -> str:
+    """The median of each stretch of time, all rates on one scale."""
+    rows = [(name, values) for name, values in times(result) if len(values) >= _ROWS]
+    if not rows:
+        return ""
+    least = min(min(values) for _, values in rows)
+    most = max(_quantile(values, 0.99) for _, values in rows)
+    head = f"Latency over time (lowest {duration(least)}, highest {duration(most)})"
+    lines = [head]
+    for name, values in rows:
+        cells = min(_STRIP, len(values))
+        strip = ""
+        for cell in range(cells):
+            part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
+            level = (_quantile(part, 0.5) - least) / (most - least) if most > least else 0.0
+            strip += _EIGHTHS[max(0, min(7, int(8 * level)))]
+        lines.append(f"  {name:<14}{strip}")
+    return "\n".join(lines)
+
+
+def times(result: PaceResult) -> list[tuple[str, list[float]]]:
+    """Calls with work of the base measurement, in order of time, by rate."""
+    rows: dict[str, list[float]] = {}
+    for block in result.blocks:
+        if block.phase == "baseline":
+            name = "back to back" if block.hz is None else f"{block.hz:g} Hz"
+            rows.setdefault(name, []).extend(_working(block, result))
+    return list(rows.items())
+
+
+def _working(block: Block, result: PaceResult) -> list[float]:
+    return [
+        wall
+        for number, wall in enumerate(block.wall_s)
+        if number >= block.settled and (block.first_call + number) % result.period == result.phase
+    ]
+
+
+def histogram(result: PaceResult) -> str:
+    """Histogram of the slowest rate, compared with calls back to back."""
+    if not result.rates:
+        return ""
+    worst = max(result.rates, key=lambda row: row.calls.p50)
+    found = dict(times(result))
+    shown = [name for name in (f"{worst.hz:g} Hz", "back to back") if found.get(name)]
+    values = [value for name in shown for value in found[name]]
+    if len(values) < 2 * _ROWS:
+        return ""
+    least, most = min(values), _quantile(values, 0.99)
+    if most <= least:
+        return ""
+    width = (most - least) / _ROWS
+    lines = ["Distribution (share of the calls)"]
+    bins = {name: _bins(found[name], least, width) for name in shown}
+    longest = max(max(each) for each in bins.values())
+    for row in range(_ROWS):
+        to = "and more" if row == _ROWS - 1 else f"to {duration(least + (row + 1) * width)}"
+        for number, name in enumerate(shown):
+            share = bins[name][row]
+            bar = "█" * round(_BAR * share / longest)
+            label = f"{duration(least + row * width)} {to}" if number == 0 else ""
+            lines.append(f"  {label:<22}{name:<13}{bar}{' ' if bar else ''}{percent(share)}")
+    return "\n".join(lines)
+
+
+def _bins(values: Sequence[float], least: float, width: float) -> list[float]:
+    counts = [0] * _ROWS
+    for value in values:
+        counts[min(_ROWS - 1, int((value - least) / width))] += 1
+    return [number / len(values) for number in counts]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

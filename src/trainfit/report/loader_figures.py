@@ -1,0 +1,453 @@
+"""Figures of a DataLoader as text: predicted and measured rates, costs, settings in words.
+
+Whether workers persist matters between epochs, not for the rates here: settings are looked up by
+what matters within one (:func:`trainfit.results.dataloader.steady`).
+"""
+
+from __future__ import annotations
+
+from trainfit.report.layout import table
+from trainfit.results.dataloader import (
+    SAVE_BYTES,
+    Candidate,
+    Confirmed,
+    LoaderMachine,
+    LoaderSettings,
+    Probe,
+    StorageCost,
+    steady,
+)
+from trainfit.results.loader import LoaderResult
+from trainfit.results.text import cores, count, duration, percent, printable, rate, size, wrapped
+
+# ---
+# Settings of a DataLoader in words.
+
+
+def switch(value: bool) -> str:
+    """A setting that is on or off."""
+    return "yes" if value else "no"
+
+
+def settings_words(settings: LoaderSettings) -> str:
+    """Settings in a line, what is usual left out."""
+    if not settings.num_workers:
+        return "no workers" + (", pinned" if settings.pin_memory else "")
+    workers = settings.num_workers
+    words = [
+        count(workers, "worker"),
+        f"prefetch {settings.prefetch_factor}",
+    ]
+    if settings.pin_memory:
+        words.append("pinned")
+    if settings.persistent_workers:
+        words.append("persistent")
+    if not settings.in_order:
+        words.append("out of order")
+    if settings.start_method != "fork":
+        words.append(settings.start_method)
+    if settings.worker_threads != 1:
+        words.append(f"{settings.worker_threads} threads each")
+    if settings.library_threads is not None:
+        words.append(library_words(settings.library_threads))
+    return ", ".join(words)
+
+
+def library_words(threads: int) -> str:
+    """The thread limit of libraries in a worker."""
+    return f"{count(threads, 'thread')} a library"
+
+
+def without_others_words(result: LoaderResult) -> str:
+    """What the model recommends for this machine without the processes that disturbed it;
+    empty where that is not left open."""
+    if result.without_others is None:
+        return ""
+    said = [
+        f"{settings_words(settings)} {rate(candidate.batches_per_s)}"
+        for settings in dict.fromkeys((result.without_others, result.present))
+        if (candidate := result.candidate(settings)) is not None
+    ]
+    return (
+        "without them (predicted from the CPU time of batches, not confirmed by a run): "
+        f"{settings_words(result.without_others)} ({'; '.join(said)} batches/s predicted)"
+    )
+
+
+#: Rows of the table over workers, at most.
+_ROWS = 14
+
+
+def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
+    """The real run of these settings; one that did not fail, if there is one."""
+    runs = [run for run in result.confirmed if steady(run.settings) == steady(settings)]
+    runs.sort(
+        key=lambda run: (
+            run.measured_batches_per_s is None,
+            run.is_disturbed,
+            run.settings != settings,
+        )
+    )
+    return runs[0] if runs else None
+
+
+def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
+    """Likewise, if it did not fail and other processes did not disturb it."""
+    run = _run_of(result, settings)
+    if run is None or run.measured_batches_per_s is None or run.is_disturbed:
+        return None
+    return run
+
+
+def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, str] | None:
+    """Batches per second of these settings: measured if they were run, else predicted."""
+    run = _measured(result, settings)
+    if run is not None and run.measured_batches_per_s is not None:
+        return run.measured_batches_per_s, "measured"
+    candidate = result.candidate(settings)
+    return (candidate.batches_per_s, "predicted") if candidate is not None else None
+
+
+_HEAD = (
+    *("", "workers", "prefetch", "pin", "persist", "order"),
+    *("predicted", "measured", "GPU waits"),
+)
+
+
+def settings_section(result: LoaderResult, *, tried: bool = True) -> str:
+    """Present and recommended settings, and (``tried``) the others that were run; batches/s."""
+    shown = [("current", result.present)]
+    if result.recommended != result.present and result.verdict != "cannot_tell":
+        shown.append(("recommended", result.recommended))
+    known = {steady(result.present), steady(result.recommended)}
+    runs = [run.settings for run in result.confirmed] if tried else []
+    others = dict.fromkeys(settings for settings in runs if steady(settings) not in known)
+    shown += [("also run", settings) for settings in others]
+    rows = table([_settings_row(result, *each) for each in shown], "lrrrrrrrw", _HEAD)
+    remarks: dict[str, list[str]] = {}
+    for name, settings in shown:
+        which = f"{name}, {count(settings.num_workers, 'worker')}" if name == "also run" else name
+        for remark in _remarks(result, settings):
+            remarks.setdefault(remark, []).append(which)
+    lines = [
+        wrapped(f"{'; '.join(names)}: {remark}", "  ", "    ") for remark, names in remarks.items()
+    ]
+    return "\n".join(["Settings (batches/s)", *rows, *lines])
+
+
+def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> tuple[str, ...]:
+    run = _measured(result, settings)
+    failed = _run_of(result, settings)
+    candidate = result.candidate(settings)
+    predicted = candidate.batches_per_s if candidate else None
+    if predicted is None and failed is not None:
+        predicted = failed.predicted_batches_per_s
+    measured = rate(run.measured_batches_per_s) if run is not None else ""
+    if run is None and failed is not None:
+        measured = "failed" if failed.fault is not None else "too slow"
+        measured = rate(failed.measured_batches_per_s) if failed.is_disturbed else measured
+    workers = settings.num_workers
+    return (
+        name,
+        str(workers),
+        str(settings.prefetch_factor) if workers else "-",
+        switch(settings.pin_memory),
+        switch(settings.persistent_workers) if workers else "-",
+        switch(settings.in_order) if workers else "-",
+        rate(predicted),
+        measured,
+        _waiting(result, candidate, run),
+    )
+
+
+def _remarks(result: LoaderResult, settings: LoaderSettings) -> list[str]:
+    """What the columns do not say of settings."""
+    run, failed = _measured(result, settings), _run_of(result, settings)
+    said = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
+    if run is None and failed is not None and failed.is_disturbed:
+        said.append("measured while other processes were busy: not used")
+    if settings.worker_threads != 1:
+        said.append(f"{settings.worker_threads} threads a worker")
+    if settings.library_threads is not None:
+        said.append(library_words(settings.library_threads))
+    return said
+
+
+def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
+    """The share of time that the GPU waits; nothing where the step time is 0."""
+    if not result.step_s:
+        return "-"
+    measured = run.waiting_share if run is not None else None
+    said = percent(candidate.waiting_share) if candidate is not None else ""
+    if measured is None:
+        return said
+    return f"{said} (measured {percent(measured)})" if said else f"measured {percent(measured)}"
+
+
+def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
+    """Is its start method not every setting's?"""
+    return bool(settings.num_workers) and (
+        settings.start_method != "fork" or result.present.start_method != "fork"
+    )
+
+
+def table_section(result: LoaderResult) -> str:
+    """Over the number of workers, each with the other settings that suit it best."""
+    rows = by_workers(result)
+    if len(rows) < 2:
+        return ""
+    title = "By number of workers (batches/s; * measured)"
+    head = ("workers", "prefetch", "rate", "GPU waits", "cores", "RAM", "")
+    cells = [_table_row(result, candidate) for candidate in rows[:_ROWS]]
+    lines = [title, *table(cells, "rrrrrrw", head)]
+    if len(rows) > _ROWS:
+        lines.append(
+            f"  {len(rows) - _ROWS} more, up to {count(rows[-1].settings.num_workers, 'worker')}"
+        )
+    return "\n".join(lines)
+
+
+def by_workers(result: LoaderResult) -> list[Candidate]:
+    """One candidate for each number of workers: the recommended, present or measured one, else
+    the fastest."""
+    chosen: dict[int, Candidate] = {}
+
+    def rank(candidate: Candidate) -> tuple[bool, bool, bool, bool, float]:
+        settings = candidate.settings
+        return (
+            not candidate.infeasible,
+            steady(settings) == steady(result.recommended),
+            steady(settings) == steady(result.present),
+            _measured(result, settings) is not None,
+            candidate.batches_per_s,
+        )
+
+    for candidate in result.candidates:
+        workers = candidate.settings.num_workers
+        if workers not in chosen or rank(candidate) > rank(chosen[workers]):
+            chosen[workers] = candidate
+    return [chosen[workers] for workers in sorted(chosen)]
+
+
+def _table_row(result: LoaderResult, candidate: Candidate) -> tuple[str, ...]:
+    settings = candidate.settings
+    run = _measured(result, settings)
+    waits = percent(candidate.waiting_share) if result.step_s else "-"
+    if run is not None and run.waiting_share is not None and result.step_s:
+        waits = percent(run.waiting_share)
+    marks = []
+    if steady(settings) == steady(result.recommended) and result.verdict != "cannot_tell":
+        marks.append("recommended")
+    if steady(settings) == steady(result.present):
+        marks.append("current")
+    if candidate.infeasible:
+        marks.append(f"infeasible: {printable(candidate.infeasible)}")
+    elif candidate.oversubscribed:
+        marks.append(f"oversubscribed: {printable(candidate.oversubscribed)}")
+    return (
+        str(settings.num_workers),
+        str(settings.prefetch_factor) if settings.num_workers else "-",
+        f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} ",
+        waits,
+        f"{candidate.busy_cores:.1f}",
+        size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-",
+        ", ".join(marks),
+    )
+
+
+def too_many_section(result: LoaderResult) -> str:
+    """Cost of more workers than needed."""
+    base = best_rate(result, result.recommended)
+    candidate = result.candidate(result.recommended)
+    if not result.too_many or base is None:
+        return ""
+    rows = [
+        (
+            count(each.settings.num_workers, "worker"),
+            _too_many_words(result, each, candidate),
+        )
+        for each in result.too_many
+    ]
+    return "\n".join(["Too many workers", *table(rows, "lw")])
+
+
+def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
+    """Slow-down of saving a checkpoint while so many workers are running."""
+    alone = result.save_alone_s
+    measured = run.save_s if run is not None else None
+    if not alone or more.save_s is None:
+        return ""
+    said = (
+        f"saving {size(SAVE_BYTES)} of a checkpoint {more.save_s / alone:.1f} times as long as "
+        "without workers"
+    )
+    return said if measured is None else f"{said} (measured {measured / alone:.1f})"
+
+
+def _too_many_words(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
+    run, usual = _measured(result, more.settings), _measured(result, result.recommended)
+    said = [f"{rate(more.batches_per_s)} batches/s predicted"]
+    if base is not None and base.batches_per_s:
+        said[0] += f" ({more.batches_per_s / base.batches_per_s - 1:+.0%})"
+    if run is not None:
+        said.append(f"{rate(run.measured_batches_per_s)} measured")
+    if more.ram_bytes is not None and base is not None and base.ram_bytes is not None:
+        said.append(f"{size(max(0, more.ram_bytes - base.ram_bytes))} more RAM")
+    if run is not None and run.context_switches_per_batch is not None:
+        text = f"{run.context_switches_per_batch:.0f} context switches a batch"
+        if usual is not None and usual.context_switches_per_batch is not None:
+            text += f" (recommended: {usual.context_switches_per_batch:.0f})"
+        said.append(text)
+    if saving := _saving(result, more, run):
+        said.append(saving)
+    if more.infeasible:
+        said.append(f"infeasible: {printable(more.infeasible)}")
+    elif more.oversubscribed:
+        said.append(f"oversubscribed: {printable(more.oversubscribed)}")
+    return ", ".join(said)
+
+
+# ---
+# what a batch costs and what the machine allows, as text.
+
+
+def batch_section(probe: Probe) -> str:
+    """Costs of a batch: time by part, size, transfer to the main process, workers."""
+    rows = [
+        ("data set", _dataset(probe)),
+        ("in a worker", _worker(probe)),
+        *_parts(probe),
+        ("without workers", duration(probe.alone_s) if probe.alone_s is not None else ""),
+        ("content", _content(probe)),
+        ("hand-off", _transfer(probe)),
+        ("sampler", _sampler(probe)),
+        ("storage", _storage(probe.storage) if probe.storage is not None else ""),
+        ("a worker", _one_worker(probe)),
+        ("two workers", _scaling(probe)),
+    ]
+    made = f"{probe.batches} made in {duration(probe.seconds)}"
+    cells = [(name, printable(text)) for name, text in rows if text]
+    return "\n".join([f"A batch ({made})", *table(cells, "lw")])
+
+
+def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
+    """Limits of the machine for a DataLoader; unknown ones are shown as such."""
+    usable = f"{cores(machine.usable_cores)} usable"
+    title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
+    of = "of " if ranks > 1 else ""
+    details = [f"{of}{len(machine.affinity)} logical allowed"] if machine.affinity else []
+    if machine.physical_cores is not None:
+        details.append(f"{machine.physical_cores} physical")
+    if machine.quota_cores is not None:
+        details.append(f"quota of {cores(machine.quota_cores)}")
+    worth = sum(machine.core_speeds)
+    if worth < 0.95 * len(machine.core_speeds):  # slow cores, or two threads on one
+        details.append(f"worth {worth:.1f} of the fastest alone")
+    rows = [
+        ("cores", usable + (f" ({', '.join(details)})" if details else "")),
+        ("RAM", _bytes(machine.available_bytes, "available")),
+        ("/dev/shm", _bytes(machine.shm_free_bytes, "free")),
+        ("open files", "cannot tell" if machine.open_files is None else str(machine.open_files)),
+    ]
+    return "\n".join([title, *table(rows, "lw")])
+
+
+def _bytes(nbytes: int | None, word: str) -> str:
+    return "cannot tell" if nbytes is None else f"{size(nbytes)} {word}"
+
+
+def _dataset(probe: Probe) -> str:
+    kind = "iterable data set" if probe.kind == "iterable" else "map-style"
+    words = [probe.dataset, kind]
+    if probe.batch_size is not None:
+        words.append(f"batch size {probe.batch_size}")
+    if probe.samples is not None:
+        words.append(f"{probe.samples} samples an epoch")
+    return ", ".join(words)
+
+
+def _worker(probe: Probe) -> str:
+    if probe.fetch_s is None:
+        return "not measured: no run with workers succeeded"
+    text = duration(probe.fetch_s)
+    if probe.variation is not None:
+        text += f" ± {percent(probe.variation)} from batch to batch"
+    if probe.fetch_cpu_s is not None:
+        text += f"; {duration(probe.fetch_cpu_s)} of CPU"
+        waited = 1 - probe.fetch_cpu_s / probe.fetch_s if probe.fetch_s else 0.0
+        if probe.threads is not None and probe.threads > 1.1:
+            text += f" on {probe.threads:.1f} threads at a time"
+        elif waited > 0.1:
+            text += f", the other {percent(waited)} waits (storage, locks, sleep, no free core)"
+    pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
+    return text + (f"; thread pools: {pools}" if pools else "")
+
+
+def _parts(probe: Probe) -> list[tuple[str, str]]:
+    """The longest first; "unknown" is what could not be split."""
+    rows = []
+    for part in sorted(probe.parts, key=lambda part: -part.share):
+        name = "not split" if part.name == "unknown" else part.name
+        cost = f", {duration(part.share * probe.fetch_s)}" if probe.fetch_s is not None else ""
+        what = f": {', '.join(part.what[:3])}" if part.what else ""
+        rows.append((f"  {name}", f"{percent(part.share)}{cost}{what}"))
+    return rows
+
+
+def _content(probe: Probe) -> str:
+    return f"{size(probe.batch_bytes)} in {count(probe.batch_tensors, 'tensor')}"
+
+
+def _transfer(probe: Probe) -> str:
+    if probe.receive_s is None:
+        return ""
+    text = duration(probe.receive_s)
+    if probe.receive_busy_s is not None:
+        text += f" ({duration(probe.receive_busy_s)} while a worker loads the next)"
+    if probe.pin_s is not None:
+        text += f", {duration(probe.pin_s)} more to pin it"
+    if probe.next_s is not None:
+        text += f", {duration(probe.next_s)} in next()"
+    return text
+
+
+def _sampler(probe: Probe) -> str:
+    """Only where it matters: above a hundredth of a batch."""
+    if not probe.sampler_s or not probe.fetch_s or probe.sampler_s < 0.01 * probe.fetch_s:
+        return ""
+    return f"{duration(probe.sampler_s)} for a batch's indices"
+
+
+def _storage(storage: StorageCost) -> str:
+    text = f"{duration(storage.warm_s)} a batch from the page cache"
+    if storage.cold_s is None:
+        text += f"; cold: cannot tell{f' ({storage.reason})' if storage.reason else ''}"
+    else:
+        text += f", {duration(storage.cold_s)} from storage"
+        if storage.read_bytes is not None:
+            text += f" ({size(storage.read_bytes)} read)"
+    if storage.file_bytes is not None:
+        text += f"; {count(storage.files, 'file')} of {size(storage.file_bytes)}"
+    if storage.cached_share is not None:
+        fits = "all" if storage.cached_share >= 1 else percent(storage.cached_share)
+        text += f", of which {fits} can stay in free RAM"
+    return text
+
+
+def _one_worker(probe: Probe) -> str:
+    words = []
+    if probe.worker_private_bytes is not None:
+        words.append(f"{size(probe.worker_private_bytes)} of RAM of its own")
+    starts = [f"{duration(s)} by {name}" for name, s in sorted(probe.start_s.items())]
+    if starts:
+        words.append(f"starts in {', '.join(starts)}")
+    return "; ".join(words)
+
+
+def _scaling(probe: Probe) -> str:
+    if probe.scaling is None:
+        return ""
+    text = f"{probe.scaling:.2f} times the rate of one"
+    if probe.contention:
+        text += f" (one more busy core slows all cores by {percent(probe.contention, decimals=1)})"
+    return text

@@ -1,1 +1,0 @@
-"""A machine's diagnosis, and calls at a fixed rate, as text."""

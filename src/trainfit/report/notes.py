@@ -1,0 +1,104 @@
+"""Notes as text: what each is about, how often it was made, where; files that a script wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from trainfit.report.steps import pattern_notes
+from trainfit.results.files.contents import Note, Severity, complete
+from trainfit.results.plan import PlanResult
+from trainfit.results.runs.script import Protection
+from trainfit.results.text import count, printable, size, wrapped
+
+#: Lines of the user's code that a note names.
+_LINES = 3
+#: Parts of a path that are left where room is scarce: the file and its folder.
+_PARTS = 2
+
+
+def profile_note(profile: str) -> list[str]:
+    """The note on the calibration profile that was used; nothing without one."""
+    return [f"CUDA context and libraries from the profile {profile}"] if profile else []
+
+
+def notes_section(notes: Iterable[Note]) -> str:
+    """One note after the other; empty where there is none."""
+    texts = [note_text(note) for note in notes]
+    return "\n".join(
+        ["Notes", *(wrapped(printable(t), "  - ", "    ") for t in texts)] if texts else []
+    )
+
+
+def plain(texts: Iterable[str]) -> list[Note]:
+    """Texts of which nothing is known but that they are notes."""
+    return complete((), texts, {})
+
+
+def note_text(note: Note, *, short: bool = False) -> str:
+    """A note on one line; ``short`` names files without their folders."""
+    text = f"assumed: {note.text}" if note.kind == "assumption" else note.text
+    lines = [short_place(line) if short else line for line in note.lines]
+    shown = [*lines[:_LINES], *([f"{len(lines) - _LINES} more"] if len(lines) > _LINES else [])]
+    parts = [f"{note.count}×"] if note.count > 1 else []
+    parts += [f"at {', '.join(shown)}"] if shown else []
+    return f"{text} ({', '.join(parts)})" if parts else text
+
+
+def short_place(place: str) -> str:
+    """``folder/file.py:31`` of ``/long/path/folder/file.py:31``."""
+    return "/".join(PurePath(place).parts[-_PARTS:])
+
+
+def plan_notes(result: PlanResult) -> list[Note]:
+    """All notes of a plan as data, those that change the figures first."""
+    unsettled: Severity = "changes the figures"
+    if result.pattern is not None and result.pattern.course == "unknown":
+        unsettled = "may change the figures"
+    pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
+    speed = result.speed.notes if result.speed is not None else ()
+    texts = [*result.notes, *speed, *profile_note(result.profile)]
+    found = complete([*pattern, *result.structured_notes], texts, result.assumptions)
+    return [note for note in found if note.text not in _told_by_parts(result)]
+
+
+def _told_by_parts(result: PlanResult) -> list[str]:
+    """Notes that the parts of the launch command say, too."""
+    choice = result.amp_choice
+    by_hand = any(part.name == "amp" and part.status == "by hand" for part in result.launch_parts)
+    return [choice.by_hand] if by_hand and choice is not None else []
+
+
+# ---
+# Notes on the files that a script wrote in a simulated run.
+
+
+def protection_notes(protection: Protection | None) -> list[str]:
+    """Lines for the notes: none where the script wrote nothing and everything was protected."""
+    if protection is None:
+        return []
+    return [*_kind(protection), *protection.notes]
+
+
+def _kind(protection: Protection) -> list[str]:
+    if protection.kind == "none":
+        return ["the script's files were not protected (--allow-writes)"]
+    parts = [_dropped(protection)] if protection.files or protection.removed else []
+    if protection.kind == "redirection":
+        how = "Python's file calls were redirected to a scratch layer"
+        how += ", and Landlock refused other writes" if protection.guarded else ""
+        parts.append(f"{how} ({protection.detail})" if protection.detail else how)
+        if not protection.guarded:
+            parts.append("files that C code writes by itself were not protected")
+    elif protection.detail:
+        parts.append(protection.detail)
+    return ["; ".join(parts)] if parts else []
+
+
+def _dropped(protection: Protection) -> str:
+    wrote = f"the script wrote {count(protection.files, 'file')} ({size(protection.bytes)})"
+    if protection.removed:
+        wrote += f" and removed {protection.removed}" if protection.files else ""
+    if not protection.files:
+        wrote = f"the script removed {count(protection.removed, 'file')}"
+    return f"{wrote} in a scratch layer: your files were not changed"

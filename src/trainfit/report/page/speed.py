@@ -1,0 +1,503 @@
+"""Speed: what a step's time consists of, throughput; how busy a rehearsed loop keeps the GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from trainfit.report.page.blocks import (
+    Chart,
+    Command,
+    Headline,
+    Section,
+    Table,
+    Text,
+    Tile,
+    facts,
+    figures,
+    section,
+)
+from trainfit.report.page.blocks import table as table_of
+from trainfit.report.page.charts import (
+    COLORS,
+    TIP,
+    Spec,
+    batch_marks,
+    chart,
+    color,
+    named_bars,
+    parts_bar,
+    thinned,
+    tip,
+    values,
+    x,
+    y,
+)
+from trainfit.report.plan.facts import epoch_text
+from trainfit.report.plan.speed import BOUNDS
+from trainfit.report.rehearsal import CAUSES, cause_words, verdict_line
+from trainfit.results.plan import JobDetail, PlanResult, run_rate
+from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.speed import KNEE, Limit, OperatorTime, Speed, StepWork
+from trainfit.results.text import byte_rate, count, duration, percent, rate, size, with_prefix
+
+#: Operators that are drawn, and rows of their table.
+_BARS, _ROWS = 15, 30
+#: The share of the GPU's time from which an operator is a point of the roofline.
+_LEAST: Final = 0.002
+#: Two times that differ by less are the same.
+_SAME: Final = 0.02
+_GPU_MS: Final = "GPU time of a step (ms, predicted)"
+_LIMITS: Final[dict[Limit, tuple[str, str]]] = {
+    "arithmetic": ("arithmetic", COLORS[0]),
+    "memory": ("memory bandwidth", COLORS[1]),
+    "latency": ("kernel latency (too small)", COLORS[6]),
+}
+_PHASES: Final = {
+    "setup": COLORS[6],
+    "input": COLORS[5],
+    "forward": COLORS[0],
+    "backward": COLORS[1],
+    "optimizer": COLORS[3],
+}
+
+
+def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section]:
+    """Sections on a plan's time."""
+    speed, work = result.speed, detail.work if detail is not None else None
+    if speed is None:
+        return of_work(work)
+    now = speed.now
+    low, high = now.range_s
+    parts = facts(
+        ("step", f"{duration(now.seconds)} (90% prediction interval {duration(low)} to "
+                 f"{duration(high)}){_at(now.batch_size)}"),
+        ("limited by", BOUNDS[now.bound]),
+        ("GPU, kernels together", duration(now.gpu_s)),
+        ("CPU, launching them", duration(now.host_s)),
+        ("copies host ↔ GPU", duration(now.copies_s) if now.copies_s else ""),
+        ("MFU", percent(speed.mfu, decimals=1) if speed.mfu is not None else ""),
+        ("epoch", epoch_text(result)),
+    )  # fmt: skip
+    answer = f"A step needs {duration(now.seconds)} (predicted), limited by {BOUNDS[now.bound]}."
+    run = run_rate(result)
+    if run is not None and run.limit == "loader":
+        answer = f"On the GPU a step needs {duration(now.seconds)} (predicted); with its "
+        answer += f"DataLoader the run has one each {duration(run.step_s)}."
+    return [
+        *section(
+            "Time of a step",
+            *_charts(work),
+            parts,
+            Text(f"Constants: {speed.constants}."),
+            answer=answer,
+        ),
+        *section("Roofline", _roofline(work) if work is not None else None),
+        *section("Throughput by batch size", _throughput(result, speed)),
+    ]
+
+
+def _constants(speed: Speed, work: StepWork | None) -> str:
+    text = f"Constants: {speed.constants}."
+    if work is not None and abs(work.gpu_s / speed.now.gpu_s - 1) > _SAME:
+        text += " Phases and operators are costed without the calibration profile: "
+        text += f"{duration(work.gpu_s)} together."
+    return text
+
+
+def of_work(work: StepWork | None) -> list[Section]:
+    """Sections on kernels, where nothing else is known of the time."""
+    if work is None:
+        return []
+    return [
+        *section("Time of a step", *_charts(work)),
+        *section("Roofline", _roofline(work)),
+    ]
+
+
+def _at(batch: int | None) -> str:
+    return f" at batch size {batch}" if batch else ""
+
+
+def _charts(work: StepWork | None) -> list[Chart | None]:
+    return [] if work is None else [_phases(work), _operators(work)]
+
+
+def _phases(work: StepWork) -> Chart:
+    rows = [
+        {
+            "phase": phase,
+            "ms": seconds * 1e3,
+            "step": "GPU",
+            "tip": tip(phase, ("GPU", duration(seconds)), ("share", percent(seconds / work.gpu_s))),
+        }
+        for phase, seconds in work.by_phase_s.items()
+    ]
+    most = max(work.by_phase_s, key=lambda phase: work.by_phase_s[phase])
+    says = f"GPU time by phase: {most} {percent(work.by_phase_s[most] / work.gpu_s)} of it."
+    hue = color("phase", list(work.by_phase_s), [_PHASES[p] for p in work.by_phase_s])
+    spec = parts_bar(rows, says, _GPU_MS, "step", hue)
+    table = figures(
+        ("Phase", "GPU time", "Share"),
+        [(p, duration(s), percent(s / work.gpu_s)) for p, s in work.by_phase_s.items()],
+        "GPU time of a step by phase",
+        (1, 2),
+    )
+    return Chart("GPU time of a step, by phase", says, spec, table)
+
+
+def _name(each: OperatorTime) -> str:
+    return f"{each.name.removeprefix('aten.').removesuffix('.default')} ({each.phase})"
+
+
+def _operators(work: StepWork) -> Chart:
+    """Of one name and phase together; the color says what most of the time goes to."""
+    shown = work.operators[:_BARS]
+    rows: list[dict[str, Any]] = [
+        {
+            "name": f"{_name(each)} {each.dtype}",
+            "ms": each.gpu_s * 1e3,
+            "limit": _LIMITS[each.limit][0],
+            "tip": tip(_name(each), *_operator_rows(each, work)),
+        }
+        for each in shown
+    ]
+    left = sum(each.gpu_s for each in work.operators[_BARS:])
+    limits = [_LIMITS[each] for each in _LIMITS if any(o.limit == each for o in shown)]
+    first = work.operators[0]
+    says = (
+        f"The largest of {len(work.operators)} operators is {_name(first)} with "
+        f"{percent(first.gpu_s / work.gpu_s)} of the GPU time."
+    )
+    hue = color("limit", [n for n, _ in limits], [c for _, c in limits])
+    spec = named_bars(rows, says, x("ms", _GPU_MS), "name", hue, 22)
+    table = figures(
+        ("Operator", "Dtype", "GPU time", "Share", "Kernels", "FLOPs", "Moved", "Limit"),
+        [
+            (
+                _name(each),
+                each.dtype,
+                duration(each.gpu_s),
+                percent(each.gpu_s / work.gpu_s),
+                str(each.kernels),
+                with_prefix(each.flops, "FLOP") if each.flops else "-",
+                size(each.moved_bytes),
+                _LIMITS[each.limit][0],
+            )
+            for each in work.operators[:_ROWS]
+        ],
+        "Operators by GPU time",
+        (2, 3, 4, 5, 6),
+    )
+    note = ""
+    if left:
+        more = count(len(work.operators) - len(shown), "other operator")
+        note = f"{more} with {percent(left / work.gpu_s)} of the time are not drawn."
+    return Chart("GPU time of a step, by operator", says, spec, table, note)
+
+
+def _operator_rows(each: OperatorTime, work: StepWork) -> list[tuple[str, str]]:
+    return [
+        ("GPU time", f"{duration(each.gpu_s)} ({percent(each.gpu_s / work.gpu_s)})"),
+        ("kernels", f"{each.kernels} in {each.dtype}"),
+        ("moved", size(each.moved_bytes)),
+        ("FLOPs", with_prefix(each.flops, "FLOP") if each.flops else ""),
+        ("reached", with_prefix(each.flops / each.gpu_s, "FLOP/s") if each.flops else ""),
+        ("limited by", _LIMITS[each.limit][0]),
+    ]
+
+
+def _roofline(work: StepWork) -> Chart | None:
+    """Operators with FLOPs: what they reach, against what the GPU could do at their intensity."""
+    shown = [
+        each
+        for each in work.operators
+        if each.flops and each.moved_bytes and each.gpu_s >= _LEAST * work.gpu_s
+    ]
+    if not shown or not work.peak_flops_per_s:
+        return None
+    points: list[dict[str, Any]] = [
+        {
+            "intensity": each.flops / each.moved_bytes,
+            "rate": each.flops / each.gpu_s / 1e12,
+            "share": each.gpu_s / work.gpu_s,
+            "dtype": each.dtype,
+            "tip": tip(
+                _name(each),
+                ("intensity", f"{rate(each.flops / each.moved_bytes)} FLOP/B"),
+                *_operator_rows(each, work),
+            ),
+        }
+        for each in shown
+    ]
+    found = [each.flops / each.moved_bytes for each in shown]
+    ends = min(1.0, *found) / 2, max(1000.0, *found) * 2
+    dtypes = [name for name in work.peak_flops_per_s if any(o.dtype == name for o in shown)]
+    bandwidth = work.bandwidth_bytes_per_s
+    roofs: list[dict[str, Any]] = [
+        {"intensity": at, "rate": min(peak, bandwidth * at) / 1e12, "dtype": name,
+         "tip": tip(f"roof of {name}", ("peak", with_prefix(peak, "FLOP/s")),
+                    ("bandwidth", byte_rate(bandwidth)))}
+        for name, peak in work.peak_flops_per_s.items() if name in dtypes
+        for at in (ends[0], peak / bandwidth, ends[1])
+    ]  # fmt: skip
+    share = sum(each.gpu_s for each in shown) / work.gpu_s
+    best = max(shown, key=lambda each: each.flops / each.gpu_s)
+    says = (
+        f"{len(shown)} operators with FLOPs use {percent(share)} of the GPU time; the fastest "
+        f"reaches {with_prefix(best.flops / best.gpu_s, 'FLOP/s')} ({_name(best)})."
+    )
+    lows = [float(point["rate"]) for point in (*points, *roofs)]
+    spec = chart(300, says, layer=_roofline_layers(points, roofs, dtypes, ends, min(lows)))
+    table = figures(
+        ("Operator", "Dtype", "FLOP/B", "Reached", "Of the peak", "Share of time"),
+        [
+            (
+                _name(each),
+                each.dtype,
+                rate(each.flops / each.moved_bytes),
+                with_prefix(each.flops / each.gpu_s, "FLOP/s"),
+                percent(each.flops / each.gpu_s / work.peak_flops_per_s[each.dtype]),
+                percent(each.gpu_s / work.gpu_s),
+            )
+            for each in shown
+        ],
+        "Arithmetic intensity and predicted rate of operators",
+        (2, 3, 4, 5),
+    )
+    note = (
+        "Lines: the GPU's peak as sold and its memory bandwidth. Points: predicted, all calls of "
+        "an operator together; their area is the share of the GPU time. Operators without FLOPs of "
+        "matmuls, convolutions or attention have no point."
+    )
+    return Chart("What operators reach of the GPU (roofline)", says, spec, table, note)
+
+
+def _roofline_layers(
+    points: Sequence[dict[str, Any]],
+    roofs: Sequence[dict[str, Any]],
+    dtypes: Sequence[str],
+    ends: tuple[float, float],
+    low: float,
+) -> list[Spec]:
+    log = {"type": "log", "nice": False}
+    domain = {**log, "domain": list(ends)}
+    across = x("intensity", "FLOPs for each byte that is moved", scale=domain,
+               axis={"format": "~g", "tickCount": 6})  # fmt: skip
+    bottom = 10 ** math.floor(math.log10(max(low, 1e-6)))
+    powers = [10**n for n in range(-6, 5)]
+    up = y("rate", "TFLOP/s", scale={**log, "domainMin": bottom},
+           axis={"format": "~g", "values": powers})  # fmt: skip
+    hue = color("dtype", dtypes, COLORS[: len(dtypes)])
+    return [
+        {
+            "data": values(roofs),
+            "mark": {"type": "line", "strokeWidth": 2, **TIP},
+            "encoding": {"x": across, "y": up, "color": hue},
+        },
+        {
+            "data": values(points),
+            "mark": {"type": "circle", "opacity": 0.75, **TIP},
+            "encoding": {
+                "x": across,
+                "y": up,
+                "color": hue,
+                "size": {
+                    "field": "share",
+                    "type": "quantitative",
+                    "scale": {"range": [30, 500], "domain": [0, 0.3], "clamp": True},
+                    "legend": None,
+                },
+            },
+        },
+    ]
+
+
+# -- by batch size -----------------------------------------------------------------------------
+
+
+def _throughput(result: PlanResult, speed: Speed) -> Chart | None:
+    """Samples a second over the batch size, with the prediction interval."""
+    curve = [each for each in speed.curve if each.batch_size and each.samples_per_s]
+    if len(curve) < 2:
+        return None
+    rows = []
+    for each in curve:
+        per_s, low, high = each.samples_per_s or 0.0, *each.range_s
+        rows.append(
+            {
+                "batch": each.batch_size,
+                "rate": per_s,
+                "low": per_s * each.seconds / high,
+                "high": per_s * each.seconds / low,
+                "tip": tip(
+                    f"batch size {each.batch_size}",
+                    ("samples/s", rate(per_s)),
+                    ("step", f"{duration(each.seconds)} ({duration(low)} to {duration(high)})"),
+                    ("limited by", BOUNDS[each.bound]),
+                ),
+            }
+        )
+    best, last = result.chosen.recommended_batch, curve[-1]
+    says = (
+        f"Predicted throughput rises from {rate(curve[0].samples_per_s)} samples/s at batch size "
+        f"{curve[0].batch_size} to {rate(last.samples_per_s)} at {last.batch_size}."
+    )
+    if speed.knee:
+        says += f" From batch size {speed.knee} on it is within {percent(1 - KNEE)} of the best."
+    marks = [
+        {"batch": batch, "label": f"{word} {batch}"}
+        for word, batch in (("recommended", best), ("saturation", speed.knee))
+        if batch and (word != "saturation" or batch != best)
+    ]
+    wide = (last.batch_size or 1) > 64
+    scale: Spec = {"type": "log", "base": 2, "nice": False} if wide else {"nice": False}
+    label = "batch size" + (" (logarithmic)" if wide else "")
+    across = x("batch", label, scale=scale)
+    up = y("rate", "samples/s", scale={"domainMin": 0})
+    spec = chart(
+        260,
+        says,
+        layer=[
+            {
+                "data": values(rows),
+                "mark": {"type": "area", "opacity": 0.18, "color": COLORS[0]},
+                "encoding": {"x": across, "y": y("low", "samples/s"), "y2": {"field": "high"}},
+            },
+            {
+                "data": values(rows),
+                "mark": {"type": "line", "point": True, "color": COLORS[0], **TIP},
+                "encoding": {"x": across, "y": up},
+            },
+            *batch_marks(marks, last.batch_size or 1, label, scale=scale),
+        ],
+    )
+    table = figures(
+        ("Batch size", "Step", "Samples/s", "Limited by"),
+        [
+            (str(e.batch_size), duration(e.seconds), rate(e.samples_per_s), BOUNDS[e.bound])
+            for e in curve
+        ],
+        "Predicted steps by batch size",
+        (0, 1, 2),
+        [n for n, each in enumerate(curve) if each.batch_size == best],
+    )
+    note = "The band is the 90% prediction interval."
+    return Chart("Throughput against batch size (predicted)", says, spec, table, note)
+
+
+# ---
+# A rehearsed training loop: how busy the GPU would be, and why it would idle.
+
+
+#: Windows that are drawn at most, dips that are marked, rows of the table.
+_WINDOWS, _DIPS, _REHEARSAL_ROWS = 400, 8, 24
+_WORTH: Final = 0.02
+
+
+def rehearsal_headline(result: Rehearsal) -> Headline:
+    """Does the DataLoader keep up?"""
+    rates = result.steady or result.overall
+    good = rates is not None and rates.waiting_share < _WORTH
+    tiles = []
+    if rates is not None:
+        busy = rates.busy_share
+        tiles = [
+            Tile("GPU busy", percent(busy), "of the time", busy, "plain" if good else "bad"),
+            Tile(
+                "Batches/s",
+                rate(rates.batches_per_s),
+                f"of at most {rate(1 / result.step_s)}" if result.step_s else "",
+            ),
+        ]
+    text, _, command = verdict_line(result).partition("; next: ")
+    return Headline(
+        kind="Rehearsal",
+        tone="good" if good else "bad" if result.fault is not None else "warn",
+        text=f"{text}.",
+        subject=result.command or result.loader,
+        commands=(Command(command, "Next"),) if command else (),
+        tiles=tuple(tiles),
+    )
+
+
+def rehearsal_sections(result: Rehearsal) -> list[Section]:
+    """Utilization over time, idle time by cause."""
+    return section("Rehearsed GPU utilization", _course(result), _idle(result))
+
+
+def _course(result: Rehearsal) -> Chart | None:
+    shares, window = result.timeline.busy_shares, result.timeline.window_s
+    if len(shares) < 2:
+        return None
+    each = -(-len(shares) // _WINDOWS)
+    # The mean of several windows: what nvidia-smi would show with a longer one.
+    means = [
+        (start * window, sum(part) / len(part))
+        for start in range(0, len(shares), each)
+        if (part := shares[start : start + each])
+    ]
+    rows = [
+        {"s": s, "busy": 100 * busy, "tip": tip(duration(s), ("GPU busy", percent(busy)))}
+        for s, busy in means
+    ]
+    dips = sorted(result.dips, key=lambda dip: -dip.idle_s)[:_DIPS]
+    marks = [
+        {
+            "from": dip.start_s,
+            "to": dip.end_s,
+            "tip": tip(CAUSES[dip.cause][1], ("idle", duration(dip.idle_s)), ("seen", dip.what)),
+        }
+        for dip in dips
+    ]
+    overall = result.overall
+    says = f"The GPU would be busy {percent(overall.busy_share)} of the time." if overall else ""
+    layers: list[Spec] = [
+        {
+            "data": values(rows),
+            "mark": {"type": "area", "line": {"color": COLORS[2]}, "color": COLORS[2],
+                     "opacity": 0.35, "interpolate": "step-after", **TIP},
+            "encoding": {
+                "x": x("s", "time (s)", scale={"nice": False}),
+                "y": y("busy", "GPU busy (%)", scale={"domain": [0, 100]}),
+            },
+        },
+        {
+            "data": values(marks),
+            "mark": {"type": "rect", "color": "var(--bad)", "opacity": 0.25, **TIP},
+            "encoding": {
+                "x": {"field": "from", "type": "quantitative"},
+                "x2": {"field": "to"},
+                "y": {"value": 0},
+                "y2": {"value": "height"},
+            },
+        },
+    ]  # fmt: skip
+    table = figures(
+        ("Time", "GPU busy"),
+        [(duration(s), percent(busy)) for s, busy in thinned(means, _REHEARSAL_ROWS)],
+        "Utilization over time",
+        (0, 1),
+    )
+    note = "Red: the times in which the GPU waited longest; hover for the cause." if marks else ""
+    if each > 1:
+        note += f" Each point is the mean of {each} windows of {duration(window)}."
+    spec = chart(200, says, layer=layers)
+    return Chart("GPU utilization over the rehearsal", says, spec, table, note.strip())
+
+
+def _idle(result: Rehearsal) -> Table | None:
+    whole = result.overall.seconds if result.overall is not None else 0.0
+    rows = sorted(result.idle_s.items(), key=lambda item: -item[1])
+    return table_of(
+        ("Idle because", "Time", "Share", "What it means"),
+        [
+            (CAUSES[cause][1], duration(seconds), percent(seconds / whole) if whole else "-",
+             cause_words(result, cause))
+            for cause, seconds in rows
+            if seconds and cause in CAUSES
+        ],
+        "Idle time of the GPU by cause",
+        (1, 2),
+    )  # fmt: skip

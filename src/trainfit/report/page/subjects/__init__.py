@@ -1,1 +1,0 @@
-"""What the page says of each kind of result: a headline and sections, a module a subject."""

@@ -1,0 +1,488 @@
+"""Watched runs: what limits one and its course with the findings marked; two compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from trainfit.report.comparison import answer_text, effect_text, name_of, notable, value_text
+from trainfit.report.comparison import verified_text as verified_text
+from trainfit.report.page.blocks import (
+    Chart,
+    Command,
+    Headline,
+    Item,
+    Items,
+    Section,
+    Table,
+    Tile,
+    Tone,
+    figures,
+    section,
+)
+from trainfit.report.page.blocks import table as table_of
+from trainfit.report.page.charts import (
+    COLORS,
+    LANE,
+    NAMES,
+    TIP,
+    TONES,
+    areas,
+    chart,
+    color,
+    finding_lanes,
+    hover_rule,
+    lane_layers,
+    nominal,
+    parts_bar,
+    stacked,
+    thinned,
+    tip,
+    values,
+    x,
+    y,
+)
+from trainfit.report.watch import PHASES, answer, evidence_text, setting_text, title
+from trainfit.results.comparison import Change, Comparison, Verification
+from trainfit.results.text import GIB, MIB, count, duration, percent, rate, size
+from trainfit.results.watch import (
+    Finding,
+    LedgerPoint,
+    MemoryLedger,
+    PhaseName,
+    TimelinePoint,
+    WatchResult,
+)
+
+_COLORS: Final[Mapping[PhaseName, str]] = {
+    "input": COLORS[1],
+    "copy": COLORS[5],
+    "forward": COLORS[0],
+    "backward": COLORS[3],
+    "optimizer": COLORS[2],
+    "sync": COLORS[7],
+    "checkpoint": COLORS[4],
+    "evaluation": "var(--c9)",
+    "other": COLORS[6],
+}
+#: Points that are drawn, and rows of their tables.
+_POINTS, _ROWS = 300, 24
+_TIME: Final = "time in the run (s)"
+_LEDGER: Final = {
+    "allocated": ("tensors", COLORS[0]),
+    "cached": ("cached by PyTorch, free", COLORS[2]),
+    "beyond": ("context and libraries", COLORS[5]),
+    "others": ("other processes", COLORS[4]),
+}
+
+
+def watch_headline(result: WatchResult) -> Headline:
+    """The verdict, the worst finding, what to type next."""
+    worst = result.findings[0] if result.findings else None
+    severe = worst is not None and worst.severity != "info"
+    commands = []
+    if worst is not None and (worst.line or worst.settings):
+        commands.append(Command(setting_text(worst), "Change"))
+    if result.next_command:
+        commands.append(Command(result.next_command, "Next"))
+    return Headline(
+        kind="Watched run",
+        tone="bad" if severe else "good" if result.steps else "warn",
+        text=answer(result) + ".",
+        limit=f"{title(worst)}. Fix: {worst.action}" if worst is not None else "",
+        subject=result.header.command or "a notebook, or an interactive session",
+        commands=tuple(commands),
+        tiles=_tiles(result),
+    )
+
+
+def watch_sections(result: WatchResult) -> list[Section]:
+    """Phases, the course of the run, memory, findings, what could not be told."""
+    course = _course(result)
+    unknown = table_of(
+        ("Cannot tell", "Why", "What it needs"),
+        [(each.kind, each.reason, each.needs) for each in result.unknown],
+        "Findings that could not be confirmed or ruled out in this run",
+    )
+    return [
+        *section(
+            "Findings in the watched run",
+            Items(tuple(map(_item, result.findings))) if result.findings else None,
+            answer="" if result.findings or not result.steps else "Nothing to fix was found.",
+        ),
+        *section("The watched run over time", *course),
+        *section("Time of a watched step", _phases(result), _ranks(result)),
+        *section("GPU memory of the watched run", _memory(result.ledger)),
+        *section("What could not be determined", unknown),
+    ]
+
+
+def _tiles(result: WatchResult) -> tuple[Tile, ...]:
+    waits = next((each.share for each in result.phases if each.name == "input"), None)
+    tiles = []
+    if result.step_s is not None:
+        spread = result.step_interval_s
+        detail = f"{duration(spread[0])} to {duration(spread[1])} (80%)" if spread else ""
+        tiles.append(Tile("Step", duration(result.step_s), detail))
+    if result.samples_per_s is not None:
+        tiles.append(Tile("Throughput", f"{rate(result.samples_per_s)}/s", "samples a second"))
+    if waits is not None:
+        tone: Tone = "bad" if waits >= 0.1 else "plain"
+        tiles.append(Tile("Waiting for batches", percent(waits), "of the time", waits, tone))
+    if result.gpu_busy is not None:
+        busy = result.gpu_busy
+        tiles.append(Tile("GPU busy", percent(busy), "of the time, by CUDA events", busy))
+    elif result.gpu_utilization is not None:
+        used = result.gpu_utilization
+        tiles.append(Tile("GPU utilisation", percent(used), "by NVML", used))
+    tiles.append(Tile("Judged", count(result.steps, "step"), f"in {duration(result.seconds)}"))
+    return tuple(tiles)
+
+
+def _item(each: Finding) -> Item:
+    steps = ""
+    if each.first_step is not None and each.last_step is not None:
+        steps = f"{each.first_step} to {each.last_step}"
+    setting = setting_text(each)
+    return Item(
+        title(each),
+        TONES[each.severity],
+        each.severity,
+        (
+            ("evidence", "; ".join(map(evidence_text, each.evidence))),
+            ("cause", f"{each.cause} ({each.confidence})"),
+            ("fix", each.action),
+            ("steps", steps),
+        ),
+        (Command(setting, "Change"),) if setting else (),
+    )
+
+
+# -- phases ------------------------------------------------------------------------------------
+
+
+def _phases(result: WatchResult) -> Chart | None:
+    shown = [each for each in result.phases if each.host_s > 0]
+    if not shown:
+        return None
+    rows = [
+        {
+            "phase": PHASES[each.name],
+            "ms": each.host_s * 1e3,
+            "step": "a step",
+            "tip": tip(
+                PHASES[each.name],
+                ("host", duration(each.host_s)),
+                ("share", percent(each.share)),
+                ("GPU", duration(each.gpu_s) if each.gpu_s is not None else ""),
+            ),
+        }
+        for each in shown
+    ]
+    most = max(shown, key=lambda each: each.share)
+    says = f"Of a step's time {percent(most.share)} is {PHASES[most.name]}."
+    hue = color("phase", [PHASES[e.name] for e in shown], [_COLORS[e.name] for e in shown])
+    spec = parts_bar(rows, says, "time of a step (ms, measured, mean)", "step", hue)
+    table = figures(
+        ("Phase", "Host", "Share", "GPU"),
+        [(PHASES[e.name], duration(e.host_s), percent(e.share), duration(e.gpu_s)) for e in shown],
+        "Mean time of a step by phase",
+        (1, 2, 3),
+    )
+    return Chart("Time of a step, by phase (measured)", says, spec, table)
+
+
+def _ranks(result: WatchResult) -> Table | None:
+    if len(result.ranks) < 2:
+        return None
+    return table_of(
+        ("Rank", "Host", "Steps", "Step", "Waiting for batches", "GPU busy"),
+        [
+            (str(e.rank), e.host, str(e.steps), duration(e.step_s), percent(e.input_share),
+             percent(e.gpu_busy))
+            for e in result.ranks
+        ],
+        "Ranks",
+        (0, 2, 3, 4, 5),
+    )  # fmt: skip
+
+
+# -- over time ---------------------------------------------------------------------------------
+
+
+def _course(result: WatchResult) -> list[Chart | None]:
+    """Step time by phase over the run, findings marked; utilization below."""
+    if len(result.timeline) < 2:
+        return []
+    slowest = max(range(len(result.timeline)), key=lambda n: result.timeline[n].step_s)
+    points = thinned(result.timeline, _POINTS, (slowest,))
+    note = ""
+    if len(points) < len(result.timeline):
+        note = (
+            f"{len(points)} of {len(result.timeline)} points are drawn, the slowest steps among "
+            "them."
+        )
+    return [_steps(result, points, note), _load(points)]
+
+
+def _steps(result: WatchResult, points: Sequence[TimelinePoint], note: str) -> Chart:
+    names = [name for name in _COLORS if any(point.phases.get(name, 0) > 0 for point in points)]
+    titles = [PHASES[name] for name in names]
+    rows = stacked(
+        [
+            (p.time_s, {PHASES[n]: p.phases.get(n, 0.0) * p.step_s * 1e3 for n in names})
+            for p in points
+        ],
+        titles,
+    )
+    wide = [{"at": point.time_s, "tip": _point_tip(point)} for point in points]
+    end = points[-1].time_s
+    says = (
+        f"Steps of {duration(min(p.step_s for p in points))} to "
+        f"{duration(max(p.step_s for p in points))} over {duration(end - points[0].time_s)}, by "
+        "phase."
+    )
+    marks = finding_lanes(result.findings, result.timeline)
+    if marks:
+        says += f" Marked: {'; '.join(mark['title'] for mark in marks)}."
+    across = x("at", _TIME, scale={"nice": False, "zero": False})
+    room = LANE * len(marks)
+    scale = {"domainMin": 0, "range": [{"expr": "height"}, room]}
+    spec = chart(
+        220 + room,
+        says,
+        layer=[
+            areas(
+                rows,
+                across,
+                y("from", "time of a step (ms)", scale=scale),
+                color("name", titles, [_COLORS[name] for name in names]),
+                "step",
+            ),
+            hover_rule(wide, "at", _TIME),
+            *lane_layers(marks, across),
+        ],
+    )
+    table = figures(
+        ("Time", "Step", "Step time", *(PHASES[name] for name in names)),
+        [
+            (duration(p.time_s), str(p.step), duration(p.step_s),
+             *(percent(p.phases.get(name, 0.0)) for name in names))
+            for p in thinned(points, _ROWS)
+        ],
+        "The run over time",
+        range(3 + len(names)),
+    )  # fmt: skip
+    return Chart("Time of steps over the run, findings marked", says, spec, table, note)
+
+
+def _point_tip(point: TimelinePoint) -> list[list[str]]:
+    parts = sorted(point.phases.items(), key=lambda item: -item[1])
+    return tip(
+        f"step {point.step} at {duration(point.time_s)}",
+        ("step", duration(point.step_s)),
+        *((PHASES.get(name, name), percent(share)) for name, share in parts if share >= 0.005),
+        ("GPU utilisation", percent(point.gpu_utilization) if point.gpu_utilization else ""),
+        ("cores busy", f"{point.cores_busy:.2f}" if point.cores_busy is not None else ""),
+    )
+
+
+def _load(points: Sequence[TimelinePoint]) -> Chart | None:
+    """Utilization of the GPU and busy cores, as sampled."""
+    gpu = [p for p in points if p.gpu_utilization is not None]
+    cores = [p for p in points if p.cores_busy is not None]
+    if len(gpu) < 2 and len(cores) < 2:
+        return None
+    name, chosen = ("GPU utilisation (%)", gpu) if len(gpu) >= 2 else ("busy cores", cores)
+    rows = [
+        {
+            "s": p.time_s,
+            "v": 100 * (p.gpu_utilization or 0) if len(gpu) >= 2 else p.cores_busy,
+            "tip": _point_tip(p),
+        }
+        for p in chosen
+    ]
+    levels = [row["v"] for row in rows if isinstance(row["v"], float)]
+    says = f"{name[0].upper()}{name[1:]} over the run: {min(levels):.3g} to {max(levels):.3g}."
+    spec = chart(
+        120,
+        says,
+        data=values(rows),
+        mark={"type": "area", "line": {"color": COLORS[2]}, "color": COLORS[2], "opacity": 0.35,
+              **TIP},
+        encoding={
+            "x": x("s", _TIME, scale={"nice": False, "zero": False}),
+            "y": y("v", name, scale={"domainMin": 0}),
+        },
+    )  # fmt: skip
+    table = figures(
+        ("Time", name),
+        [
+            (duration(p.time_s), f"{row['v']:.3g}")
+            for p, row in thinned(list(zip(chosen, rows, strict=True)), _ROWS)
+        ],
+        f"{name} over the run",
+        (0, 1),
+    )
+    return Chart(f"{name[0].upper()}{name[1:]} over the run", says, spec, table)
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def _memory(ledger: MemoryLedger | None) -> Chart | None:
+    if ledger is None or len(ledger.points) < 2:
+        return None
+    points = thinned(ledger.points, _POINTS)
+    names = [n for n in _LEDGER if any(getattr(p, n) for p in points)]
+    if not names:
+        return None
+    unit, of = (GIB, "GiB") if (ledger.total_bytes or GIB) >= GIB else (MIB, "MiB")
+    titles = [_LEDGER[name][0] for name in names]
+    rows = stacked(
+        [(p.time_s, {_LEDGER[n][0]: (getattr(p, n) or 0) / unit for n in names}) for p in points],
+        titles,
+    )
+    says = f"GPU memory: {size(ledger.peak_reserved_bytes)} reserved at the peak"
+    says += f" of {size(ledger.total_bytes)}." if ledger.total_bytes else "."
+    if ledger.growth_bytes_per_step and ledger.out_of_memory_step:
+        says += (
+            f" It grows by {size(ledger.growth_bytes_per_step)} a step: full at step "
+            f"{ledger.out_of_memory_step}."
+        )
+    wide = [{"at": p.time_s, "tip": _ledger_tip(p, names)} for p in points]
+    drawn = areas(
+        rows,
+        x("at", _TIME, scale={"nice": False, "zero": False}),
+        y("from", of, scale={"domainMin": 0}),
+        color("name", titles, [_LEDGER[name][1] for name in names]),
+        "linear",
+    )
+    spec = chart(220, says, layer=[drawn, hover_rule(wide, "at", _TIME)])
+    table = figures(
+        ("Time", "Step", *(_LEDGER[name][0] for name in names)),
+        [
+            (duration(p.time_s), str(p.step), *(size(getattr(p, n)) for n in names))
+            for p in thinned(points, _ROWS)
+        ],
+        "GPU memory over the run",
+        range(2 + len(names)),
+    )
+    return Chart("GPU memory over the run (measured)", says, spec, table)
+
+
+def _ledger_tip(point: LedgerPoint, names: Sequence[str]) -> list[list[str]]:
+    rows = [(_LEDGER[name][0], size(getattr(point, name))) for name in names]
+    return tip(f"step {point.step} at {duration(point.time_s)}", *rows)
+
+
+# ---
+# Two watched runs, or a change that was tried: what changed by how much.
+
+
+_ACROSS: Final = "change from A to B (%, with the 95% interval)"
+_TONES: Final[Mapping[str, Tone]] = {"faster": "good", "slower": "bad", "proven": "good",
+                                     "worse": "bad", "no gain": "plain"}  # fmt: skip
+
+
+def comparison_headline(result: Comparison) -> Headline:
+    """The verdict on the run after."""
+    return Headline(
+        kind="Comparison",
+        tone=_TONES.get(result.verdict, "warn" if result.verdict == "cannot tell" else "plain"),
+        text=answer_text(result) + ".",
+        subject=f"A: {result.before.folder} · B: {result.after.folder}",
+    )
+
+
+def verification_headline(result: Verification) -> Headline:
+    """What came of the change."""
+    command = result.changed_command if result.verdict == "proven" else ""
+    return Headline(
+        kind="Tried change",
+        tone=_TONES.get(result.verdict, "warn"),
+        text=verified_text(result) + ".",
+        limit=result.title,
+        subject=result.command,
+        commands=(Command(command, "Run"),) if command else (),
+        changes=(f"by hand: {result.line}",) if result.line else (),
+    )
+
+
+def comparison_sections(result: Comparison) -> list[Section]:
+    """Measures with their effects, and what differs in the set-up."""
+    measures = table_of(
+        ("Measure", "A", "B", "Effect"),
+        [
+            (name_of(each), value_text(each, each.before), value_text(each, each.after),
+             effect_text(each) or "-")
+            for each in notable(result.changes)
+        ],
+        f"A: {result.before.steps} steady steps, B: {result.after.steps}",
+        (1, 2, 3),
+    )  # fmt: skip
+    differs = table_of(
+        ("Differs", "A", "B"),
+        [
+            (f"{each.group}: {each.what}", each.before or "-", each.after or "-")
+            for each in result.differences
+        ],
+        "Set-up of the two runs",
+    )
+    return section("Compared runs", _effects(result), measures, differs)
+
+
+def _effects(result: Comparison) -> Chart | None:
+    """Effects with their 95% intervals."""
+    rows: list[dict[str, Any]] = []
+    shown: list[Change] = []
+    for each in notable(result.changes):
+        if each.effect is None or each.interval is None:
+            continue
+        shown.append(each)
+        rows.append(
+            {
+                "what": name_of(each),
+                "effect": 100 * each.effect,
+                "low": 100 * each.interval[0],
+                "high": 100 * each.interval[1],
+                "verdict": each.verdict or "no difference",
+                "tip": tip(name_of(each), ("effect", effect_text(each)), ("verdict", each.verdict)),
+            }
+        )
+    if not rows:
+        return None
+    says = f"{name_of(shown[0]).capitalize()}: {effect_text(shown[0])}."
+    zero = [{"zero": 0}]
+    spec = chart(
+        26 * len(rows) + 10,
+        says,
+        layer=[
+            {
+                "data": values(zero),
+                "mark": {"type": "rule", "color": "var(--muted)"},
+                "encoding": {"x": x("zero", _ACROSS)},
+            },
+            {
+                "data": values(rows),
+                "mark": {"type": "rule", "strokeWidth": 3, "color": "var(--c1)", **TIP},
+                "encoding": {
+                    "x": x("low", _ACROSS),
+                    "x2": {"field": "high"},
+                    "y": nominal("what", axis=NAMES),
+                },
+            },
+            {
+                "data": values(rows),
+                "mark": {"type": "point", "filled": True, "size": 90, "color": "var(--c1)", **TIP},
+                "encoding": {"x": x("effect", _ACROSS), "y": nominal("what", axis=NAMES)},
+            },
+        ],
+    )
+    table = figures(
+        ("Measure", "Effect"),
+        [(name_of(each), effect_text(each)) for each in shown],
+        "Effects with their 95% intervals",
+        (1,),
+    )
+    return Chart("What changed, with 95% intervals", says, spec, table)

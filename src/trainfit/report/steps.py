@@ -1,0 +1,226 @@
+"""What was simulated, step by step, as text: the make-up of a step, its course, what was seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from itertools import groupby
+
+from trainfit.results.configuration import BatchShapes
+from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
+from trainfit.results.text import count, duration, printable, size, wrapped
+
+# ---
+# The course of memory from step to step, in words.
+
+
+_KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
+
+
+def steps_section(pattern: StepPattern) -> str:
+    """What was seen of the steps, whatever it is."""
+    lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
+    lines += [f"- in addition {_source(source)}" for source in pattern.sources[1:]]
+    return "\n".join(["Over the steps", *(wrapped(line, "  ", "    ") for line in lines)])
+
+
+def pattern_notes(pattern: StepPattern | None) -> list[str]:
+    """Warnings about the figures; nothing if memory has settled."""
+    if pattern is None or pattern.course == "settled":
+        return []
+    if pattern.course == "growing":
+        return [_growing(pattern)]
+    if pattern.course == "irregular":
+        return [_irregular(pattern)]
+    if pattern.steps < 3:
+        seen = count(pattern.steps, "optimizer step")
+        return [
+            f"{seen} cannot show whether memory settles: the figures are for the simulated steps; "
+            "simulate at least 3"
+        ]
+    return [
+        f"{count(pattern.steps, 'optimizer step')} that differ cannot show whether memory "
+        "settles, grows or varies: leave out --steps, or raise it"
+    ]
+
+
+def only_seen(pattern: StepPattern | None) -> str:
+    """What limits figures for other batch sizes: to go on in a title with."""
+    if pattern is None or pattern.course == "settled":
+        return ""
+    return f"; for the {count(pattern.steps, 'simulated step')} only"
+
+
+def _settled(pattern: StepPattern) -> str:
+    seen, first = pattern.steps, pattern.settled_from
+    if pattern.period == 1:
+        return f"memory has settled: from step {first} on all use the same ({seen} simulated)"
+    return (
+        f"memory has settled: from step {first} on it repeats every {pattern.period} steps "
+        f"({seen} simulated)"
+    )
+
+
+def _growing(pattern: StepPattern) -> str:
+    growth = pattern.growth_bytes_per_step or 0
+    if pattern.unit == "model call":
+        return _growing_cache(pattern, growth)
+    text = (
+        f"memory does not settle: it grows by {size(growth)} with each optimizer step, and the "
+        f"figures are for the first {pattern.steps} only"
+    )
+    if pattern.steps_until_full is not None:
+        text += f"; the GPU would be full after about {pattern.steps_until_full:,} steps"
+    if pattern.sources:
+        text += f"; the script keeps {_source(pattern.sources[0])}"
+    return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
+
+
+def _growing_cache(pattern: StepPattern, growth: int) -> str:
+    text = (
+        f"memory grows by {size(growth)} with each model call, as the KV cache of generated text "
+        f"does: the figures are for the end of the {count(pattern.steps, 'call')} simulated, and "
+        f"each further call (a longer prompt, more new tokens) needs {size(growth)} more"
+    )
+    if pattern.steps_until_full is not None:
+        text += f"; the GPU would be full after about {pattern.steps_until_full:,} calls"
+    return text
+
+
+def _irregular(pattern: StepPattern) -> str:
+    peaks = pattern.peak_bytes
+    largest = peaks.index(max(peaks)) + 1
+    return (
+        "memory differs from step to step without a pattern: the peaks of "
+        f"{pattern.steps} steps lie between {size(min(peaks[1:]))} and {size(max(peaks))} (step "
+        f"{largest}); the figures are the largest of these, and larger batches (longer sequences, "
+        "larger images) need more; use the largest first, or simulate more with --steps"
+    )
+
+
+def _source(source: GrowthSource) -> str:
+    """One source of growth: bytes a step, what, by whom, where."""
+    kind = _KINDS.get(source.kind, source.kind.replace("_", " "))
+    text = f"{size(source.bytes_per_step)} a step of {kind} made by {printable(source.operator)}"
+    if source.module:
+        text += f" in {printable(source.module)}"
+    if source.line is not None:
+        text += f" ({printable(source.line)})"
+    return text
+
+
+# ---
+# The composition of an optimizer step as text.
+
+
+def step_lines(makeup: StepMakeup | None) -> list[str]:
+    """One line each, not wrapped: micro-batch × accumulation, and how far the steps differed.
+
+    None where a step is one batch, or where no operation was counted.
+    """
+    if makeup is None:
+        return []
+    if makeup.effective_batch is None:
+        return [f"samples of an optimizer step: not known; {printable(makeup.why)}"]
+    if makeup.accumulation == 1:
+        return []
+    lines = [
+        f"micro-batch {makeup.micro_batch} × accumulation {makeup.accumulation} "
+        f"= effective batch {makeup.effective_batch}"
+    ]
+    if len(set(makeup.per_step)) > 1:
+        lines.append(f"micro-batches of the simulated steps: {_runs(makeup.per_step)}")
+    return lines
+
+
+def _runs(values: tuple[int, ...]) -> str:
+    """4, 4, 4, 2 as "3 × 4, 2"."""
+    lengths = [(value, len(list(same))) for value, same in groupby(values)]
+    return ", ".join(f"{times} × {value}" if times > 1 else str(value) for value, times in lengths)
+
+
+# ---
+# What was among the simulated steps, as one line.
+
+
+#: Steps of an epoch up to which simulating one of them whole is worth a word.
+_REACHABLE = 2000
+
+#: By whether an evaluation, and a checkpoint, were seen.
+_SEEN = {
+    (True, True): "evaluation and checkpoint",
+    (True, False): "evaluation but no checkpoint",
+    (False, True): "checkpoint but no evaluation",
+    (False, False): "no evaluation or checkpoint",
+}
+
+
+def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> str:
+    """What was simulated, and how to reach what was not; empty where nobody looked."""
+    if coverage is None:
+        return ""
+    text = f"{_SEEN[coverage.evaluated, coverage.saved]} in {count(steps, what)}"
+    epoch = coverage.steps_per_epoch
+    if (coverage.evaluated and coverage.saved) or epoch is None:
+        return text
+    if steps > epoch:
+        return f"{text} (an epoch has {count(epoch, what)})"
+    if epoch <= _REACHABLE:
+        return f"{text}; --steps {epoch + 1} ends an epoch"
+    return f"{text} (an epoch has {epoch:,}; see --steps)"
+
+
+# ---
+# Batches that differ in shape, as one line.
+
+
+def shapes_text(shapes: BatchShapes | None) -> str:
+    """Typical and longest sample, and what batches of the longest need; empty where none differ."""
+    if shapes is None:
+        return ""
+    if shapes.longest is None:
+        why = shapes.reason or "it could not be simulated"
+        return f"batches differ in shape, sized by those seen; longest not known: {why}"
+    text = "batches differ"
+    median, longest = shapes.median_elements, shapes.longest_elements
+    if median is not None and longest is not None:
+        text = f"samples of {median:,} (median) to {longest:,} elements"
+    fits = "" if shapes.longest_fits else ", DOES NOT FIT"
+    text += f"; a batch of the longest: {size(shapes.longest.device_bytes)}{fits}"
+    if shapes.longest_step_s is not None:
+        text += f", {duration(shapes.longest_step_s)}"
+    return text
+
+
+# ---
+# Allocated memory over one step, as a line of blocks.
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 72
+
+
+def timeline_section(timeline: Sequence[int], phases: Sequence[str] = ()) -> str:
+    """One line of blocks, the highest of each part; below it the phases, if they are known."""
+    if not timeline:
+        return ""
+    columns = min(_COLUMNS, len(timeline))
+    edges = [round(i * len(timeline) / columns) for i in range(columns + 1)]
+    parts = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    heights = [max(timeline[a:b]) for a, b in parts]
+    low, high = min(heights), max(heights)
+    span = max(high - low, 1)
+    bars = "".join(_BARS[(h - low) * (len(_BARS) - 1) // span] for h in heights)
+    lines = [f"Allocated over the last step ({size(low)} to {size(high)})", f"  {bars}"]
+    if len(phases) == len(timeline):
+        lines.append("  " + _phase_line([phases[(a + b) // 2] for a, b in parts]))
+    return "\n".join(lines)
+
+
+def _phase_line(phases: Sequence[str]) -> str:
+    """Each phase's name under its part of the line, cut to what fits."""
+    text = ""
+    for phase, group in itertools.groupby(phases):
+        width = len(list(group))
+        text += ("|" + phase)[:width].ljust(width)
+    return text.rstrip()

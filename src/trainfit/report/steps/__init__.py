@@ -1,1 +1,0 @@
-"""What was simulated, step by step, as text."""

@@ -1,1 +1,0 @@
-"""Traces for Perfetto and chrome://tracing."""

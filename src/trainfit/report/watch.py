@@ -1,0 +1,386 @@
+"""A watched run in words: the summary, a line while it runs, the live view."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from trainfit.report.layout import (
+    Line,
+    ScreenBlock,
+    Style,
+    block,
+    lines_of,
+    made,
+    screen,
+    shortened,
+    table_rows,
+)
+from trainfit.results.runs.watched import OOM_KILLED, exit_words
+from trainfit.results.text import (
+    count,
+    duration,
+    percent,
+    printable,
+    rate,
+    size,
+    three_digits,
+    wrapped,
+)
+from trainfit.results.watch import (
+    OTHERS_CORES,
+    USABLE_CORES,
+    Evidence,
+    Finding,
+    MemoryLedger,
+    Severity,
+    WatchResult,
+)
+
+# ---
+# What bounds a run, its phases and findings, in words.
+
+
+#: The parts of a step as they are called on a screen.
+PHASES: Final = {
+    "input": "waiting for batches",
+    "copy": "copies to the GPU",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "sync": "waiting for the GPU",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "other": "other Python code",
+}
+_LIMITS: Final = {
+    "gpu": "The GPU is the limit",
+    "input": "The DataLoader is the limit",
+    "host": "The Python process that launches kernels is the limit",
+    "script": "The script's own code is the limit",
+    "copy": "Copies to the GPU are the limit",
+    "sync": "Synchronizations with the GPU are the limit",
+    "checkpoint": "Writing checkpoints is the limit",
+    "communication": "Waiting for other ranks is the limit",
+    "cpu": "Computing on the CPU is the limit",
+    "unknown": "The limit of the run could not be determined",
+}
+
+
+def answer(result: WatchResult) -> str:
+    """The verdict in one line."""
+    if not result.steps:
+        return "No training step was recorded"
+    speed = ""
+    if result.step_s:
+        speed = f": median step {duration(result.step_s)}"
+        if result.samples_per_s is not None:
+            speed += f", {rate(result.samples_per_s)} samples/s"
+    return _LIMITS[result.limit] + speed + _why(result)
+
+
+def _why(result: WatchResult) -> str:
+    """The figure behind the limit, in brackets."""
+    if result.limit == "cpu":
+        others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
+        busy = others and others.value_of(OTHERS_CORES)
+        usable = others and others.value_of(USABLE_CORES)
+        if busy is not None and usable is not None:
+            return f" (other programs use {busy:.1f} of {usable:g} cores)"
+    if result.limit == "input":
+        waits = next((each.share for each in result.phases if each.name == "input"), None)
+        if waits is not None:
+            return f" ({percent(waits)} of the time goes to waiting for batches)"
+    if result.limit == "script":
+        waits = next((each.share for each in result.findings if each.kind == "script_waits"), None)
+        if waits is not None:
+            return f" (it waits {percent(waits)} of the time)"
+        rest = next((each.share for each in result.phases if each.name == "other"), None)
+        if rest is not None:
+            return f" ({percent(rest)} of the time goes to {PHASES['other']})"
+    if result.gpu_busy is None:
+        return ""
+    if result.limit == "gpu":
+        return f" (busy {percent(result.gpu_busy)} of the time)"
+    return f" (the GPU is busy {percent(result.gpu_busy)} of the time)"
+
+
+def evidence_text(each: Evidence) -> str:
+    """ "waiting for batches 41 ms/step"."""
+    return f"{printable(each.what)} {_value(each)}"
+
+
+def _value(each: Evidence) -> str:
+    unit, _, per = each.unit.partition("/")
+    suffix = f"/{per}" if per else ""
+    if unit in ("s", "ms"):
+        seconds = each.value if unit == "s" else each.value / 1e3
+        return duration(seconds) + suffix
+    if unit in ("B", "bytes"):
+        return size(round(each.value)) + suffix
+    if not each.unit and 0 < abs(each.value) < 1:
+        return percent(each.value)
+    return f"{three_digits(each.value)} {printable(each.unit)}".rstrip()
+
+
+def title(finding: Finding) -> str:
+    """With the rank and the share of the time that it costs."""
+    text = printable(finding.title)
+    if finding.rank is not None and f"ank {finding.rank}" not in text:
+        text += f" (rank {finding.rank})"
+    if not finding.share or "of the time" in text:
+        return text
+    return f"{text}, {percent(finding.share)} of the time"
+
+
+def setting_text(finding: Finding) -> str:
+    """ "num_workers=4", or the line to write; empty: neither."""
+    if finding.settings:
+        return " ".join(f"{printable(k)}={printable(v)}" for k, v in finding.settings.items())
+    return printable(finding.line)
+
+
+# ---
+# The summary of a watched run: the verdict, where the time went, findings, what to type next.
+
+
+#: Findings and unknowns that the screen has first, and cells of the bar of a phase.
+_FINDINGS: Final = 4
+_UNKNOWN: Final = 2
+#: Lines of what to change on the short screen.
+_FIX_LINES: Final = 2
+_BAR: Final = 24
+#: Exit codes of what SIGKILL ended, by itself and as a shell says it.
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_MARKS: Final[dict[Severity, str]] = {"critical": "!!", "warning": "! ", "info": "  "}
+
+
+def watch_screen(result: WatchResult, *, whole: bool = False) -> list[Line]:
+    """At most 25 lines; with ``whole`` every finding, what could not be told, and notes."""
+    return _whole(result) if whole else _short(result)
+
+
+def _short(result: WatchResult) -> list[Line]:
+    blocks = [block(answer(result), style=_style(result))]
+    blocks += [block(text, 5 + at) for at, text in enumerate(_context(result))]
+    blocks += [made(lines, 20 + 4 * at) for at, lines in enumerate(_phases(result))]
+    if result.steps and not result.findings:
+        blocks.append(block("Nothing to fix was found.", style="good"))
+    for at, each in enumerate(result.findings):
+        rank = 2 + at if at < _FINDINGS else 50 + at
+        blocks.append(ScreenBlock(tuple(_finding(each, whole=False)), rank, notes=1))
+    if result.unknown:
+        kinds = ", ".join(printable(each.kind) for each in result.unknown[:_UNKNOWN])
+        more = "" if len(result.unknown) <= _UNKNOWN else ", …"
+        text = f"cannot tell: {kinds}{more} ({len(result.unknown)}; --explain says why)"
+        blocks.append(block(text, 18, style="quiet"))
+    for at, note in enumerate(result.notes):
+        text = f"note: {printable(note)}"
+        blocks.append(block(text, (22 if at < _UNKNOWN else 70) + at, style="quiet"))
+    if result.next_command:
+        blocks.append(ScreenBlock((_next(result),)))
+    return screen(blocks, "causes, evidence, notes", "finding")
+
+
+def _whole(result: WatchResult) -> list[Line]:
+    lines = _wrapped(answer(result), _style(result))
+    for text in _context(result):
+        lines += _wrapped(text, "plain")
+    lines += [Line(text, "quiet") for row in _phases(result) for text in row]
+    if result.steps and not result.findings:
+        lines.append(Line("Nothing to fix was found.", "good"))
+    for each in result.findings:
+        lines += _finding(each, whole=True)
+    for gap in result.unknown:
+        text = f"{gap.kind}: {gap.reason}; needs {gap.needs}"
+        lines += _wrapped(f"cannot tell {printable(text)}", "quiet")
+    for note in result.notes:
+        lines += _wrapped(f"note: {printable(note)}", "quiet")
+    return [*lines, *([_next(result)] if result.next_command else [])]
+
+
+def _next(result: WatchResult) -> Line:
+    return Line(f"next: {printable(result.next_command or '')}", "title")
+
+
+def progress_line(result: WatchResult) -> str:
+    """One line while the run goes on, for a terminal that cannot be redrawn."""
+    if not result.steps or not result.step_s:
+        return "no training step yet"
+    text = f"{duration(result.step_s)} a step"
+    shares = sorted(result.phases, key=lambda each: -each.share)[:2]
+    text += "".join(f", {PHASES[each.name]} {percent(each.share)}" for each in shares)
+    if result.gpu_utilization is not None:
+        text += f", GPU {percent(result.gpu_utilization)}"
+    if result.findings:
+        text += f"; {title(result.findings[0])}"
+    return text
+
+
+def _style(result: WatchResult) -> Style:
+    worst = {each.severity for each in result.findings}
+    return "bad" if worst & {"critical", "warning"} else "good" if result.steps else "plain"
+
+
+def _context(result: WatchResult) -> Iterator[str]:
+    header = result.header
+    where = "CPU"
+    if header.gpu is not None and header.gpu < len(header.gpus):
+        where = printable(header.gpus[header.gpu].name)
+    parts = [f"{count(result.steps, 'steady step')} in {duration(result.seconds)}", where]
+    if header.world_size > 1:
+        parts.append(f"{count(header.world_size, 'rank')} (figures of rank {header.rank})")
+    if header.precision != "unknown":
+        parts.append(header.precision)
+    if result.gpu_utilization is not None:
+        parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")
+    if result.mfu is not None:
+        parts.append(f"MFU {percent(result.mfu)}")
+    if result.steps:
+        yield ", ".join(parts)
+    if header.ending in ("failed", "interrupted"):
+        yield _ending(result)
+    if result.ledger is not None:
+        yield from _ledger(result.ledger)
+
+
+def _ending(result: WatchResult) -> str:
+    ending, code = result.header.ending, result.header.exit_code
+    how = "" if code is None else f" {exit_words(code)}"
+    if code is not None and code < 0:
+        verb = "was ended"
+    else:
+        verb = "was interrupted" if ending == "interrupted" else "failed"
+    hint = ""
+    if code in _KILLED and not any(OOM_KILLED in note for note in result.notes):
+        hint = " `kill -9`, batch systems and the kernel's OOM killer send SIGKILL."
+    return f"The run {verb}{how}.{hint}"
+
+
+def _ledger(books: MemoryLedger) -> Iterator[str]:
+    peak, total = books.peak_reserved_bytes, books.total_bytes
+    if peak is None:
+        return
+    text = f"GPU memory: {size(peak)} reserved at the peak"
+    if books.peak_allocated_bytes is not None:
+        text += f", {size(books.peak_allocated_bytes)} of it in tensors"
+    yield text + (f", of {size(total)}" if total else "")
+
+
+def _phases(result: WatchResult) -> list[list[str]]:
+    """A bar for each phase that takes 1% or more."""
+    shown = [each for each in result.phases if each.share >= 0.01]
+    rows = []
+    for each in sorted(shown, key=lambda phase: -phase.share)[:6]:
+        bar = "█" * max(1, round(_BAR * min(1.0, each.share)))  # a damaged table has any share
+        gpu = "" if each.gpu_s is None else f"  (GPU {duration(each.gpu_s)})"
+        rows.append((PHASES[each.name], percent(each.share), duration(each.host_s), bar + gpu))
+    return table_rows(rows, "lrrl")
+
+
+def _finding(each: Finding, *, whole: bool) -> list[Line]:
+    style: Style = "plain" if each.severity == "info" else "bad"
+    lines = _wrapped(f"{_MARKS[each.severity]} {title(each)}", style)
+    evidence = "; ".join(map(evidence_text, each.evidence if whole else each.evidence[:3]))
+    sure = "" if each.confidence == "certain" else f" ({each.confidence})"
+    if whole:
+        lines += _wrapped(f"{printable(each.cause)}{sure}: {evidence}", "quiet", "   ")
+    elif evidence:
+        lines += _wrapped(evidence + sure, "quiet", "   ")[:2]
+    setting = setting_text(each)
+    fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
+    if whole:
+        return [*lines, *_wrapped(fix, "plain", "   ")]
+    return [*lines, *lines_of(shortened(fix, _FIX_LINES, "   ", "     "))]
+
+
+def _wrapped(text: str, style: Style, indent: str = "") -> list[Line]:
+    return lines_of(wrapped(text, indent, indent + "  "), style)
+
+
+# ---
+# The live view of a run: the verdict, a bar of phases, strips of GPU and CPU, the finding.
+
+
+_COLOURS: Final = {
+    "input": "red",
+    "copy": "magenta",
+    "forward": "green",
+    "backward": "blue",
+    "optimizer": "cyan",
+    "sync": "yellow",
+    "checkpoint": "bright_magenta",
+    "evaluation": "bright_blue",
+    "other": "white",
+}
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_STRIP: Final = 48
+
+
+def live_view(result: WatchResult | None, seconds: float, printed: str = "") -> RenderableType:
+    """What is drawn again each second; ``printed`` is a line that the script has not ended."""
+    head = Text(f"trainfit watch  {duration(seconds)}", style="dim")
+    tail = [Text(printable(printed), overflow="ellipsis", no_wrap=True)] if printed else []
+    if result is None or not result.steps:
+        return Group(*tail, head, Text("no training step yet"))
+    parts: list[RenderableType] = [*tail, head, Text(answer(result), style="bold")]
+    parts.append(_phase_bar(result))
+    parts += _strips(result)
+    if result.ledger is not None and result.ledger.points:
+        parts.append(_memory(result))
+    for each in result.findings[:2]:
+        style = {"critical": "bold red", "warning": "yellow", "info": "dim"}[each.severity]
+        setting = setting_text(each)
+        parts.append(Text(f"{title(each)}{f' → {setting}' if setting else ''}", style=style))
+    return Group(*parts)
+
+
+def strip(values: Sequence[float | None], cells: int = _STRIP) -> str:
+    """The last values, 0 to 1, as bars; a blank where nothing was measured."""
+    shown = values[-cells:]
+    return "".join(
+        " " if value is None else _LEVELS[min(7, max(0, int(8 * value)))] for value in shown
+    )
+
+
+def _phase_bar(result: WatchResult) -> Text:
+    bar = Text()
+    for each in result.phases:
+        cells = round(_STRIP * each.share)
+        bar.append("█" * cells, style=_COLOURS[each.name])
+    bar.append("\n")
+    for each in sorted(result.phases, key=lambda phase: -phase.share)[:4]:
+        if each.share >= 0.01:
+            bar.append("■ ", style=_COLOURS[each.name])
+            bar.append(f"{PHASES[each.name]} {percent(each.share)}  ")
+    return bar
+
+
+def _strips(result: WatchResult) -> list[Text]:
+    rows = []
+    gpu = [each.gpu_utilization for each in result.timeline]
+    if any(each is not None for each in gpu):
+        now = next(each for each in reversed(gpu) if each is not None)
+        rows.append(Text(f"GPU  {strip(gpu)} {percent(now)}", style="green"))
+    cores = [each.cores_busy for each in result.timeline]
+    most = result.header.usable_cores
+    if most and any(each is not None for each in cores):
+        shares = [None if each is None else each / most for each in cores]
+        last = next(each for each in reversed(cores) if each is not None)
+        text = f"CPU  {strip(shares)} {rate(last)} of {rate(most)} cores"
+        rows.append(Text(text, style="cyan"))
+    return rows
+
+
+def _memory(result: WatchResult) -> Text:
+    books = result.ledger
+    assert books is not None
+    point = books.points[-1]
+    held = [(name, getattr(point, name)) for name in ("allocated", "cached", "beyond", "others")]
+    text = ", ".join(f"{size(value)} {name}" for name, value in held if value)
+    free = f", {size(point.free)} free" if point.free is not None else ""
+    return Text(f"Memory  {text}{free}")

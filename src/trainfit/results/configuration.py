@@ -1,0 +1,224 @@
+"""One setting of a job: its memory, its batch sizes, and the precision that is chosen for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from trainfit.results.memory import MemoryFigures
+
+#: An epoch of fewer steps is told of with the batch size that makes it so short.
+FEW_STEPS: Final = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchLimits:
+    """What a recommended batch size follows from; ``None`` is not known.
+
+    ``memory``: the largest that leaves the headroom. ``knee``: the smallest with nearly the most
+    samples a second of those (:data:`trainfit.results.speed.KNEE`, rounded up to a multiple of
+    8). ``noise_scale``: of the gradients, in samples, as the user said; the larger a batch is
+    compared to it, the more samples the same loss needs. ``trains``: the smallest with nearly the
+    fastest progress then.
+
+    ``data_set``: the samples of an epoch, which no batch exceeds. ``at_least``: memory's figures
+    are the largest that were simulated (the data set may have no more samples); it may allow
+    more. ``reason`` says why the recommended batch size is not the throughput's (empty: it is).
+    ``epoch_steps`` are an epoch's steps with it, where they are few (:data:`FEW_STEPS`).
+    """
+
+    memory: int | None
+    knee: int | None
+    noise_scale: float | None = None
+    trains: int | None = None
+    data_set: int | None = None
+    at_least: bool = False
+    reason: str = ""
+    epoch_steps: int | None = None
+
+    def is_data_set(self, batch: int) -> bool:
+        """Has the data set about as many samples as this batch? (Sizes are rounded to 8.)"""
+        return self.data_set is not None and batch + 8 > self.data_set
+
+    @property
+    def by_noise(self) -> int | None:
+        """The batch size that the noise scale asks for, where memory and the data set allow more;
+        ``None``: it asks for none."""
+        most = min((each for each in (self.memory, self.data_set) if each), default=0)
+        return self.trains if self.trains is not None and self.trains < most else None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchCheck:
+    """Whether the recommended batch size, ``batch_size``, was itself simulated.
+
+    ``reason`` says why not (empty: it was). ``peak_share`` and ``step_share`` are by how much its
+    peak of reserved memory and its step lay above what followed from other batch sizes (0.01: 1%;
+    ``None``: nothing followed, or it was not compared); the figures are those of the simulated run.
+    """
+
+    batch_size: int
+    reason: str = ""
+    peak_share: float | None = None
+    step_share: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One setting of the job and what it needs.
+
+    ``batch_size`` is ``None`` where the script's batch size could not be told. ``amp`` is
+    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and ``by_module_bytes``
+    split the peak of allocated memory; ``largest_batch`` is 0 where one sample does not fit and
+    ``None`` where it could not be determined. ``recommended_batch`` follows from ``limits``
+    (``None``: none is recommended). ``step_s`` is the step time (predicted).
+    """
+
+    batch_size: int | None
+    amp: str
+    memory: MemoryFigures
+    fits: bool
+    by_kind_bytes: Mapping[str, int]
+    by_module_bytes: Mapping[str, int]
+    step_peak_allocated_bytes: tuple[int, ...]
+    largest_batch: int | None
+    recommended_batch: int | None
+    limits: BatchLimits | None = None
+    step_s: float | None = None
+
+    @property
+    def by_noise(self) -> int | None:
+        """As of :attr:`BatchLimits.by_noise`."""
+        return self.limits.by_noise if self.limits is not None else None
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShapes:
+    """Batches that differ in more than the number of their samples (padding, crops).
+
+    ``median_elements`` and ``longest_elements`` are a sample's, of ``looked_at`` of the data set's
+    ``samples`` (``None``: its samples could not be looked at, ``reason`` says why; the figures are
+    then of the batches seen). ``longest`` is the memory of the current batch size where each sample
+    is the longest. ``typical_step_s`` and ``longest_step_s`` are a step's with batches as they came
+    and with the longest.
+    """
+
+    looked_at: int | None
+    samples: int | None
+    median_elements: int | None = None
+    longest_elements: int | None = None
+    longest: MemoryFigures | None = None
+    longest_fits: bool | None = None
+    typical_step_s: float | None = None
+    longest_step_s: float | None = None
+    reason: str = ""
+
+
+# ---
+# What speaks for and against each precision of mixed precision, and which is chosen.
+
+
+#: What can go wrong with a precision, or keeps it from a gain. "emulated": the GPU computes in it
+#: by way of another; "no tensor cores": it has no units that are faster in it; "no scaler": float16
+#: without a gradient scaler, so that small gradients become 0; "fails", "overflow": the script
+#: raises in it, the latter for a number that float16 cannot hold; "outside autocast": operators
+#: that autocast would run in float32 ran in float16; "custom function", "custom operator": code
+#: that does not know of autocast; "float32 operators": autocast runs much of the step in float32.
+AmpHazardKind = Literal[
+    "emulated",
+    "no tensor cores",
+    "no scaler",
+    "fails",
+    "overflow",
+    "outside autocast",
+    "custom function",
+    "custom operator",
+    "float32 operators",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpHazard:
+    """Something that was seen of autocast in ``dtype``.
+
+    ``text`` is one line, ``place`` the user's ("file:line"; empty: none), ``remedy`` what to
+    do (empty: nothing). ``share`` is that of a step's time (``None``: not known). ``blocks``: the
+    dtype is not recommended for it.
+    """
+
+    kind: AmpHazardKind
+    dtype: str
+    text: str
+    place: str = ""
+    remedy: str = ""
+    share: float | None = None
+    blocks: bool = False
+
+
+#: How a precision is asked for: it is there already; a value of ``{amp}``; Accelerate's variable;
+#: a change of the script.
+AmpAsked = Literal["present", "placeholder", "variable", "by hand"]
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpCandidate:
+    """A precision that was compared: ``value`` is the placeholder's or the variable's.
+
+    ``as_of`` is the dtype of the run that its figures are from, where it was not simulated itself:
+    bfloat16 and float16 have as many bytes, autocast casts the same operators, and Tensor cores
+    that have both are equally fast in both (empty: it was simulated).
+    """
+
+    dtype: str
+    asked: AmpAsked
+    value: str = ""
+    as_of: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class AmpChoice:
+    """Which mixed precision the launch command asks for, and why.
+
+    ``value`` is for the placeholder (``None``: the command has none), ``dtype`` what autocast then
+    computes in ("off": none); ``variable`` is the value of ``ACCELERATE_MIXED_PRECISION`` that asks
+    for it (empty: it is not set for it). ``configuration`` is the job with it where that is not the
+    present setting. ``reason`` is one line; ``samples_per_s`` are those at the recommended batch
+    sizes, by dtype. ``by_hand`` is a change of the script that is faster still ("": none is), for
+    ``by_hand_dtype``, and ``line`` what to write at ``place`` ("train.py:41"; empty: not known).
+    ``hazards`` are those of every candidate and of what could not be simulated; ``memory_reason``
+    and ``time_reason`` say what AMP saves at the current batch size, and where it is little, why.
+    """
+
+    value: str | None
+    dtype: str
+    reason: str
+    configuration: Configuration | None = None
+    samples_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_hand: str = ""
+    variable: str = ""
+    by_hand_dtype: str = ""
+    line: str = ""
+    place: str = ""
+    hazards: tuple[AmpHazard, ...] = ()
+    candidates: tuple[AmpCandidate, ...] = ()
+    memory_reason: str = ""
+    time_reason: str = ""
+
+    @property
+    def own_hazards(self) -> tuple[AmpHazard, ...]:
+        """Those of the dtype that is chosen."""
+        return tuple(each for each in self.hazards if each.dtype == self.dtype)
+
+    @property
+    def told_hazards(self) -> tuple[AmpHazard, ...]:
+        """Those to tell of: of the chosen dtype, and what keeps others from being chosen that the
+        command can ask for."""
+        asked = {each.dtype for each in self.candidates if each.asked != "by hand"}
+        told = {
+            each.text: each
+            for each in self.hazards
+            if each.dtype == self.dtype
+            or (each.blocks and (each.dtype in asked or each.kind in ("fails", "overflow")))
+        }
+        return tuple(told.values())

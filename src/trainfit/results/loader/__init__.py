@@ -1,1 +1,0 @@
-"""What is known of a DataLoader: settings, measured costs, advice, a rehearsal."""

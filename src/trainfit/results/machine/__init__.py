@@ -1,1 +1,0 @@
-"""A machine, its GPUs, and what was measured of them."""

@@ -1,1 +1,0 @@
-"""Memory figures of recordings, and what explains them."""

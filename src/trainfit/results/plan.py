@@ -1,0 +1,428 @@
+"""The result of ``trainfit plan``, and what it consists of."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal
+
+from trainfit.results.changes import AllocatorTrial, LaunchPart, Remedies
+from trainfit.results.configuration import (
+    AmpChoice,
+    BatchCheck,
+    BatchLimits,
+    BatchShapes,
+    Configuration,
+)
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.files.contents import Note
+from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.loader import upgrade_advice
+from trainfit.results.loader import upgrade_terms as upgrade_loader_terms
+from trainfit.results.memory import METRICS as MEMORY_METRICS
+from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
+from trainfit.results.real_runs import VersusCpu
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.script import Protection
+from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
+from trainfit.results.speed import KNEE, DataLoading, RunRate, Speed, StepSpeed, StepWork
+from trainfit.results.text import count, percent
+
+# ---
+# The result of ``trainfit plan``.
+#
+# All memory figures are bytes. ``None`` means not determined; 0 is a figure.
+#
+# Format history
+#     1   first version
+#     2   remedies, inference; steps are calls of the model where there is an inference
+#     3   data loading; variables of the launch command; whether it has the batch size;
+#         samples
+#     4   speed
+#     5   recordings; limits of the batch size; step times of configurations and remedies; the
+#         processor
+#     6   the step on this machine's CPU
+#     7   calls at a fixed rate
+#     8   calls of a model on the CPU; the CPU in the place of a GPU that a script asks for
+#     9   what kept the script from changing files; what an optimizer step consists of; what a
+#         recommendation follows from: the data set, AMP, batches of varying shape; notes as data;
+#         what was among the simulated steps; interrupted;
+#         memory that grows from call to call of a model
+#     10  whether the recommended batch size was simulated
+#     11  the parts of the launch command, each with its reason
+#     12  terms of the DataLoader's result as in its version 3; kernels of the kind "matmul" (was
+#         "product")
+#     13  advice of the DataLoader's result as in its version 4
+
+
+FORMAT: Final = "trainfit-plan"
+VERSION: Final = 13
+
+_REMAKE: Final = "re-create it with `trainfit plan`"
+_WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
+
+
+def _upgrade_terms(document: dict[str, Any]) -> None:
+    upgrade_loader_terms(document, "loading.result.")
+    rename_key(document, "speed.by_kind_s", "product", "matmul")
+
+
+def _upgrade_advice(document: dict[str, Any]) -> None:
+    upgrade_advice(document, "loading.result.")
+
+
+_UPGRADES: Final[Mapping[int, Upgrade]] = {11: _upgrade_terms, 12: _upgrade_advice}
+
+#: How the batch sizes were obtained: computed from two simulated ones (exact for all),
+#: simulated one by one, or not at all.
+Basis = Literal["two traces", "one trace a batch size", "one trace"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCpu:
+    """The CPU of the machine with the GPU, as given by the user: cores, and their clock in Hz.
+
+    ``core_speed`` is how fast a core of this machine dispatches operators, as a multiple of the
+    reference (:mod:`trainfit.speed.step`), where that was measured. ``kind`` is the core's
+    design
+    (:mod:`trainfit.hardware.machine.processor`; empty: not said), ``second_threads`` are hardware
+    threads
+    in addition to the first of each core, ``hz_range`` what the clock may be, ``name`` the rented
+    machine's (:mod:`trainfit.hardware.gpu.lookup`) that it is taken from, in words.
+    """
+
+    cores: float | None
+    core_hz: float | None
+    core_speed: float | None = None
+    kind: str = ""
+    second_threads: float = 0.0
+    hz_range: tuple[float, float] | None = None
+    ram_bytes: int | None = None
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+    """Memory of a script that does not train, with gradients recorded and without.
+
+    ``records_gradients`` says what the script itself does; the other way round is ``None``
+    where it could not be simulated (``failure`` says why).
+    """
+
+    records_gradients: bool
+    without_gradients: MemoryFigures | None
+    with_gradients: MemoryFigures | None
+    failure: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """One of the simulated runs: the bytes of its recording's file, as base64."""
+
+    batch_size: int | None
+    content: str
+
+    @classmethod
+    def of(cls, batch_size: int | None, recording: Recording) -> Recorded:
+        return cls(batch_size, base64.b64encode(recording.to_bytes()).decode("ascii"))
+
+    def recording(self, path: Path) -> Recording:
+        """What was recorded; raises :class:`ResultFileError` for ``path``, the result's file."""
+        try:
+            content = base64.b64decode(self.content, validate=True)
+        except ValueError as error:
+            raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
+        return Recording.from_bytes(content, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDetail:
+    """What the recordings of one job say; in no file, as it follows from them.
+
+     ``memory`` and ``work`` are of the recorded batch size; ``batches`` the job at
+    others, smallest first (none: they are not known); ``gpu_bytes`` the memory of GPUs to compare
+    with, by name, the planned one first. ``None``: the recordings do not tell."""
+
+    memory: StepMemory | None = None
+    work: StepWork | None = None
+    batches: tuple[BatchMemory, ...] = ()
+    gpu_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanResult(ResultFile):
+    """Everything that ``trainfit plan`` found out.
+
+    ``recommended`` are the figures at ``chosen.recommended_batch``. ``basis_detail`` says why,
+    where ``basis`` is not the usual "two traces". ``other_gpus`` are GPUs of the catalogue on which
+    the current batch size would run when it does not here, smallest first. ``remedies`` are
+    ``None`` where none were tried, ``inference`` where the script trains. ``pattern`` says how
+    memory goes on from step to step at the current batch size. ``loading`` is ``None`` where the
+    DataLoader was not tuned; ``variables`` are those that ``launch`` sets in addition to the user's
+    own and the loader's. ``batch_in_command``: ``launch`` has the recommended batch size, for the
+    command has a placeholder for it. ``samples`` are the data set's (``None``: not known).
+    ``speed`` is ``None`` where nothing can be said of it (a custom GPU specification, a script
+    whose kernels were not seen). ``other_processes_bytes`` of the GPU are held by others;
+    ``profile`` names the calibration profile in use ("": none, the context is assumed).
+    ``recordings`` are what the figures are from, the job as it is first: with them other GPUs can
+    be judged without another run (``trainfit gpus --for``); in files, but not in what is printed.
+    ``cpu`` is what the user said of the processor. ``versus_cpu`` is ``None`` where the CPU was not
+    asked about. ``protection`` is what kept the script from changing files in the run as the job is
+    (``None`` in files of earlier versions), ``step`` what an optimizer step consists of (``None``:
+    an older result, or no step was counted). ``amp_choice`` is ``None`` where there was nothing to
+    choose from, ``shapes`` where all full batches have one shape. ``structured_notes`` are
+    ``notes`` and ``assumptions`` as data, grouped; ``coverage`` says what was among the simulated
+    steps (``None``: an older result). ``interrupted``: the user ended the plan early; this is what
+    was known by then. ``batch_check`` says whether the recommended batch size was simulated
+    (``None``: none is recommended, or an older result). ``launch_parts`` are what ``launch``
+    consists of, and what was left out of it (none: an older result, or the job does not fit).
+    ``allocator`` is the trial of the allocator's other kind of segment. ``loader_at`` is the line
+    that makes the DataLoader that fed the first step (empty: it could not be told; ``None``: none
+    did, or an older result), ``sample_loading_s`` what fetching a sample took a worker (or the
+    script itself) in the simulated run, or in a short real one (``None``: not known). ``run`` is
+    how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
+    :func:`~trainfit.results.plan.run_rate` tells it of these, too).
+    """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    METRICS: ClassVar = {
+        **MEMORY_METRICS,
+        "step_ms": "time of a step on the GPU, predicted",
+        "samples_per_s": "samples a second on the GPU, if the DataLoader keeps up",
+        "epoch_s": "time of an epoch, if the DataLoader keeps up",
+        "mfu_share": "model FLOPs utilization",
+        "loader_batches_per_s": "rate of the DataLoader with its current settings",
+        "largest_batch": "largest batch size that fits",
+        "recommended_batch": "recommended batch size",
+        "recommended_device_gib": "device memory at the recommended batch size",
+        "recommended_step_ms": "time of a step at the recommended batch size",
+        "recommended_samples_per_s": "samples a second then, if the DataLoader keeps up",
+        "recommended_loader_batches_per_s": "rate of the DataLoader as it is launched",
+        "run_step_ms": "time of a step as launched: of the slower of DataLoader and GPU",
+        "run_samples_per_s": "samples a second as launched, likewise",
+        "run_epoch_s": "time of an epoch as launched, likewise",
+    }
+
+    command: str
+    gpu: str
+    gpu_memory_bytes: int
+    headroom_share: float
+    steps: int
+    now: Configuration
+    recommended: MemoryFigures | None
+    other_amp: Configuration | None
+    basis: Basis
+    basis_detail: str
+    launch: str
+    assumptions: Mapping[str, int]
+    notes: tuple[str, ...]
+    other_gpus: tuple[str, ...]
+    gpu_sources: Mapping[str, str]
+    environment: Mapping[str, str]
+    seconds: float
+    remedies: Remedies | None = None
+    inference: Inference | None = None
+    pattern: StepPattern | None = None
+    other_processes_bytes: int = 0
+    profile: str = ""
+    headroom_is_set: bool = True
+    loading: DataLoading | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    batch_in_command: bool = True
+    samples: int | None = None
+    speed: Speed | None = None
+    recordings: tuple[Recorded, ...] = ()
+    cpu: HostCpu | None = None
+    versus_cpu: VersusCpu | None = None
+    protection: Protection | None = None
+    step: StepMakeup | None = None
+    amp_choice: AmpChoice | None = None
+    shapes: BatchShapes | None = None
+    structured_notes: tuple[Note, ...] = ()
+    coverage: Coverage | None = None
+    interrupted: bool = False
+    batch_check: BatchCheck | None = None
+    launch_parts: tuple[LaunchPart, ...] = ()
+    allocator: AllocatorTrial | None = None
+    loader_at: str | None = None
+    sample_loading_s: float | None = None
+    run: RunRate | None = None
+
+    @property
+    def chosen(self) -> Configuration:
+        """The configuration that ``launch`` asks for, but for its batch size."""
+        choice = self.amp_choice
+        return choice.configuration if choice is not None and choice.configuration else self.now
+
+    @property
+    def fits(self) -> bool:
+        """Is there a batch size, or the current one where no other is known, that fits?"""
+        largest = self.chosen.largest_batch
+        return self.chosen.fits if largest is None else largest > 0
+
+    @property
+    def can_start(self) -> bool:
+        """Does the job that ``launch`` runs fit, with its batch size or the recommended one?"""
+        return self.chosen.fits or bool(self.chosen.recommended_batch)
+
+    def printed(self) -> str:
+        """The same without the recordings, which are long and for programs of ours alone."""
+        return dataclasses.replace(self, recordings=()).to_json()
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`: of the command as it is, and as ``launch`` recommends it."""
+        speed, best = self.speed, self.chosen.recommended_batch
+        then = speed.at(best) if speed is not None and best else None
+        loading = self.loading
+        loader = loading.result if loading is not None else None
+        # Of a run whose DataLoader is not known no rate is.
+        run = self.run if self.run is not None and self.run.limit in ("gpu", "loader") else None
+        return {
+            **self.now.memory.quantities(),
+            "step_ms": speed.now.seconds if speed is not None else None,
+            "samples_per_s": speed.now.samples_per_s if speed is not None else None,
+            "epoch_s": speed.epoch_s if speed is not None else None,
+            "mfu_share": speed.mfu if speed is not None else None,
+            "loader_batches_per_s": loader.rate(loader.present) if loader is not None else None,
+            "largest_batch": self.chosen.largest_batch,
+            "recommended_batch": best or None,
+            "recommended_device_gib": self.recommended.device_bytes if self.recommended else None,
+            "recommended_step_ms": then.seconds if then is not None else None,
+            "recommended_samples_per_s": then.samples_per_s if then is not None else None,
+            "recommended_loader_batches_per_s": (
+                loader.rate((loading and loading.launched) or loader.recommended)
+                if loader is not None
+                else None
+            ),
+            "run_step_ms": run.step_s if run is not None else None,
+            "run_samples_per_s": run.samples_per_s if run is not None else None,
+            "run_epoch_s": run.epoch_s if run is not None else None,
+        }
+
+
+# ---
+# How fast a planned run will be: as fast as the slower of its DataLoader and its GPU.
+
+
+#: A DataLoader that is slower than the GPU by less keeps up: its rate is good to some percent.
+KEEPS_UP: Final = 0.05
+
+
+def with_run_rate(plan: PlanResult) -> PlanResult:
+    """``plan`` with its ``run``."""
+    return dataclasses.replace(plan, run=run_rate(plan))
+
+
+def run_rate(plan: PlanResult) -> RunRate | None:
+    """Of the recommended batch size, else of the current one; ``None`` where the time of a step on
+    the GPU is not known."""
+    batch = plan.chosen.recommended_batch or plan.now.batch_size
+    step = plan.speed.at(batch) if plan.speed is not None else None
+    if step is None:
+        return None
+    gpu = RunRate(
+        batch_size=step.batch_size,
+        step_s=step.seconds,
+        samples_per_s=step.samples_per_s,
+        epoch_s=_epoch(plan, step.samples_per_s),
+        limit="gpu",
+        gpu_step_s=step.seconds,
+        gpu_samples_per_s=step.samples_per_s,
+    )
+    loading = plan.loading
+    if loading is None or loading.result is None:
+        feeds = plan.loader_at is not None and plan.inference is None
+        return dataclasses.replace(gpu, limit="gpu only") if feeds or loading is not None else gpu
+    settings = loading.launched or loading.result.recommended
+    there = _is_of_another(plan)
+    batches = loading.input_at_most if there else loading.result.rate(settings)
+    if not batches:
+        return dataclasses.replace(gpu, limit="unknown")
+    seconds = _loader_step_s(plan, loading, settings, step, batches)
+    fastest = (loading.input_range or (batches, batches))[1] if there else batches
+    evidence = loading.evidence
+    if seconds * batches / fastest <= (1 + KEEPS_UP) * step.seconds:
+        return dataclasses.replace(gpu, loader=evidence)
+    samples = step.samples_per_s
+    rate = None if samples is None else samples * step.seconds / seconds
+    return dataclasses.replace(
+        gpu,
+        step_s=seconds,
+        samples_per_s=rate,
+        epoch_s=_epoch(plan, rate),
+        limit="loader",
+        loader=evidence,
+        is_bound=there,
+    )
+
+
+def _epoch(plan: PlanResult, samples_per_s: float | None) -> float | None:
+    return plan.samples / samples_per_s if plan.samples and samples_per_s else None
+
+
+def _is_of_another(plan: PlanResult) -> bool:
+    """Is the DataLoader's rate that of another processor than this machine's?"""
+    cpu, loading = plan.cpu, plan.loading
+    given = cpu is not None and cpu.cores is not None and cpu.core_speed is None
+    return given and loading is not None and loading.input_at_most is not None
+
+
+def _loader_step_s(
+    plan: PlanResult,
+    loading: DataLoading,
+    settings: LoaderSettings,
+    step: StepSpeed,
+    batches_per_s: float,
+) -> float:
+    """Seconds between two optimizer steps at this rate of the DataLoader.
+
+    It may have been measured at another batch size, with the same samples a second. Without
+    workers a batch is made while the GPU waits: what a step lasts beyond the one that the rate is
+    for comes on top.
+    """
+    found = loading.result
+    assert found is not None
+    makeup, size = plan.step, found.probe.batch_size
+    batches = float((makeup.loader_batches if makeup is not None else None) or 1)
+    if step.samples_per_s and size:
+        batches = step.samples_per_s * step.seconds / size
+    seconds = batches / batches_per_s
+    if not settings.num_workers:
+        seconds += max(0.0, step.seconds - batches * found.step_s)
+    return seconds
+
+
+# ---
+# Why a batch size is recommended, in words that a launch command and a report share.
+
+
+def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterator[str]:
+    """Why this one, what else bounds it, and what it makes of an epoch."""
+    memory, data_set = limits.memory, limits.data_set
+    if limits.reason:
+        yield limits.reason
+    elif best == data_set:
+        yield "the whole data set"
+    elif memory is None or best >= memory:
+        yield f"largest batch {_margin(result)}"
+    elif limits.trains is not None:
+        yield f"smallest that trains {percent(KNEE)} as fast as any at this noise scale"
+    else:
+        yield f"smallest with {percent(KNEE)} of the best throughput"
+    if data_set is not None and (memory is None or data_set <= memory):
+        yield f"the data set has {data_set} samples"
+    elif memory is not None and best < memory:
+        at_least = "at least " if limits.at_least else ""
+        yield f"largest batch {_margin(result)}: {at_least}{memory}"
+    if limits.epoch_steps is not None:
+        yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
+
+
+def _margin(result: PlanResult) -> str:
+    share = percent(result.headroom_share, decimals=1)
+    if result.headroom_is_set:
+        return f"with {share} of the GPU left free, as set"
+    return f"with a {share} safety margin"

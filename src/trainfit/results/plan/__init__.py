@@ -1,1 +1,0 @@
-"""The result of ``trainfit plan``, and what it consists of."""

@@ -1,0 +1,308 @@
+"""A watched run as it was recorded: a folder with a header, events and tables for each rank.
+
+    run-folder/
+      rank0.json             RunHeader; written at the start, again at the end
+      rank0.events.jsonl     an Event a line, appended
+      noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
+      rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
+      rank0.fetches.<pid>.bin  one a worker process
+      machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
+      sampler.events.jsonl   Events of the sampler: what it could not sample, its end
+
+Format history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+import numpy as np
+
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.runs import tables
+from trainfit.results.runs.tables import Table
+from trainfit.results.text import signal_name
+
+FORMAT: Final = "trainfit-watched-run"
+VERSION: Final = 1
+#: In the run's folder; an Event a line, appended.
+SAMPLER_EVENTS: Final = "sampler.events.jsonl"
+#: What a note of the header says where the kernel's counters tell why a run was killed.
+OOM_KILLED: Final = "the kernel's OOM killer"
+_REMAKE: Final = "re-run it with `trainfit watch`"
+_WANTED: Final = "give a folder that `trainfit watch` wrote"
+_ONE: Final = "give one folder for each machine of one run"
+
+Ending = Literal["running", "finished", "failed", "interrupted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedLoader:
+    """A DataLoader of the script; ``role`` is what its batches were used for."""
+
+    role: Literal["training", "evaluation", "unknown"]
+    place: str
+    """Where the script made it ("train.py:41")."""
+    num_workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+    batch_size: int | None
+    batches: int | None
+    """Of an epoch; ``None``: it does not say."""
+    start_method: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedGpu:
+    """A GPU that the run could use; ``None`` is what neither NVML nor PyTorch says."""
+
+    name: str
+    uuid: str = ""
+    memory_bytes: int | None = None
+    capability: tuple[int, int] | None = None
+    tensor_flops_per_s: float | None = None
+    """Peak of dense matmuls in 16 bits, from the catalogue."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunHeader(ResultFile):
+    """What one rank's process is and has; ``None`` is not known (yet).
+
+    ``started_unix`` and ``started_monotonic`` are the same moment on two clocks.
+    """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+
+    command: str
+    rank: int
+    world_size: int
+    pid: int
+    host: str
+    started_unix: float
+    started_monotonic: float
+    trainfit: str
+    python: str
+    torch: str | None = None
+    framework: str = ""
+    """"Lightning", "Transformers", "Accelerate", or empty: a loop of the script's own."""
+    gpu: int | None = None
+    """Index in ``gpus`` of the GPU that this rank computes on; ``None``: none, or not known."""
+    gpus: tuple[WatchedGpu, ...] = ()
+    cpu: str = ""
+    """The processor's name, as the system says it; empty: it says none."""
+    usable_cores: float | None = None
+    quota_cores: float | None = None
+    ram_bytes: int | None = None
+    loaders: tuple[WatchedLoader, ...] = ()
+    parameters: int | None = None
+    trained_parameters: int | None = None
+    optimizer: str = ""
+    precision: Literal["float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    autocast: str = ""
+    """dtype of the autocast regions that were entered; empty: none."""
+    flops_per_sample: float | None = None
+    """Of a training step's forward and backward pass: matmuls and convolutions, by shapes."""
+    distributed: Literal["", "ddp", "fsdp", "data_parallel", "other"] = ""
+    threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of the main process by library ("torch": 8)."""
+    worker_threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Of a DataLoader worker by library."""
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of the environment, those that set threads, the allocator or GPUs."""
+    ending: Ending = "running"
+    exit_code: int | None = None
+    lost_rows: int = 0
+    """Rows that could not be written."""
+    refused_rows: int | None = None
+    """Of them, those that the disk refused (it was full); the others came faster than they could
+    be written. ``None``: of an earlier version, which did not count them."""
+    first_lost_step: int | None = None
+    """The step of the first of them, where it is a row of a step."""
+    recording_share: float | None = None
+    """Of the training's time, what the recorder's own calls in it took."""
+    light_steps: int = 0
+    """Steps of which only the length and the wait for batches were recorded (short ones)."""
+    notes: tuple[str, ...] = ()
+
+
+def exit_words(code: int) -> str:
+    """How a process ended: "with exit code 3", "by SIGKILL", and of what a shell says of a child
+    that a signal ended, "with exit code 137 (SIGKILL)"."""
+    if code < 0:
+        return f"by {signal_name(-code)}"
+    named = code > 128 and code - 128 in set(signal.Signals)
+    return f"with exit code {code}" + (f" ({signal_name(code - 128)})" if named else "")
+
+
+def missing_rows(lost: int, refused: int | None, first_step: int | None) -> str:
+    """What a user is told of rows that could not be written: how many, since when and why."""
+    if refused is None:
+        why = "the disk was full or slow"
+    elif refused == lost:
+        why = "the disk was full"
+    elif refused == 0:
+        why = "they came faster than they could be written"
+    else:
+        why = (
+            f"the disk was full ({refused} rows), and rows came faster than they could be written "
+            f"({lost - refused} rows)"
+        )
+    since = "" if first_step is None else f", from step {first_step} on"
+    return f"{lost} rows of the recording are missing{since}: {why}"
+
+
+def noise_path(stem: Path) -> Path:
+    """The file of the noise scale of the rank whose files begin with ``stem``."""
+    return stem.with_name(f"noise-{stem.name}.json")
+
+
+def plain_uuid(uuid: str) -> str:
+    """PyTorch writes a GPU's UUID without its prefix."""
+    return uuid.removeprefix("GPU-").lower()
+
+
+def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
+    """By UUID, the places of GPUs among those of all ranks, in order. Ranks that each see one GPU
+    alone (CUDA_VISIBLE_DEVICES) call it 0 all."""
+    gpus = (gpu for header in headers for gpu in header.gpus)
+    uuids = dict.fromkeys(plain_uuid(gpu.uuid) for gpu in gpus if gpu.uuid)
+    return {uuid: place for place, uuid in enumerate(uuids)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
+    "exception", "worker_died", "skipped_step", "restart" (a second training in one script)."""
+
+    time_s: float
+    kind: str
+    step: int = -1
+    seconds: float | None = None
+    text: str = ""
+    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankRecord:
+    """What one rank recorded; tables as in :mod:`trainfit.results.runs.tables`."""
+
+    header: RunHeader
+    steps: Table
+    fetches: Table
+    events: tuple[Event, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecord:
+    """A whole watched run: its ranks in order, and the samples of the machine."""
+
+    ranks: tuple[RankRecord, ...]
+    machine: Table
+    gpus: Table
+    processes: Table
+    folder: str = ""
+    sampler_events: tuple[Event, ...] = ()
+    """What the sampler says of itself: kinds "gpu", "nvml_lost", "nvml_back", "not_sampled",
+    "sampler_ended"."""
+    elsewhere: tuple[RunRecord, ...] = ()
+    """Ranks and samples of the same run on other machines, each on its own clock."""
+
+    @property
+    def header(self) -> RunHeader:
+        """Of the first rank."""
+        return self.ranks[0].header
+
+    @property
+    def gpu_numbers(self) -> dict[str, int]:
+        """By UUID, the numbers that samples of GPUs have (column ``gpu``): what the sampler tells,
+        or else places among the ranks' GPUs."""
+        found = gpu_places(rank.header for rank in self.ranks)
+        for event in self.sampler_events:
+            if event.kind == "gpu" and "gpu" in event.values:
+                found[plain_uuid(event.text.partition(" ")[0])] = int(event.values["gpu"])
+        return found
+
+    @property
+    def machines(self) -> tuple[RunRecord, ...]:
+        """Of each machine, this one first."""
+        return (self, *self.elsewhere)
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Read a run's folder, also one whose run goes on or was killed.
+
+    Raises :class:`ResultFileError` where there is no header, or it is damaged.
+    """
+    paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:] or 0))
+    if not paths:
+        raise ResultFileError(folder, "it contains no watched run", _WANTED)
+    try:
+        ranks = tuple(_load_rank(path) for path in paths)
+        machine, gpus, processes = (
+            tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
+            for name in ("machine", "gpus", "processes")
+        )
+        events = load_events(folder / SAMPLER_EVENTS)
+    except OSError as error:
+        raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
+    return RunRecord(ranks, machine, gpus, processes, str(folder), events)
+
+
+def load_machines(folders: Sequence[Path]) -> RunRecord:
+    """One run of several machines, each of which recorded into a folder of its own.
+
+    The one with the lowest rank comes first. Raises :class:`ResultFileError` as :func:`load_run`,
+    and where the folders are not of one run: a rank that is in two of them, other world sizes.
+    """
+    first, *others = sorted(map(load_run, folders), key=lambda each: each.header.rank)
+    found = {rank.header.rank: first for rank in first.ranks}
+    for run in others:
+        for header in (rank.header for rank in run.ranks):
+            folder, known = Path(run.folder), found.setdefault(header.rank, run)
+            if known is not run:
+                raise ResultFileError(folder, f"rank {header.rank} is also in {known.folder}", _ONE)
+            if header.world_size != first.header.world_size:
+                sizes = f"{header.world_size} and not {first.header.world_size}"
+                raise ResultFileError(folder, f"its run has {sizes} ranks", _ONE)
+    return dataclasses.replace(first, elsewhere=tuple(others))
+
+
+def _load_rank(path: Path) -> RankRecord:
+    stem = path.with_suffix("")
+    fetches = [
+        tables.read_table(each, tables.FETCHES)
+        for each in sorted(path.parent.glob(f"{stem.name}.fetches.*.bin"))
+    ]
+    made = np.concatenate([np.zeros(0, tables.FETCHES), *fetches])
+    return RankRecord(
+        RunHeader.load(path),
+        tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS),
+        made[np.argsort(made["end_s"], kind="stable")],
+        load_events(path.parent / f"{stem.name}.events.jsonl"),
+    )
+
+
+def load_events(path: Path) -> tuple[Event, ...]:
+    """Lines that are whole; a writer that was killed leaves half of one."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return ()
+    found = []
+    for number, line in enumerate(lines):
+        try:
+            found.append(decode(Event, json.loads(line)))
+        except (ValueError, DecodingError) as error:
+            if number < len(lines) - 1:
+                reason = f"line {number + 1} is damaged ({error})"
+                raise ResultFileError(path, reason, _REMAKE) from error
+    return tuple(found)

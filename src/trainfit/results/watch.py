@@ -1,0 +1,247 @@
+"""A watched training run: its tables as they are recorded, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar, Final, Literal
+
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.runs.watched import RunHeader
+
+# ---
+# What is said of a watched run: where its time went, its memory, and findings.
+#
+# Format history
+#     1   first version
+
+
+FORMAT: Final = "trainfit-watch"
+VERSION: Final = 1
+_REMAKE: Final = "re-create it with `trainfit watch --output`"
+_WANTED: Final = "give a file that `trainfit watch --output` wrote"
+
+#: Evidence of the finding "cpu_contention" that a headline shows, too.
+OTHERS_CORES: Final = "cores that other processes keep busy"
+USABLE_CORES: Final = "usable cores"
+
+Severity = Literal["critical", "warning", "info"]
+Confidence = Literal["certain", "likely", "possible"]
+PhaseName = Literal[
+    "input", "copy", "forward", "backward", "optimizer", "sync", "checkpoint", "evaluation", "other"
+]
+#: Of a phase among metrics: what it is, by its key.
+_PHASE_METRICS: Final[Mapping[str, tuple[PhaseName, str]]] = {
+    "waiting_for_batches_share": ("input", "waiting for batches"),
+    "copy_share": ("copy", "host-to-device copies"),
+    "forward_share": ("forward", "forward pass"),
+    "backward_share": ("backward", "backward pass"),
+    "optimizer_share": ("optimizer", "optimizer step"),
+    "sync_share": ("sync", "waiting for the GPU"),
+    "checkpoint_share": ("checkpoint", "writing checkpoints"),
+    "evaluation_share": ("evaluation", "evaluation"),
+    "other_share": ("other", "everything else"),
+}
+#: What bounds a run.
+Limit = Literal[
+    "gpu",
+    "input",
+    "host",
+    "script",
+    "copy",
+    "sync",
+    "checkpoint",
+    "communication",
+    "cpu",
+    "unknown",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """A number behind a finding: "waiting for batches", 0.041, "s/step"."""
+
+    what: str
+    value: float
+    unit: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that costs time, memory or the result, and what to do about it.
+
+    ``kind`` is a stable identifier. ``share`` is the share of the run's time that is lost by it
+    (``None``: it loses none, or that is not told). ``settings`` are values to set, by name
+    ("num_workers": "4", "OMP_NUM_THREADS": "1"); ``line`` is a line of the script to write.
+    """
+
+    kind: str
+    severity: Severity
+    title: str
+    evidence: tuple[Evidence, ...]
+    cause: str
+    action: str
+    confidence: Confidence
+    share: float | None = None
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    line: str = ""
+    rank: int | None = None
+    """The rank that it is about; ``None``: all."""
+    first_step: int | None = None
+    last_step: int | None = None
+
+    def value_of(self, what: str) -> float | None:
+        """The number of the evidence that is called ``what``."""
+        return next((each.value for each in self.evidence if each.what == what), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A kind of finding of which nothing can be said: why, and what would be needed."""
+
+    kind: str
+    reason: str
+    needs: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Mean seconds of a step in one phase, on the host and on the GPU (``None``: not measured)."""
+
+    name: PhaseName
+    host_s: float
+    share: float
+    gpu_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerPoint:
+    """Bytes of a GPU's memory at a step, which add up to the GPU's; ``None`` is not measured.
+
+    ``allocated``: by tensors; ``cached``: reserved by PyTorch and free; ``beyond``: the rest of the
+    run's process (context, libraries); ``others``: other processes; ``free``.
+    """
+
+    step: int
+    time_s: float
+    allocated: int | None
+    cached: int | None
+    beyond: int | None
+    others: int | None
+    free: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryLedger:
+    """A GPU's memory over the run. ``growth_bytes_per_step`` is a robust slope of allocated memory
+    over the steady steps with its 90% interval; ``out_of_memory_step`` where it grows."""
+
+    points: tuple[LedgerPoint, ...]
+    total_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    growth_bytes_per_step: float | None = None
+    growth_interval: tuple[float, float] | None = None
+    fragmentation: float | None = None
+    """Of reserved memory at its peak, the share that no tensor holds."""
+    out_of_memory_step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TimelinePoint:
+    """Some steps in a row, for pictures: shares of their time by phase, and what was sampled."""
+
+    step: int
+    time_s: float
+    step_s: float
+    phases: Mapping[str, float]
+    gpu_utilization: float | None = None
+    cores_busy: float | None = None
+    sm_hz: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RankSummary:
+    """A rank of the run: its steps a second, and how long it waits."""
+
+    rank: int
+    host: str
+    steps: int
+    step_s: float | None
+    input_share: float | None
+    gpu_busy: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchResult(ResultFile):
+    """The verdict on a run. ``steps`` and ``seconds`` are those judged (warm-up left out).
+
+    ``limit`` is what bounds the run; ``next_command`` what to type next.
+    """
+
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    METRICS: ClassVar = {
+        "step_ms": "median step",
+        "samples_per_s": "samples a second",
+        **{key: f"share of the time: {what}" for key, (_, what) in _PHASE_METRICS.items()},
+        "gpu_busy_share": "share of the time in which the GPU's stream had work",
+        "gpu_utilization_share": "GPU utilization by NVML",
+        "mfu_share": "model FLOPs utilization",
+        "allocated_gib": "peak of torch.cuda.max_memory_allocated",
+        "reserved_gib": "peak of torch.cuda.max_memory_reserved",
+        "device_gib": "most GPU memory that the process held, by NVML",
+        "critical_findings": "findings that are critical",
+        "warning_findings": "findings that are warnings",
+    }
+
+    header: RunHeader
+    steps: int
+    seconds: float
+    step_s: float | None
+    """Median."""
+    step_interval_s: tuple[float, float] | None
+    """10th and 90th percentile of single steps."""
+    samples_per_s: float | None
+    phases: tuple[Phase, ...]
+    limit: Limit
+    findings: tuple[Finding, ...]
+    unknown: tuple[Unknown, ...] = ()
+    ledger: MemoryLedger | None = None
+    timeline: tuple[TimelinePoint, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+    gpu_utilization: float | None = None
+    gpu_busy: float | None = None
+    """Share of the time in which the stream had work, by CUDA events."""
+    mfu: float | None = None
+    notes: tuple[str, ...] = ()
+    next_command: str = ""
+    folder: str = ""
+
+    def quantities(self) -> Mapping[str, float | None]:
+        """As of :class:`Metered`, of the judged rank; a phase that did not occur has no share."""
+        shares = {each.name: each.share for each in self.phases}
+        ledger, severities = self.ledger, [each.severity for each in self.findings]
+        return {
+            "step_ms": self.step_s,
+            "samples_per_s": self.samples_per_s,
+            **{key: shares.get(name) for key, (name, _) in _PHASE_METRICS.items()},
+            "gpu_busy_share": self.gpu_busy,
+            "gpu_utilization_share": self.gpu_utilization,
+            "mfu_share": self.mfu,
+            "allocated_gib": ledger.peak_allocated_bytes if ledger else None,
+            "reserved_gib": ledger.peak_reserved_bytes if ledger else None,
+            "device_gib": _most_held(ledger) if ledger else None,
+            # Of a run without steps there is nothing to find.
+            "critical_findings": severities.count("critical") if self.steps else None,
+            "warning_findings": severities.count("warning") if self.steps else None,
+        }
+
+
+def _most_held(ledger: MemoryLedger) -> int | None:
+    """Most bytes that the run's process held on the GPU, where all its parts were measured."""
+    held = [
+        point.allocated + point.cached + point.beyond
+        for point in ledger.points
+        if point.allocated is not None and point.cached is not None and point.beyond is not None
+    ]
+    return max(held, default=None)

@@ -1,0 +1,393 @@
+"""Identifies the DataLoader that feeds the training step, and overrides its batch size."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader
+
+from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride, SampleScan
+from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes, repeated, scan_samples
+from trainfit.simgpu.device.tensor import DeviceTensor
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private import data_loading as private
+
+# ---
+# The first batches of a DataLoader: their sizes, and whether their shapes vary.
+
+
+#: Batches that are looked at, and parts of each.
+_BATCHES: Final = 64
+_PARTS: Final = 200
+#: Containers within one another that are looked into.
+_DEPTH: Final = 6
+
+
+class FedBatches:
+    """``samples`` are those of each of the first batches (as far as known), ``varies``
+    says whether those as large as the first differ in other dimensions."""
+
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+        self.varies = False
+        self._first: tuple[tuple[int, ...], ...] | None = None
+
+    def note(self, batch: Any, samples: int | None) -> None:
+        """Look at one more batch, of so many samples (``None``: not known)."""
+        if samples is None or len(self.samples) >= _BATCHES:
+            return
+        self.samples.append(samples)
+        if samples == self.samples[0]:
+            parts = itertools.islice(tensors_of(batch), _PARTS)
+            shapes = tuple(tuple(part.shape) for part in parts)
+            self.varies |= self._first is not None and shapes != self._first
+            self._first = shapes
+
+
+def tensors_of(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in a batch or a sample, through containers and plain objects."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        parts = list(vars(value).values())
+    if depth:
+        for part in itertools.islice(parts, _PARTS):
+            yield from tensors_of(part, depth - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenBatch:
+    """A batch that a DataLoader gave: its samples (``None``: not known), whether gradients were
+    enabled then, and which loader it was, the same for one that is made again for each epoch."""
+
+    loader: object
+    samples: int | None
+    with_grad: bool
+
+
+class _Made:
+    """One constructed DataLoader, and how many batches it gave so far.
+
+    ``held`` is the loader itself, where it shall outlive the script's own references.
+    """
+
+    def __init__(self, loader: Any, index: int, where: str | None, keep: bool) -> None:
+        sampler = getattr(loader, "batch_sampler", None)
+        self.loader = weakref.ref(loader)
+        self.held = loader if keep else None
+        self.batch_sampler = _reference(sampler)
+        self.index = index
+        self.where = where
+        self.batches = 0
+        self.on_gpu = False
+        self.fed = FedBatches()
+        #: What it was when it was last iterated: the script may keep no more than the iterator.
+        self.known: LoaderInfo | None = None
+
+
+class LoaderTracker:
+    """Numbers the DataLoaders in the order of their construction.
+
+    With ``override`` one of them gets another batch size; with ``keep`` all of them stay
+    alive, for :meth:`loader`. With ``sample`` the batches of one of them are made of that alone.
+    """
+
+    def __init__(
+        self,
+        override: LoaderOverride | None = None,
+        *,
+        sample: SampleOverride | None = None,
+        keep: bool = False,
+    ) -> None:
+        self._override = override
+        self._sample = sample
+        self._keep = keep
+        self._made: list[_Made] = []
+        self._of_iterator: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+        self._latest: _Made | None = None
+        self._fed_by: LoaderInfo | None = None
+        self._feeding: _Made | None = None
+        self._sizes = FetchedSizes()
+        self._times = FetchTimes()
+        self.on_batch: Callable[[GivenBatch], None] = lambda batch: None
+        """Called with each batch, before :attr:`after_batch`."""
+        self.waited_s = 0.0
+        """Seconds that the script waited for batches so far."""
+        self.after_batch: Callable[[], None] = lambda: None
+        """Called after each batch, in the script's own call of ``next``."""
+
+    @property
+    def count(self) -> int:
+        """DataLoaders constructed so far."""
+        return len(self._made)
+
+    def override(
+        self, override: LoaderOverride | None, sample: SampleOverride | None = None
+    ) -> None:
+        """Give a loader that is yet to be made another batch size, or one sample alone."""
+        self._override, self._sample = override, sample
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch every DataLoader that is made from now on, until ``patches`` is restored."""
+        construct, iterate = DataLoader.__init__, DataLoader.__iter__
+        make = private.GET_ITERATOR.now
+        iterator = private.LoaderIterator
+        advance = iterator.__next__
+        signature = inspect.signature(construct)
+        tracker = self
+        self._sizes.install(patches)
+        self._times.install(patches)
+
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            where = user_frame()
+            if tracker._override is not None and tracker._override.index == tracker.count:
+                bound = signature.bind(loader, *args, **kwargs)
+                _override(bound.arguments, tracker._override.batch_size)
+                args, kwargs = bound.args[1:], bound.kwargs
+            construct(loader, *args, **kwargs)
+            tracker._made.append(_Made(loader, tracker.count, where, tracker._keep))
+
+        def __iter__(loader: Any) -> Any:
+            batches = iterate(loader)
+            made = tracker._find(loader)
+            if made is not None and isinstance(batches, iterator):
+                made.known = tracker._describe(made)
+            return batches
+
+        def _get_iterator(loader: Any) -> Any:
+            """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
+            batches = make(loader)
+            made = tracker._find(loader)
+            if made is not None:
+                tracker._of_iterator[batches] = made
+                made.known = tracker._describe(made)
+                _keep_loader(batches, loader)
+            return batches
+
+        def __next__(batches: Any) -> Any:
+            began = time.perf_counter()
+            batch = advance(batches)
+            tracker.waited_s += time.perf_counter() - began
+            made = tracker._of_iterator.get(batches)
+            if made is not None:
+                if tracker._keep and not made.batches:
+                    made.on_gpu = is_simulated(batch)
+                made.batches += 1
+                samples = tracker._sizes.of(batches, batch)
+                if samples is not None:
+                    batch = tracker._replaced(batch, made, samples)
+                made.fed.note(batch, samples)
+                tracker._latest = made
+                tracker.on_batch(_given(made, batches, samples))
+                tracker.after_batch()
+            return batch
+
+        patches.set(DataLoader, "__init__", __init__)
+        patches.set(DataLoader, "__iter__", __iter__)
+        patches.set(*private.GET_ITERATOR, _get_iterator)
+        patches.set(iterator, "__next__", __next__)
+
+    def note_step(self) -> None:
+        """An optimizer step is over: the first time, this tells which loader fed it."""
+        if self._feeding is None and self._latest is not None:
+            self._feeding = self._latest
+            self._fed_by = self._describe(self._feeding)
+
+    def feeding(self) -> LoaderInfo | None:
+        """The loader that gave the first step its batch, else the one that gave the last."""
+        if self._feeding is not None and self._fed_by is not None:
+            return _with_batches(self._fed_by, self._feeding)
+        return self._describe(self._latest) if self._latest is not None else None
+
+    def sample_s(self) -> float | None:
+        """Seconds that fetching a sample took, by a worker or the script itself; where workers that
+        import the script again do not tell, how long the script waited for one; ``None``: not
+        known."""
+        fetched, fed_by = self._times.sample_s(), self.feeding()
+        samples = sum(fed_by.fed) if fed_by is not None else 0
+        return fetched if fetched is not None or not samples else self.waited_s / samples
+
+    def without_batches(self) -> LoaderInfo | None:
+        """The last that was iterated but gave nothing, having fewer samples than one batch."""
+        for made in reversed(self._made):
+            known = made.known
+            if known is None or made.batches or not known.samples or not known.batch_size:
+                continue
+            if known.samples < known.batch_size:
+                return known
+        return None
+
+    def scan(self) -> SampleScan | None:
+        """Sizes of the samples of :meth:`feeding`, where its batches vary in shape."""
+        made = self._feeding or self._latest
+        loader = made.loader() if made is not None else None
+        if made is None or loader is None or not made.fed.varies:
+            return None
+        return scan_samples(loader)
+
+    def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
+        """The batch, or one of the sample that was asked for."""
+        sample, loader = self._sample, made.loader()
+        if sample is None or loader is None or self._original(made).index != sample.index:
+            return batch
+        return repeated(loader, sample, samples)
+
+    def loader(self) -> DataLoader[Any] | None:
+        """The DataLoader that :meth:`feeding` tells of, with ``keep``.
+
+        Where it was rebuilt from another around the same batch sampler, the original.
+        """
+        made = self._feeding or self._latest
+        return self._original(made).held if made is not None else None
+
+    def gives_gpu_tensors(self) -> bool:
+        """Are tensors of its batches on the GPU already, as it gives them? With ``keep``."""
+        made = self._feeding or self._latest
+        return made is not None and made.on_gpu
+
+    def shut_down(self) -> None:
+        """End the workers and pinning threads of all iterators that are still alive.
+
+        What a persistent loader keeps is dropped, so that it can be iterated again.
+        """
+        for iterator in list(self._of_iterator):
+            end = private.shutdown_of(iterator)
+            if end is not None:
+                with contextlib.suppress(Exception):
+                    end()
+        for made in self._made:
+            loader = made.loader()
+            if loader is not None:
+                private.forget_iterator(loader)
+
+    def _original(self, made: _Made) -> _Made:
+        """The first loader made of the same batch sampler."""
+        loader = made.loader()
+        sampler = getattr(loader, "batch_sampler", None) if loader is not None else None
+        if sampler is None:
+            return made
+        return next((m for m in self._made if m.batch_sampler() is sampler), made)
+
+    def _find(self, loader: Any) -> _Made | None:
+        return next((made for made in self._made if made.loader() is loader), None)
+
+    def _describe(self, made: _Made) -> LoaderInfo | None:
+        """``made`` as it is now.
+
+        A loader that was rebuilt from another (Accelerate's ``prepare``) shares its batch
+        sampler; the original's place is given, for its batch size is the one the user gave.
+        """
+        loader = made.loader()
+        if loader is None:
+            return None if made.known is None else _with_batches(made.known, made)
+        sampler = getattr(loader, "batch_sampler", None)
+        batch_size = loader.batch_size
+        if batch_size is None:
+            batch_size = getattr(sampler, "batch_size", None)
+        original = self._original(made)
+        return LoaderInfo(
+            index=original.index,
+            batch_size=batch_size if type(batch_size) is int else None,
+            samples=_samples(loader, sampler),
+            batches=made.batches,
+            num_workers=int(loader.num_workers),
+            dataset=type(getattr(loader, "dataset", None)).__name__,
+            where=original.where,
+            fed=tuple(made.fed.samples),
+            varies=made.fed.varies,
+            drops_last=bool(getattr(sampler, "drop_last", False)),
+            prefetch_factor=getattr(loader, "prefetch_factor", None),
+            pin_memory=bool(getattr(loader, "pin_memory", False)),
+            persistent_workers=bool(getattr(loader, "persistent_workers", False)),
+        )
+
+
+def _keep_loader(batches: Any, loader: Any) -> None:
+    """Let a loader live as long as its iterator: ``for batch in DataLoader(...)`` keeps only the
+    latter, which holds the data set. Persistent workers' iterator belongs to the loader, and is
+    to end with it."""
+    if not loader.persistent_workers:
+        batches._trainfit_loader = loader
+
+
+def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:
+    """What is to be known of a batch that the iterator ``batches`` gave."""
+    return GivenBatch(
+        (made.where, id(private.dataset_of(batches))), samples, torch.is_grad_enabled()
+    )
+
+
+def is_simulated(value: Any, most: int = 10_000) -> bool:
+    """Is a tensor of the simulated GPU in ``value`` (a batch, a data set's attributes)?
+
+    ``most`` is how many things are looked at.
+    """
+    stack, seen = [value], 0
+    known: set[int] = set()
+    while stack and seen < most:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, DeviceTensor):
+            return True
+        if isinstance(item, str | bytes | int | float | torch.Tensor) or id(item) in known:
+            continue
+        known.add(id(item))
+        if isinstance(item, Mapping):
+            stack.extend(itertools.islice(item.values(), most))
+        elif isinstance(item, list | tuple | set | frozenset):
+            stack.extend(itertools.islice(item, most))
+        elif hasattr(item, "__dict__") and not isinstance(item, type | ModuleType):
+            stack.extend(vars(item).values())
+    return False
+
+
+def _override(arguments: dict[str, Any], batch_size: int) -> None:
+    """Give another batch size to the arguments that a DataLoader is constructed with."""
+    sampler = arguments.get("batch_sampler")
+    if sampler is None:
+        arguments["batch_size"] = batch_size
+    elif hasattr(sampler, "batch_size"):
+        sampler.batch_size = batch_size
+
+
+def _with_batches(info: LoaderInfo, made: _Made) -> LoaderInfo:
+    """What is known of it by now."""
+    return dataclasses.replace(
+        info, batches=made.batches, fed=tuple(made.fed.samples), varies=made.fed.varies
+    )
+
+
+def _samples(loader: Any, batch_sampler: Any) -> int | None:
+    """Samples of an epoch: as many as the sampler gives, which may be part of the data set."""
+    sampler = getattr(batch_sampler, "sampler", None)
+    if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
+        sampler = sampler.sampler
+    for source in (sampler, getattr(loader, "dataset", None)):
+        try:
+            return len(source)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError, AttributeError):
+            continue
+    return None
+
+
+def _reference(value: Any) -> Any:
+    """A weak reference, or a call that gives nothing where there can be none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None

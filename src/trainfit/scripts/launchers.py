@@ -1,0 +1,184 @@
+"""Launchers of scripts: their arguments by their own code, and scripts run in place."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from trainfit.results.runs.script import Launched
+from trainfit.results.runs.trace import Target
+from trainfit.simgpu.patching import ImportHook, PatchSet
+
+#: Any free one: a process that is alone waits for nobody there.
+_PORT = "0"
+#: As many processes as there are GPUs: one is simulated.
+_OF_THE_GPUS = ("gpu", "auto")
+
+
+def torchrun(words: Sequence[str], module: str = "torch.distributed.run") -> Launched:
+    """``torchrun``, or ``python -m torch.distributed.launch``."""
+    # Modules of libraries, loaded where they are installed; their parsers have no types.
+    launcher: Any = importlib.import_module(module)
+    run: Any = importlib.import_module("torch.distributed.run")
+    options = getattr(launcher, "parse_args", run.parse_args)(list(words))
+    each = _processes(run, options)
+    machines = int(run.parse_min_max_nnodes(options.nnodes)[1])
+    arguments = () if run.get_use_env(options) else ("--local-rank=0",)
+    return Launched(
+        processes=each * machines,
+        words=1 + len(options.training_script_args),
+        kind=_kind(options),
+        arguments=arguments,
+        variables=_of_torchrun(options.role, options.max_restarts),
+    )
+
+
+def _processes(run: Any, options: Any) -> int:
+    wanted = str(options.nproc_per_node)
+    return 1 if wanted in _OF_THE_GPUS else int(run.determine_local_world_size(wanted))
+
+
+def _kind(options: Any) -> Any:
+    if options.module:
+        return "module"
+    return "program" if options.no_python else "script"
+
+
+def _of_torchrun(role: str = "default", restarts: int = 0) -> dict[str, str]:
+    """The variables of LocalElasticAgent's only worker, but for the agent's store: without the
+    agent there is none."""
+    return {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
+        **dict.fromkeys(
+            ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"
+        ),
+        "ROLE_NAME": str(role),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": _PORT,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+
+
+def accelerate(words: Sequence[str]) -> Launched:
+    """``accelerate launch``, with its configuration file."""
+    launch: Any = importlib.import_module("accelerate.commands.launch")
+    prepare: Any = importlib.import_module("accelerate.utils.launch")
+    options = launch.launch_command_parser().parse_args(list(words))
+    options, defaults, from_file = launch._validate_launch_command(options)
+    before = dict(os.environ)
+    ranks: dict[str, str] = {}
+    if options.use_deepspeed and not options.cpu:
+        fields = list(defaults.deepspeed_config) if defaults else []
+        fields += ["mixed_precision"] * from_file
+        options.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        _, environment = prepare.prepare_deepspeed_cmd_env(options)
+        ranks = _of_torchrun()
+    elif (options.use_fsdp or options.multi_gpu) and not options.cpu:
+        environment = prepare.prepare_multi_gpu_env(options)
+        ranks = _of_torchrun()
+    else:
+        _, environment = prepare.prepare_simple_launcher_cmd_env(options)
+    set_by_it = {name: each for name, each in environment.items() if before.get(name) != each}
+    return Launched(
+        processes=max(1, options.num_processes or 1),
+        words=1 + len(options.training_script_args),
+        kind=_kind(options),
+        variables={**set_by_it, **ranks},
+    )
+
+
+def read(launcher: str, words: Sequence[str]) -> Launched:
+    """What ``launcher`` makes of ``words``."""
+    if launcher == "accelerate":
+        return accelerate(words)
+    if launcher == "torchrun":
+        return torchrun(words)
+    return torchrun(words, launcher)
+
+
+def main() -> None:
+    """The child process's entry point."""
+    sys.argv = sys.argv[1:]  # parsers give their errors its name
+    launcher, *words = sys.argv
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            answer = read(launcher, words)
+    except (SystemExit, argparse.ArgumentError):  # argparse has said why, in the last line
+        lines = said.getvalue().strip().splitlines() or ["no reason given"]
+        answer = Launched(error=lines[-1])
+    except Exception as error:  # whatever a library's own checks raise
+        answer = Launched(error=f"{type(error).__name__}: {error}")
+    print(answer.to_json())
+
+
+if __name__ == "__main__":
+    main()
+
+
+# ---
+# Programs that end in ``accelerate launch`` of one process (``trl sft …``): its script runs here.
+#
+# Accelerate starts the script in a process of its own (``simple_launcher`` in
+# accelerate/commands/launch.py), where no GPU is simulated. With one process that is only a clean
+# start: the script runs in this process instead, with the environment and the words that it would
+# get there.
+
+
+_MODULE = "accelerate.commands.launch"
+
+
+class LaunchInPlace:
+    """Replaces Accelerate's start of a single process by ``execute``, wherever it is imported.
+
+    Args:
+        execute: runs a target as Python would.
+    """
+
+    def __init__(self, execute: Callable[[Target], None]) -> None:
+        self._execute = execute
+        self._hook: ImportHook | None = None
+
+    def install(self, patches: PatchSet) -> None:
+        """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._hook = ImportHook(_MODULE, functools.partial(self._patch, patches))
+        self._hook.install()
+
+    def remove(self) -> None:
+        """Take the import hook away; the patches are their owner's to restore."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _patch(self, patches: PatchSet, module: ModuleType) -> None:
+        start = getattr(module, "simple_launcher", None)
+        prepare = getattr(module, "prepare_simple_launcher_cmd_env", None)
+        if start is None or prepare is None:  # another version's, of which nothing is known
+            return
+
+        @functools.wraps(start)
+        def simple_launcher(args: Any) -> None:
+            if args.no_python or getattr(args, "mpirun_hostfile", None) is not None:
+                start(args)  # another program, which Python cannot run here
+                return
+            command, environment = prepare(args)
+            os.environ.update(environment)
+            self._execute(_target(command))
+
+        patches.set(module, "simple_launcher", simple_launcher)
+
+
+def _target(command: Sequence[str]) -> Target:
+    """What ``python [-m] name args…`` runs."""
+    if command[1] == "-m":
+        return Target("module", command[2], tuple(command[3:]))
+    return Target("script", command[1], tuple(command[2:]))

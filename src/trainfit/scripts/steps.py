@@ -1,0 +1,384 @@
+"""What a script does in a step: batches, calls and passes; training, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as optim
+
+from trainfit.results.runs.steps import Coverage, Framework, StepMakeup
+from trainfit.results.runs.trace import LoaderInfo, StepFeed
+from trainfit.scripts.batch_sizes import samples_in
+from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
+from trainfit.scripts.step_makeup import loop_of, makeup_of
+from trainfit.simgpu.device.recorder import BACKWARD
+from trainfit.simgpu.device.user_location import frame_of_user
+from trainfit.simgpu.interventions import Interventions
+from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
+
+
+@dataclasses.dataclass
+class _Calls:
+    """Calls of one outermost module since the last optimizer step.
+
+    ``pending`` are those that no backward pass followed so far; ``sizes`` the first dimensions
+    of what the calls were given.
+    """
+
+    counted: int = 0
+    pending: int = 0
+    sizes: Counter[int] = dataclasses.field(default_factory=Counter)
+
+
+class StepWatch:
+    """Notes what each optimizer step of a run is given (:class:`StepFeed`).
+
+    A model's call counts if gradients were enabled and a backward pass followed; of several
+    outermost modules, those of the one with the most trained parameters. What checkpointing
+    calls again within a backward pass does not count.
+    """
+
+    def __init__(self, simulation: Simulation, loaders: LoaderTracker) -> None:
+        self._simulation = simulation
+        loaders.on_batch = self._give
+        self._handles: list[Any] = []
+        self._sizes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+        self._depth = self._in_backward = self._stepping = 0
+        self._needs_size: _Calls | None = None
+        #: The outermost call that goes on, as long as its size may be that of the time.
+        self._sized: tuple[_Calls, int] | None = None
+        self.after_backward: Callable[[], None] = lambda: None
+        """Called after each outermost backward pass that makes gradients of parameters."""
+        self.feeds: list[StepFeed] = []
+        self.loop: Framework = ""
+        self.where: str | None = None
+        self._begin()
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        backward = ENGINE_RUN_BACKWARD.now
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("accumulate_grad") and not self._in_backward:
+                self._commit()
+            self._in_backward += 1
+            try:
+                found = backward(*args, **kwargs)
+            finally:
+                self._in_backward -= 1
+            if kwargs.get("accumulate_grad") and not self._in_backward:
+                self.after_backward()
+            return found
+
+        patches.set(*ENGINE_RUN_BACKWARD, watched)
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, always_call=True),
+            optim.register_optimizer_step_pre_hook(self._before_step),
+            optim.register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away; the patches are their owner's to restore."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def note_step(self) -> None:
+        """The main optimizer's step is over."""
+        if not self.feeds:
+            self._look_around()
+        calls = max(
+            ((self._trained(module), each) for module, each in self._calls.items()),
+            key=lambda pair: pair[0],
+            default=(0, _Calls()),
+        )[1]
+        if self._simulation.replaying and not calls.counted and self.feeds:
+            # What was called when the graph was captured.
+            self._again(self.feeds[-1])
+            return
+        common = calls.sizes.most_common(1)
+        self.feeds.append(
+            StepFeed(
+                batches=self._fed(),
+                calls=calls.counted,
+                call_samples=common[0][0] if common else None,
+                backwards=self._backwards,
+                others=self._others,
+            )
+        )
+        self._begin()
+
+    def _again(self, feed: StepFeed) -> None:
+        self.feeds.append(dataclasses.replace(feed, batches=self._fed()))
+        self._begin()
+
+    def makeup(self, batch_size: int | None = None) -> StepMakeup | None:
+        """What the steps so far consist of; ``batch_size`` is what the command says."""
+        found = makeup_of(self.feeds, batch_size)
+        if found is None:
+            return None
+        return dataclasses.replace(found, loop=self.loop, where=self.where)
+
+    def _begin(self) -> None:
+        self._batches: list[GivenBatch] = []
+        self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
+        self._calls = weakref.WeakKeyDictionary()
+        self._backwards = 0
+        self._within = self._others = False
+
+    # -- batches -------------------------------------------------------------------------
+
+    def _give(self, batch: GivenBatch) -> None:
+        self._batches.append(batch)
+
+    def _fed(self) -> tuple[int | None, ...]:
+        """Sizes of the batches of the loader that gave the latest; not those of an evaluation."""
+        given = [each for each in self._batches if each.with_grad] or self._batches
+        return tuple(each.samples for each in given if each.loader == given[-1].loader)
+
+    # -- calls and backward passes ---------------------------------------------------------
+
+    def _enter(self, module: torch.nn.Module, given: Any) -> None:
+        self._depth += 1
+        if self._in_backward:
+            return
+        if self._depth == 1:
+            self._needs_size = self._sized = None
+            if torch.is_grad_enabled() and self._trained(module):
+                self._needs_size = self._calls.setdefault(module, _Calls())
+                self._needs_size.pending += 1
+        if self._needs_size is not None and given:
+            # A model that is called with keywords only: its first module that is not.
+            size = next(filter(None, map(samples_in, given)), None)
+            if size is not None:
+                self._needs_size.sizes[size] += 1
+                # Where a DataLoader tells the batch size, often ``batch_first`` was forgotten.
+                if all(each.samples in (None, 1) for each in self._batches):
+                    self._sized = self._needs_size, size
+                self._needs_size = None
+        if self._sized is not None and getattr(module, "batch_first", True) is False:
+            self._turn(*self._sized, tuple(getattr(given[0], "shape", ())) if given else ())
+
+    def _turn(self, calls: _Calls, size: int, shape: tuple[int, ...]) -> None:
+        """A recurrent network or an attention is called whose dimensions are time, batch and
+        features: where the model was given them in this order, the second is its samples."""
+        if len(shape) != 3:
+            return
+        self._sized = None
+        if shape[0] == size:
+            calls.sizes[size] -= 1
+            calls.sizes[shape[1]] += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+
+    def _commit(self) -> None:
+        """A backward pass begins: the calls before it were of training.
+
+        An optimizer that evaluates the model again and again within its step (L-BFGS) does so
+        with the same samples.
+        """
+        repeats = self._within and bool(self._stepping)
+        self._within = bool(self._stepping)
+        self._backwards += not repeats
+        for each in self._calls.values():
+            each.counted += 0 if repeats else each.pending
+            each.pending = 0
+
+    def _trained(self, module: torch.nn.Module) -> int:
+        """Elements of its parameters that are trained."""
+        known = self._sizes.get(module)
+        if known is None:
+            known = sum(p.numel() for p in module.parameters() if p.requires_grad)
+            self._sizes[module] = known
+        return known
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._stepping += 1
+        if not self._simulation.counts_steps_of(optimizer):
+            self._others = self._others or bool(self._calls)
+
+    def _after_step(self, *_: Any) -> None:
+        self._stepping = max(0, self._stepping - 1)
+
+    def _look_around(self) -> None:
+        """Whose loop makes the step, and where is it called?"""
+        frame = sys._getframe(1)
+        self.where = frame_of_user(frame)
+        self.loop = loop_of(frame)
+
+
+# ---
+# Detects, while a script runs, whether it trains at all, and with an optimizer.
+
+
+#: Calls of models without an optimizer or a backward pass after which a script is taken not
+#: to train.
+_CALLS: Final = 100
+#: Backward passes without an optimizer after which a script is taken to do without.
+_BACKWARDS: Final = 20
+#: Calls in a row that distinguish a growing cache from mere variation.
+_GROWTHS: Final = 4
+
+
+class InferenceWatch:
+    """Sees scripts that only infer; what has trained once is not looked at again."""
+
+    def __init__(self, simulation: Simulation, interventions: Interventions) -> None:
+        self._simulation, self._interventions = simulation, interventions
+        self._trains = False
+        self._backwards = 0
+
+    def only_infers(self) -> bool:
+        """Were there many calls of models, and no optimizer and no backward pass so far?"""
+        if self._interventions.forward_calls().calls < _CALLS:
+            return False
+        if self._interventions.optimizers or self._trains:
+            return False
+        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
+        return not self._trains
+
+    def updates_by_itself(self) -> bool:
+        """A backward pass is over: were there some by now, and no optimizer?"""
+        self._backwards += 1
+        return self._backwards >= _BACKWARDS and not self._interventions.optimizers
+
+
+class CacheWatch:
+    """Does memory grow from call to call of a model, as with the KV cache of ``generate()``?
+
+    Its peak is at the end of the growth, however many calls that takes.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._ends: list[int] = []
+        self._grew = False
+
+    def note_call(self) -> None:
+        """A call has ended: what it left in use counts."""
+        stats = self._simulation.allocator.memory_stats()
+        self._ends.append(int(stats["allocated_bytes"]["all"]["current"]))
+        self._grew = self._grew or self.grows()
+
+    def grows(self) -> bool:
+        """Did the last calls leave more and more behind, and never less?"""
+        last = self._ends[-_GROWTHS - 1 :]
+        rises = all(after >= before for before, after in pairwise(last))
+        return len(last) > _GROWTHS and rises and last[-1] > last[0]
+
+    def released(self) -> bool:
+        """Has what had grown been let go with the last call?"""
+        return self._grew and self._ends[-1] < self._ends[-2]
+
+
+# ---
+# Detects an evaluation or a checkpoint among the simulated steps.
+#
+# Both can need memory that no training step does. Nothing that goes wrong while watching reaches
+# the script.
+
+
+class CoverageWatch:
+    """Follows models, optimizers and checkpoints of a script.
+
+    Args:
+        feeding: tells of the DataLoader that feeds the training, and how far it has come.
+    """
+
+    def __init__(self, feeding: Callable[[], LoaderInfo | None]) -> None:
+        self._feeding = feeding
+        self._trained: set[int] = set()
+        self._evaluated = self._saved = False
+        #: Steps made and batches given, at the first step and at the last.
+        self._progress: list[tuple[int, int]] = []
+        self._imports: ImportHook | None = None
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._watch_parameters(patches)
+        patches.hook(torch, "save", self._noting)
+
+        def safetensors(module: ModuleType) -> None:
+            # What its save_file and save_model call, whoever has imported them by name.
+            if hasattr(module, "serialize_file"):
+                patches.hook(module, "serialize_file", self._noting)
+
+        self._imports = ImportHook("safetensors.torch", safetensors)
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Take the import hook away; the patches are their owner's to restore."""
+        if self._imports is not None:
+            self._imports.remove()
+
+    def called(self, module: torch.nn.Module) -> None:
+        """An outermost module with parameters is about to be called."""
+        if self._evaluated or module.training:
+            return
+        with contextlib.suppress(Exception):
+            self._evaluated = any(id(each) in self._trained for each in module.parameters())
+
+    def stepped(self, steps: int) -> None:
+        """An optimizer step is over, the ``steps``-th."""
+        loader = self._feeding()
+        if loader is not None:
+            self._progress = [*self._progress[:1], (steps, loader.batches)]
+
+    def result(self) -> Coverage:
+        """What was seen so far."""
+        epochs, steps = self._epoch()
+        return Coverage(self._evaluated, self._saved, epochs, steps)
+
+    def _epoch(self) -> tuple[float | None, int | None]:
+        """Epochs that were done, and optimizer steps in one, where the data set's size is known.
+
+        Batches are counted between the first step and the last: some loaders read ahead.
+        """
+        loader = self._feeding()
+        if loader is None or not loader.samples or not loader.batch_size or not self._progress:
+            return None, None
+        batches = math.ceil(loader.samples / loader.batch_size)
+        (first, before), (last, after) = self._progress[0], self._progress[-1]
+        for_each = after / last if first == last else (after - before) / (last - first)
+        if for_each <= 0:
+            return None, None
+        steps = max(1, math.ceil(batches / for_each))
+        return last / steps, steps
+
+    def _watch_parameters(self, patches: PatchSet) -> None:
+        add = torch.optim.Optimizer.add_param_group
+        trained = self._trained
+
+        @functools.wraps(add)
+        def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
+            add(optimizer, param_group)
+            with contextlib.suppress(Exception):
+                trained.update(map(id, optimizer.param_groups[-1]["params"]))
+
+        patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
+
+    def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._saved = True
+            return write(*args, **kwargs)
+
+        return wrapper

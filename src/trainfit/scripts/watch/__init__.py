@@ -1,1 +1,0 @@
-"""What a script does while it runs: its DataLoader, precision, steps and options."""

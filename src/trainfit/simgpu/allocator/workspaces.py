@@ -1,0 +1,387 @@
+"""Memory that GPU libraries use in addition to an operator's results.
+
+The models by library and kernel: cuBLAS and cuDNN's convolutions here, attention, sorting
+and indexing, and recurrent networks in modules of their own. Recordings name them; see
+:mod:`trainfit.simgpu.allocator.workspaces`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+# ---
+# Table of the models of library and kernel workspaces.
+#
+# Each model is a pure function of integers, every one of which is affine in the batch size,
+# so a recording can be evaluated at another batch size without running the script again.
+
+
+MODELS: Final[dict[str, Callable[..., int]]] = {}
+
+
+def model(function: Callable[..., int]) -> Callable[..., int]:
+    """Register a model under its function's name."""
+    MODELS[function.__name__] = function
+    return function
+
+
+def workspace_bytes(name: str, arguments: tuple[int, ...]) -> int:
+    """Bytes that model ``name`` asks for; 0 means that nothing is allocated."""
+    return MODELS[name](*arguments)
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+# ---
+# Scratch memory of PyTorch's attention kernels, in addition to their results.
+#
+# Sources: ATen/native/transformers/cuda/flash_attn/flash_api.cpp, .../cuda/attention_backward.cu
+# and .../cuda/mem_eff_attention/kernel_backward.h, read in versions of 2024 to 2026.
+
+
+@model
+def flash_splits(
+    batch: int, heads: int, queries: int, keys: int, head_size: int, processors: int
+) -> int:
+    """Flash attention's forward where one pass would leave multiprocessors idle.
+
+    The keys are then split, and each split's result and log-sum-exp are kept in float32
+    until they are united (set_params_splitkv and num_splits_heuristic).
+    """
+    keys_at_a_time = 256 if head_size <= 64 else 128 if head_size <= 128 else 64
+    blocks = batch * heads * ceil_div(queries, 64)
+    splits = _splits(blocks, 2 * processors, ceil_div(keys, keys_at_a_time))
+    if splits == 1:
+        return 0
+    return splits * batch * heads * queries * (_flash_head(head_size) + 1) * 4
+
+
+def _splits(blocks: int, processors: int, parts: int) -> int:
+    if blocks >= 0.8 * processors:
+        return 1
+    possible = [
+        count
+        for count in range(1, min(128, processors, parts) + 1)
+        if count == 1 or ceil_div(parts, count) != ceil_div(parts, count - 1)
+    ]
+    waves = {count: blocks * count / processors for count in possible}
+    efficiency = {count: wave / -(-wave // 1) for count, wave in waves.items()}
+    good = 0.85 * max(efficiency.values(), default=0)
+    return next((count for count in possible if efficiency[count] >= good), 1)
+
+
+def _flash_head(head_size: int) -> int:
+    return round_up(head_size, 32 if head_size <= 128 else 64)
+
+
+@model
+def flash_backward(
+    batch: int,
+    heads: int,
+    queries: int,
+    head_size: int,
+    keys: int = 0,
+    key_heads: int = 0,
+    itemsize: int = 2,
+    processors: int = 0,
+) -> int:
+    """Flash attention's backward: float32 accumulator of dQ, and softmax sums (mha_bwd).
+
+    Rows are rounded up to 128, the head size to 32 or 64. With fewer key than query heads
+    dK and dV are made for every query head first. ``processors`` is not 0 where
+    deterministic algorithms are asked for: dQ is then accumulated once per split.
+    """
+    rows = round_up(queries, 128)
+    copies = ceil_div(processors, batch * heads) if processors else 1
+    accumulated = batch * heads * rows * (copies * _flash_head(head_size) + 1) * 4
+    if key_heads in (0, heads):
+        return accumulated
+    return accumulated + 2 * batch * keys * heads * head_size * itemsize
+
+
+@model
+def cudnn_attention_backward(batch: int, heads: int, queries: int, head_size: int) -> int:
+    """cuDNN's attention, backward. An estimate: cuDNN does not publish it.
+
+    Its frontend's graph of the backward pass holds dQ in float32 and one sum a row between
+    its kernels (sdpa backward node: dQ_accum, softmax_sum), as flash attention does. The
+    truth is not above twice that where dK and dV are accumulated likewise.
+    """
+    return batch * heads * queries * (head_size + 1) * 4
+
+
+@model
+def efficient_forward(batch: int, heads: int, queries: int, value_size: int) -> int:
+    """Memory-efficient attention's forward, halves with values wider than 128.
+
+    The result does not fit the registers and is accumulated in float32
+    (kNeedsOutputAccumulatorBuffer of kernel_forward.h).
+    """
+    return batch * queries * heads * value_size * 4
+
+
+@model
+def efficient_delta(batch: int, heads: int, queries: int, value_size: int, products: int) -> int:
+    """Memory-efficient attention's backward before its kernel: ``(dO * O).sum(-1)``.
+
+    Halves do that in the kernel; for float32 the product is a tensor (``products`` 1), and
+    for wide halves on Volta the float32 copies of dO and O are, too (3).
+    """
+    return products * batch * heads * queries * value_size * 4
+
+
+@model
+def efficient_backward(
+    batch: int,
+    heads: int,
+    queries: int,
+    keys: int,
+    head_size: int,
+    value_size: int,
+    half: int,
+    in_registers: int = 64,
+) -> int:
+    """Memory-efficient attention's backward: delta, and float32 accumulators for halves.
+
+    dQ is accumulated in float32 where the result is of half precision; dK and dV too, when
+    the head is wider than the kernel's registers (``in_registers``), once for each part
+    that the keys are split into (at most 200 // (batch * heads) then).
+    """
+    delta = batch * heads * round_up(queries, 32) * 4
+    if not half:
+        return delta
+    accumulators = round_up(queries, 64) * head_size
+    if max(head_size, value_size) > in_registers:
+        splits = max(1, min(ceil_div(keys, 128), 200 // (batch * heads)))
+        accumulators += splits * round_up(keys, 64) * (head_size + value_size)
+    return delta + batch * heads * accumulators * 4
+
+
+# ---
+# Scratch memory of PyTorch's sorting, indexing and a few other kernels.
+#
+# Sources: ATen/native/cuda/SortStable.cu, Sort.cpp, Embedding.cu, EmbeddingBackwardKernel.cu,
+# Indexing.cu, IndexKernel.cpp, Unique.cu, layer_norm_kernel.cu, ForeachReduceOp.cu,
+# SpectralOps.cpp. CUB's scratch space is from its headers: a radix sort that must keep its
+# input takes a second buffer for keys and values, and tables of less than an eighth of a byte
+# an item, which are left out.
+
+
+INT64 = 8
+#: Sorts up to this length happen in place (should_use_small_sort).
+_SMALL_SORT = 4096
+#: embedding_dense_backward_cuda: without a sort up to so many indices.
+_FEW_INDICES = 3072
+_ROWS_PER_THREAD = 10
+#: Layer norm's weight gradients are summed in two steps for more rows than these.
+MANY_ROWS = 64 * 1024
+
+
+def _radix_sort(items: int, key: int, value: int) -> int:
+    return items * (key + value)
+
+
+@model
+def sort(items: int, length: int, itemsize: int) -> int:
+    """Sorting rows of ``length`` along the last dimension (launch_stable_sort_kernel)."""
+    if length <= _SMALL_SORT or items == 0:
+        return 0
+    rows = items // length
+    if rows == 1 or length >= 1_000_000:
+        return length * INT64 + _radix_sort(length, itemsize, INT64)
+    if rows < 128:  # by full sort: pairs of row and place, twice, and the sorted keys
+        return 2 * items * INT64 + items * itemsize + _radix_sort(items, itemsize, INT64)
+    return items * INT64 + _radix_sort(items, itemsize, INT64)
+
+
+@model
+def sort_copies(items: int, itemsize: int, values: int) -> int:
+    """Rows copied together because the sorted dimension is not the last one in memory.
+
+    ``values`` counts the copies of the values; the indices are copied once.
+    """
+    return items * (values * itemsize + INT64)
+
+
+@model
+def embedding_backward(
+    indices: int, rows: int, width: int, index_size: int, accumulator_size: int
+) -> int:
+    """embedding_dense_backward_cuda: indices are sorted, rows summed by segments of ten."""
+    if indices <= _FEW_INDICES:
+        return 0
+    found = 2 * indices * index_size
+    sorting = indices * index_size + _radix_sort(indices, index_size, index_size)
+    segments = min(indices, rows)
+    partial = indices // _ROWS_PER_THREAD + segments
+    summing = (indices + 2 * segments + partial) * index_size
+    return found + max(sorting, summing + partial * width * accumulator_size)
+
+
+@model
+def index_put(indices: int) -> int:
+    """Accumulating index_put: linear, sorted and original indices, a range, and the sort."""
+    return indices * INT64 * 4 + _radix_sort(indices, INT64, INT64)
+
+
+@model
+def index_tensors(indices: int) -> int:
+    """The int64 indices that a boolean mask becomes (expandTensors: nonzero)."""
+    return indices * INT64
+
+
+@model
+def unique(items: int, itemsize: int, inverse: int) -> int:
+    """Unique values: sorted copy, for the inverse also places and running counts.
+
+    An upper bound where the sort and the later steps do not overlap (Unique.cu).
+    """
+    if inverse:
+        return items * (itemsize + 3 * INT64) + _radix_sort(items, itemsize, INT64)
+    return 2 * items * itemsize + items * INT64
+
+
+@model
+def layer_norm_backward(rows: int, width: int, itemsize: int, processors: int) -> int:
+    """Partial sums of weight's and bias's gradients, for many short rows.
+
+    cuComputePartGradGammaBeta's successor in GammaBetaBackward: blocks of 32 rows.
+    """
+    across = ceil_div(width, 32)
+    if rows <= MANY_ROWS or width // 32 >= processors // 2:
+        return 0
+    down = min(32 * 1024 // across, ceil_div(rows, 32))
+    return 2 * down * width * itemsize
+
+
+@model
+def foreach_norm(tensors: int, longest: int, itemsize: int) -> int:
+    """_foreach_norm: one partial result for each chunk of 65,536 elements."""
+    return tensors * max(ceil_div(longest, 65_536), 1) * itemsize
+
+
+@model
+def temporary(nbytes: int) -> int:
+    """A tensor that a kernel makes for itself."""
+    return nbytes
+
+
+@model
+def cufft(nbytes: int) -> int:
+    """cuFFT's work area. A bound: it is the transformed data once more, or nothing."""
+    return nbytes
+
+
+# ---
+# Workspaces of cuDNN's recurrent networks, in addition to their results.
+#
+# cuDNN tells these sizes at run time (cudnnGetRNNTempSpaceSizes) and publishes no formula.
+# The models follow from what the backward pass cannot do without; each docstring says how far
+# off the truth can be.
+
+
+#: cudnnRNNMode_t
+RELU, TANH, LSTM, GRU = range(4)
+#: Gates of a cell, and vectors that a backward step needs in addition: the LSTM's cell state and
+#: its tanh; the GRU's recurrent part of the new gate. (The hidden state is the output.)
+_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
+_MORE = {RELU: 0, TANH: 0, LSTM: 2, GRU: 1}
+
+
+def reserve_bytes(
+    mode: int, rows: int, hidden: int, layers: int, directions: int, itemsize: int, dropout: bool
+) -> int:
+    """The reserve space that forward leaves for backward; ``rows`` is the sum of all lengths.
+
+    Gates and states of every step; outputs of all but the last layer, which are inputs of
+    the next; with dropout between layers those once more. An estimate: 0.6 to 1.5 times.
+    """
+    states = layers * directions * (_GATES[mode] + _MORE[mode]) * hidden
+    between = (layers - 1) * directions * hidden * (1 + dropout)
+    return rows * (states + between) * itemsize
+
+
+@model
+def cudnn_rnn_workspace(
+    mode: int, rows: int, hidden: int, directions: int, itemsize: int, weights: int
+) -> int:
+    """Scratch memory of a pass: one layer's matmuls of input and weights, and the weights.
+
+    The input matmuls of all steps of a layer run at once, both directions together,
+    and the weights are transposed for the recurrence. An estimate: 0.3 to 2 times.
+    """
+    return rows * directions * _GATES[mode] * hidden * itemsize + weights
+
+
+@model
+def cudnn_dropout_state(processors: int) -> int:
+    """Random state for every thread of the device (cudnnDropoutGetStatesSize).
+
+    "Slightly over 2 MB" on the 24 multiprocessors of a Titan X, says PyTorch's RNN.cpp:
+    2,048 threads on each, 48 bytes a thread (curandStateXORWOW).
+    """
+    return processors * 2048 * 48
+
+
+__all__ = ["MODELS", "workspace_bytes"]
+
+#: Models of what a closed library chooses by itself: estimates, not facts.
+ESTIMATED: Final = frozenset({"cudnn_tensor_core", "cudnn_winograd", "cudnn_rnn_workspace"})
+
+
+@model
+def cublas_workspace(nbytes: int) -> int:
+    """Workspace of a cuBLAS handle on one stream, kept for the life of the process.
+
+    :mod:`trainfit.simgpu.operators.matmul` works out its size.
+    """
+    return nbytes
+
+
+@model
+def cublas_handle(capability_major: int) -> int:
+    """The same in recordings of format version 1, by compute capability."""
+    return 32 << 20 if capability_major in (9, 10) else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+@model
+def cudnn_tensor_core(copies: int, input_bytes: int, output_bytes: int) -> int:
+    """cuDNN's tensor-core convolution: copies of the tensors of a pass in its workspace.
+
+    One in the NHWC layout that the kernels want (``nchwToNhwcKernel`` and
+    ``nhwcToNchwKernel`` in profiles), one more where they are rounded to TF32.
+    """
+    return copies * (input_bytes + output_bytes)
+
+
+@model
+def cudnn_winograd(
+    samples: int, inputs: int, outputs: int, height: int, width: int, itemsize: int
+) -> int:
+    """cuDNN's non-fused Winograd convolution, F(4x4, 3x3), for float32 3x3 at stride 1.
+
+    Each 4x4 tile of the result (``height`` x ``width``) becomes 6x6 numbers for every input
+    and every output channel, and each 3x3 filter 6x6; all three are held at once
+    (Lavin and Gray, arXiv 1509.09308, section 4; CUDNN_CONVOLUTION_*_ALGO_WINOGRAD_NONFUSED).
+    """
+    tiles = -(-height // 4) * -(-width // 4)
+    return 36 * itemsize * (samples * tiles * (inputs + outputs) + inputs * outputs)
+
+
+@model
+def contiguous_copy(nbytes: int) -> int:
+    """A copy that a kernel's caller makes because it wants dense operands."""
+    return nbytes
+
+
+@model
+def reordered_copy(nbytes: int) -> int:
+    """The same where other elements become neighbours."""
+    return nbytes

@@ -1,0 +1,406 @@
+"""The clocks of a simulation: the device's, the host's, and waits for a busy core."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import os
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from trainfit.hardware import GpuSpec
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.patching import PatchSet, in_child
+
+#: Seconds that a kernel takes at least; an order of magnitude, not a measurement.
+LAUNCH_SECONDS = 5e-6
+#: Bytes moved for each byte of result: two operands read, one result written.
+TRAFFIC = 3
+
+
+class Clock(Protocol):
+    """Time in seconds since the start, worked out from the recording when asked."""
+
+    def now(self, stream: int | None = None) -> float:
+        """When the device (or a stream of it) is done with everything submitted so far."""
+
+    def host(self) -> float:
+        """When the CPU has submitted everything; where it had to wait for the device, later."""
+
+    def pause(self, seconds: float) -> None:
+        """The CPU did something else before it goes on to submit."""
+
+
+class TrafficClock:
+    """The lower bound by traffic alone, on a computer that waits for each operator."""
+
+    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
+        self._recorder = recorder
+        self._bandwidth = gpu.bandwidth_bytes_per_s
+        self._seconds = 0.0
+        self._ops = 0
+        self._allocs = 0
+
+    def now(self, stream: int | None = None) -> float:
+        """See :class:`Clock`."""
+        ops, nbytes, owners = self._recorder.since(self._ops, self._allocs)
+        if ops:
+            traffic = np.bincount(np.maximum(owners - self._ops, 0), weights=nbytes, minlength=ops)
+            seconds = np.maximum(traffic * TRAFFIC / self._bandwidth, LAUNCH_SECONDS)
+            self._seconds += float(seconds.sum())
+        self._ops += ops
+        self._allocs += len(nbytes)
+        return self._seconds
+
+    def host(self) -> float:
+        """See :class:`Clock`."""
+        return self.now()
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`Clock`."""
+        self._seconds += seconds
+
+
+_make: Callable[[Recorder, GpuSpec], Clock] = TrafficClock
+
+
+def use(maker: Callable[[Recorder, GpuSpec], Clock]) -> None:
+    """Let simulations of this process keep time with another clock from now on."""
+    global _make
+    _make = maker
+
+
+def clock_of(recorder: Recorder, gpu: GpuSpec) -> Clock:
+    """The clock of a new simulation."""
+    return _make(recorder, gpu)
+
+
+# ---
+# Time that a thread waited for a busy core.
+#
+# That is no work of the thread's, and no waiting of its own choice (for a file, a lock, a worker):
+# on another computer, or at another time, it would not have waited.
+
+
+#: What the kernel knows of the calling thread: nanoseconds on a core, nanoseconds that it waited
+#: for one although it could run, and how often it got one (Documentation/scheduler/sched-stats).
+_SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
+_NS: Final = 1e-9
+
+
+class CoreWaits(Protocol):
+    """Tells how long the calling thread waited for a core between two points in time."""
+
+    def mark(self) -> Any:
+        """A point in time, of the calling thread."""
+
+    def since(self, mark: Any, passed: float) -> float:
+        """Seconds of waiting in the ``passed`` ones since ``mark``; 0 where another thread made
+        the mark."""
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch what it has to, until ``patches`` is restored."""
+
+
+class KernelsCount:
+    """As Linux counts it for every thread, to the nanosecond.
+
+    Threads that work for this one (OpenMP's, workers of a DataLoader) may wait for a core, too:
+    that this one waits for them is not taken out.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    @staticmethod
+    def is_there() -> bool:
+        """Does this kernel count? Some have no such file, others one of zeros."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            on_core, _, times = map(int, _SCHEDSTAT.read_text().split())
+            return on_core > 0 and times > 0
+        return False
+
+    def mark(self) -> tuple[int, int]:
+        """See :class:`CoreWaits`."""
+        return threading.get_ident(), self._waited_ns()
+
+    def since(self, mark: tuple[int, int], passed: float) -> float:
+        """See :class:`CoreWaits`."""
+        thread, waited = mark
+        if thread != threading.get_ident():
+            return 0.0
+        return min(passed, max(0, self._waited_ns() - waited) * _NS)
+
+    def install(self, patches: PatchSet) -> None:
+        """See :class:`CoreWaits`; there is nothing to watch."""
+
+    def _waited_ns(self) -> int:
+        file = getattr(self._own, "file", None)
+        if file is None or file.process != os.getpid():
+            file = self._own.file = _OpenFile(_SCHEDSTAT)
+        return int(os.pread(file.descriptor, 64, 0).split()[1])
+
+
+class _OpenFile:
+    """Kept open, for opening takes longer than reading; closed with its thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.process = os.getpid()
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.descriptor)
+
+
+class Remainder:
+    """Where the kernel does not say: what is neither time on a core nor in calls that wait.
+
+    Those are known by name: sleeping, and waiting for a lock of :mod:`threading`, for another
+    process or for what it sends. Reading a slow disk or network is not among them.
+    """
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def mark(self) -> tuple[int, float, float]:
+        """See :class:`CoreWaits`."""
+        return threading.get_ident(), time.thread_time(), self._blocked_s()
+
+    def since(self, mark: tuple[int, float, float], passed: float) -> float:
+        """See :class:`CoreWaits`."""
+        thread, on_core, blocked = mark
+        if thread != threading.get_ident():
+            return 0.0
+        known = time.thread_time() - on_core + self._blocked_s() - blocked
+        return max(0.0, passed - known)
+
+    def install(self, patches: PatchSet) -> None:
+        """See :class:`CoreWaits`."""
+        for owner, name in (
+            (time, "sleep"),
+            (threading.Condition, "wait"),
+            (connection, "wait"),
+            (subprocess.Popen, "wait"),
+        ):
+            patches.set(owner, name, self._watched(vars(owner)[name]))
+
+    def _blocked_s(self) -> float:
+        return float(getattr(self._own, "blocked_s", 0.0))
+
+    def _watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self._blocking():
+                return function(*args, **kwargs)
+
+        return watched
+
+    @contextlib.contextmanager
+    def _blocking(self) -> Iterator[None]:
+        """What passes inside off a core is waiting of the thread's own choice."""
+        clock: Callable[[], float] = _monotonic
+        before, began, on_core = self._blocked_s(), clock(), time.thread_time()
+        try:
+            yield
+        finally:
+            passed = clock() - began - (time.thread_time() - on_core)
+            self._own.blocked_s = before + max(0.0, passed)  # calls inside of calls count once
+
+
+#: The machine's clock, whatever ``time`` shows a script.
+_monotonic: Final = time.monotonic
+
+
+def core_waits() -> CoreWaits:
+    """The best that there is on this system."""
+    return KernelsCount() if KernelsCount.is_there() else Remainder()
+
+
+# ---
+# Host clock of a script during a simulation.
+#
+# Simulating an operator takes other time than launching it on a GPU does. So ``time.time`` and its
+# like show the script what its own computer would take: the operators' launches and the waits for
+# the GPU as the clock has them, and all else (reading a batch, sleeping, other computations) as
+# long as it took here, without the time for which others had the cores (:mod:`simgpu.core_waits`):
+# how busy this machine is must not show in a prediction. Such a clock never stands still, so that
+# code that polls it comes to its end.
+
+
+#: What a script does between two operators counts as its own from so many seconds on, or when it
+#: looks at the time meanwhile. Below, it is most likely Python on its way to the next operator:
+#: slowed by the simulation, and part of what the clock takes for launching one.
+OWN_WORK_S: Final = 2e-3
+
+#: Functions of the module ``time``, each a clock that goes on by itself, and their units a second.
+_SHOWN: Final = {
+    "time": 1, "perf_counter": 1, "monotonic": 1,
+    "time_ns": 10**9, "perf_counter_ns": 10**9, "monotonic_ns": 10**9,
+}  # fmt: skip
+
+
+class ScriptTime:
+    """Divides what passes between the simulator and the script, and shows the script its time.
+
+    ``in_framework`` says whether PyTorch's own Python is what lies between two operators;
+    ``real`` is this machine's clock, in seconds; ``waits`` tells how long a thread waited for a
+    core.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        in_framework: Callable[[], bool] = lambda: False,
+        real: Callable[[], float] = time.perf_counter,
+        waits: CoreWaits | None = None,
+    ) -> None:
+        self._clock, self._in_framework, self._real = clock, in_framework, real
+        self._waits = core_waits() if waits is None else waits
+        self._mark = self._waits.mark()
+        self._collecting_since = 0.0
+        self._simulating = self._looked = False
+        self._left = real()
+        self._shown_s = 0.0
+        # Reentrant: the handler of a signal may run operators, too.
+        self._lock = threading.RLock()
+        #: Are its functions installed, and is this the process of the simulation?
+        self.runs = False
+
+    def enter(self) -> bool:
+        """The simulator runs from now on; ``False`` if it already did."""
+        if self._simulating or not self.runs:
+            return False
+        self._simulating = True
+        passed = self._real() - self._left
+        if self._looked or (passed >= OWN_WORK_S and not self._in_framework()):
+            own = self._own(passed)
+            if self._looked or own >= OWN_WORK_S:
+                self._looked = False
+                with self._lock:
+                    self._clock.pause(own)
+        return True
+
+    def _own(self, passed: float) -> float:
+        """Seconds of the script itself, of those that passed since it resumed."""
+        return max(0.0, passed - self._waits.since(self._mark, passed)) if passed > 0 else 0.0
+
+    def leave(self) -> None:
+        """Back to the script."""
+        self._left, self._mark = self._real(), self._waits.mark()
+        self._simulating = False
+
+    def leave_out(self, seconds: float) -> None:
+        """Of what passes in the script, so much was the simulator's."""
+        self._left += seconds
+
+    @contextlib.contextmanager
+    def simulating(self) -> Iterator[None]:
+        """What is done inside costs the script no time."""
+        entered = self.enter()
+        try:
+            yield
+        finally:
+            if entered:
+                self.leave()
+
+    def now(self, stream: int) -> float:
+        """When a stream is done with everything submitted so far, as the clock has it."""
+        with self.simulating():
+            return self._clock.now(stream)
+
+    def elapsed(self) -> float:
+        """Seconds since the simulation began, as the script is shown them; they never decrease."""
+        with self._lock:
+            began = self._real()
+            # Also in the simulator, where callbacks of the script may poll the time.
+            own = self._own(began - self._left)
+            self._looked = self._looked or not self._simulating
+            self._shown_s = max(self._shown_s, self._clock.host() + own)
+            self.leave_out(self._real() - began)
+            return self._shown_s
+
+    def install(self, patches: PatchSet) -> None:
+        """Show this time in place of the machine's."""
+        for name, units in _SHOWN.items():
+            patches.set(time, name, _ShownClock(self, name, units))
+        timer = vars(time)["perf_counter"]
+        patches.set(timeit, "default_timer", timer)
+        for owner, name in ((timeit, "timeit"), (timeit, "repeat"), (timeit.Timer, "__init__")):
+            patches.set(owner, name, _with_timer(vars(owner)[name], timer))
+        self._waits.install(patches)
+        gc.callbacks.append(self._collect)
+        in_child(self.stop)
+        self._left, self._mark = self._real(), self._waits.mark()
+        self.runs = True
+
+    def stop(self) -> None:
+        """Whoever kept one of the functions has the machine's time from now on; as have children
+        that are forked."""
+        self.runs = False
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._collect)
+
+    def _collect(self, phase: str, _: Any) -> None:
+        """Python looks for garbage: mostly among what the simulation keeps."""
+        if phase == "start":
+            self._collecting_since = self._real()
+        elif not self._simulating:
+            self.leave_out(self._real() - self._collecting_since)
+
+
+class _ShownClock:
+    """A function of the module ``time`` as scripts see it.
+
+    An object, as a built-in function is none that a class would bind to its instances. It is
+    pickled by its name, as those are.
+    """
+
+    def __init__(self, script_time: ScriptTime, name: str, units: int) -> None:
+        self._real = vars(time)[name]
+        self._began = self._real()
+        self._script_time, self._units = script_time, units
+        self.__module__, self.__name__, self.__qualname__ = "time", name, name
+        self.__doc__, self.__wrapped__ = self._real.__doc__, self._real
+
+    def __call__(self) -> float | int:
+        if not self._script_time.runs or _asked_by_us():
+            return self._real()  # type: ignore[no-any-return]
+        elapsed = self._script_time.elapsed()
+        began: float | int = self._began
+        return began + (elapsed if self._units == 1 else round(elapsed * self._units))
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __repr__(self) -> str:
+        return f"<function time.{self.__name__}, simulated>"
+
+
+def _with_timer(function: Callable[..., Any], timer: _ShownClock) -> Callable[..., Any]:
+    """``function``, which took the machine's clock for its parameter ``timer`` when it was made."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.setdefault("timer", timer)
+        return function(*bound.args, **bound.kwargs)
+
+    return timed
+
+
+def _asked_by_us() -> bool:
+    """Does the simulator itself, or what runs the script in it, look at the time?"""
+    return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "trainfit"

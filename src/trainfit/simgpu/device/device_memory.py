@@ -1,0 +1,279 @@
+"""The lifetime of a storage on the simulated device, from its allocation to its free."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from trainfit.results.runs.steps import LAUNCH_QUEUE
+from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
+from trainfit.simgpu.allocator.caching import CachingAllocator
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.user_location import place_of_user
+from trainfit.torch_private.tensors import storage_key
+
+#: The machine's clock, whatever ``time`` shows scripts.
+_now = time.perf_counter
+
+
+class StorageRecord(weakref.ref):  # type: ignore[type-arg]
+    """The allocation behind one storage; a weak reference whose callback frees it.
+
+    ``value`` is the storage's real content on the CPU where it is known (small integer
+    tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
+    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
+    """
+
+    __slots__ = ("block", "fill", "key", "nbytes", "number", "value")
+
+    block: Block | None
+    number: int
+    nbytes: int
+    key: int
+    value: torch.Tensor | None
+    fill: bool | float | None
+
+
+class _Wait(NamedTuple):
+    """A freed block that other streams use: it may be handed out again when they are done."""
+
+    block: Block
+    number: int
+    streams: set[int]
+    #: Operators submitted before the free: when the streams have come so far, they are done.
+    submitted: int
+
+
+class _CurrentStream(threading.local):
+    number = 0
+
+
+class DeviceMemory:
+    """Allocates for storages, records it, and frees when a storage dies.
+
+    A storage can die at any bytecode, through the garbage collector also in the middle of
+    an allocation. Such frees wait in ``_pending`` until the allocator is consistent again.
+    """
+
+    def __init__(self, allocator: CachingAllocator, recorder: Recorder) -> None:
+        self.allocator = allocator
+        self.recorder = recorder
+        self.lives: dict[int, StorageRecord] = {}
+        self._streams = _CurrentStream()
+        self._lock = threading.Lock()
+        self._pending: list[StorageRecord] = []
+        self._lines: dict[tuple[str, int] | None, int] = {None: -1}
+        #: By the time of the free.
+        self._waits: deque[_Wait] = deque()
+        #: Is told when the host waits for all that was submitted (to a stream).
+        self.on_wait: Callable[[int | None], None] = lambda _: None
+        #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
+        self.on_death: Callable[[float], None] = lambda _: None
+        allocator.defers_events = True
+        #: Streams that take part in the capture of a CUDA graph, and its private pool.
+        self.capturing: set[int] = set()
+        self._private = 0
+
+    @property
+    def stream(self) -> int:
+        """The calling thread's current stream."""
+        return self._streams.number
+
+    @stream.setter
+    def stream(self, number: int) -> None:
+        self._streams.number = number
+
+    def begin_capture(self, pool: int) -> None:
+        """``beginAllocateToPool``: the current stream's allocations, and those of streams that
+        join it, come from a private pool."""
+        self.capturing, self._private = {self.stream}, pool
+
+    def end_capture(self) -> None:
+        """``endAllocateToPool``."""
+        self.capturing = set()
+
+    def _place(self) -> int:
+        """The pool for an allocation now: the stream's own, or the capture's for this stream."""
+        stream = self.stream
+        return private_pool(stream, self._private) if stream in self.capturing else stream
+
+    def adopt(self, meta: torch.Tensor) -> StorageRecord:
+        """The life of ``meta``'s storage, allocated now if the storage is new."""
+        storage = meta.untyped_storage()
+        key = storage_key(storage)
+        life = self.lives.get(key)
+        if life is not None:
+            return life
+        life = StorageRecord(storage, self._on_death)
+        life.key = key
+        life.value = None
+        life.fill = None
+        life.nbytes = storage.nbytes()
+        life.block = None
+        life.number = -1
+        if life.nbytes:
+            self._malloc(life)
+        self.lives[key] = life
+        return life
+
+    def _malloc(self, life: StorageRecord) -> None:
+        if self._waits:
+            self._settle_waits()
+        place = self._place() if self.capturing else self.stream
+        with self._lock:
+            life.block = self.allocator.malloc(life.nbytes, place)
+            life.number = self.recorder.malloc(life.nbytes, place, self._line())
+        if self._pending:
+            self.flush()
+
+    def _line(self) -> int:
+        """The string index of the user's line that is being executed."""
+        place = place_of_user()
+        line = self._lines.get(place)
+        if line is None:
+            assert place is not None
+            line = self._lines[place] = self.recorder.string("{}:{}".format(*place))
+        return line
+
+    def resize(self, life: StorageRecord, nbytes: int) -> None:
+        """The storage was resized: the new block is allocated before the old one is freed."""
+        old, number = life.block, life.number
+        life.nbytes, life.block, life.value = nbytes, None, None
+        if nbytes:
+            self._malloc(life)
+        if old is not None:
+            with self._lock:
+                self._release(old, number)
+
+    def transient(self, sizes: list[tuple[int, int, tuple[int, ...]]]) -> None:
+        """Allocate workspaces ``(bytes, model, arguments)`` together, then free them.
+
+        Those of 0 bytes are recorded too: at another batch size they may be more.
+        """
+        held: list[tuple[Block | None, int]] = []
+        if self._waits:
+            self._settle_waits()
+        place = self._place()
+        with self._lock:
+            try:
+                for nbytes, model, arguments in sizes:
+                    block = self.allocator.malloc(nbytes, place) if nbytes > 0 else None
+                    held.append((block, -1))
+                    number = self.recorder.malloc(max(nbytes, 0), place)
+                    self.recorder.workspace(number, model, arguments)
+                    held[-1] = (block, number)
+            finally:
+                for block, number in reversed(held):
+                    if block is not None:
+                        self.allocator.free(block)
+                    if number >= 0:
+                        self.recorder.free(number)
+        if self._pending:
+            self.flush()
+
+    def persistent(self, nbytes: int, model: int, arguments: tuple[int, ...]) -> None:
+        """Allocate a workspace that a library keeps for the life of the process."""
+        place = self._place()
+        with self._lock:
+            self.allocator.malloc(nbytes, place)
+            number = self.recorder.malloc(nbytes, place)
+            self.recorder.workspace(number, model, arguments)
+
+    def _on_death(self, life: Any) -> None:
+        key: int = life.key
+        if self.lives.get(key) is life:
+            del self.lives[key]
+        if life.block is None:
+            return
+        began = _now()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._free(life)
+            finally:
+                self._lock.release()
+        else:
+            self._pending.append(life)
+        self.on_death(_now() - began)
+
+    def _free(self, life: StorageRecord) -> None:
+        assert life.block is not None
+        self._release(life.block, life.number)
+        life.block = None
+
+    def _release(self, block: Block, number: int) -> None:
+        uses = block.stream_uses
+        self.allocator.free(block)
+        self.recorder.free(number)
+        if uses is not None:
+            self._waits.append(_Wait(block, number, set(uses), self.recorder.op_count))
+
+    def flush(self) -> None:
+        """Carry out the frees that had to wait."""
+        while self._pending:
+            with self._lock:
+                self._free(self._pending.pop())
+
+    def empty_cache(self) -> None:
+        self.flush()
+        with self._lock:
+            self.allocator.empty_cache()
+            self.recorder.empty_cache()
+            self._waits.clear()
+
+    # -- other streams -------------------------------------------------------------------
+
+    def record_stream(self, life: StorageRecord, stream: int) -> None:
+        """``Tensor.record_stream``: work on ``stream`` uses the storage, too."""
+        block = life.block
+        if block is None or stream == stream_of(block.stream):
+            return
+        with self._lock:
+            if block.stream_uses is None:
+                self.recorder.used(life.number)
+            self.allocator.record_stream(block, stream)
+
+    def synchronize(self, stream: int | None = None, submitted: int | None = None) -> None:
+        """The host waits for ``stream`` (``None``: all) to carry out its work.
+
+        Of that the first ``submitted`` operators (``None``: all).
+        """
+        if self.stream in self.capturing:
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        if submitted is None:
+            self.on_wait(stream)
+        if not self._waits:
+            return
+        with self._lock:
+            for wait in list(self._waits):
+                if submitted is not None and wait.submitted > submitted:
+                    break
+                wait.streams.intersection_update(() if stream is None else wait.streams - {stream})
+                if not wait.streams:
+                    self._waits.remove(wait)
+                    self._complete(wait)
+
+    def _settle_waits(self) -> None:
+        """Waits that are over because the host cannot be that far ahead of the device."""
+        if self.capturing:
+            return  # nothing runs meanwhile
+        # Operators count here, each of which launches at least one kernel.
+        reached = self.recorder.op_count - LAUNCH_QUEUE
+        with self._lock:
+            # Where memory ran out, the allocator has waited for all of them.
+            while self._waits and (not self.allocator.waits or self._waits[0].submitted <= reached):
+                self._complete(self._waits.popleft())
+
+    def _complete(self, wait: _Wait) -> None:
+        if self.allocator.waits:
+            self.allocator.complete(wait.block)
+        self.recorder.done(wait.number)
+
+
+__all__ = ["DeviceMemory", "OutOfDeviceMemory", "StorageRecord"]

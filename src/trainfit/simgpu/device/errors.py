@@ -1,0 +1,95 @@
+"""Errors of the simulated device, with PyTorch's wording where it has one.
+
+Commands name these errors too: PyTorch is imported by who raises one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
+
+if TYPE_CHECKING:
+    import torch
+
+
+class UnsupportedOperatorError(NotImplementedError):
+    """An operator whose result shapes nobody has described.
+
+    Attributes: ``operator`` its name, ``location`` the user's ``file:line`` or ``None``.
+    """
+
+    def __init__(
+        self, operator: str, location: str | None, detail: str, remedy: str | None = None
+    ) -> None:
+        place = f" called at {location}" if location else ""
+        name = operator.removesuffix(".default").replace(".", "::", 1)
+        if remedy is None:
+            remedy = (
+                "it has no fake (meta) kernel; register one with "
+                f'torch.library.register_fake("{name}") before the call'
+            )
+        super().__init__(f"cannot simulate {operator}{place}" + (f": {remedy}" if remedy else ""))
+        self.operator = operator
+        self.location = location
+        self.detail = detail
+
+
+#: How a job for several GPUs is planned today.
+ONE_GPU: Final = (
+    "one GPU is simulated, cuda:0, with one process; plan one process, with its own "
+    "batch size (as `torchrun --nproc-per-node=1 train.py` runs it); a model that is split over "
+    "GPUs cannot be planned yet"
+)
+
+
+class SeveralGpusError(UnsupportedOperatorError):
+    """The script asks for more than the one GPU, or the one process, that is simulated.
+
+    It is a ``RuntimeError``, as CUDA's "invalid device ordinal" is.
+    """
+
+    def __init__(self, what: str, location: str | None) -> None:
+        super().__init__(what, location, "", ONE_GPU)
+
+
+class DeviceMismatch(RuntimeError):
+    """A CPU tensor where the GPU's kernel needs one of its own."""
+
+    def __init__(self, device: torch.device, func: Any) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"cuda:0 and {device}! (when running {func})"
+        )
+
+
+def format_size(nbytes: int) -> str:
+    """Bytes as PyTorch's out-of-memory message writes them (format_size in C++)."""
+    if nbytes <= 1024:
+        return f"{nbytes} bytes"
+    for limit, unit in ((1 << 20, "KiB"), (1 << 30, "MiB")):
+        if nbytes <= limit:
+            return f"{nbytes / (limit >> 10):.2f} {unit}"
+    return f"{nbytes / (1 << 30):.2f} GiB"
+
+
+def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
+    """PyTorch's exception for the allocator's; same message as the CUDA build's."""
+    import torch
+
+    limit = error.allowed_bytes
+    allowed = "" if limit is None else f"{format_size(limit)} allowed; "
+    return torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {format_size(error.requested_bytes)}. "
+        f"GPU 0 has a total capacity of {format_size(error.capacity_bytes)} "
+        f"of which {format_size(error.free_bytes)} is free. "
+        "Including non-PyTorch memory, this process has "
+        f"{format_size(error.non_pytorch_bytes + error.reserved_bytes)} memory in use. {allowed}"
+        f"Of the allocated memory {format_size(error.allocated_bytes)} is allocated by PyTorch, "
+        f"and {format_size(error.reserved_bytes - error.allocated_bytes)} "
+        "is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "See documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )

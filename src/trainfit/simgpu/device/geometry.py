@@ -1,0 +1,344 @@
+"""Geometry of operators' results: arguments on "meta", memory formats, errors of invalid calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.device.errors import DeviceMismatch, UnsupportedOperatorError
+from trainfit.simgpu.device.registry import MIXED_DEVICE, OperatorInfo
+from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor, Spec, plain, spec_of
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.torch_private.operators import decompositions, no_dispatch
+from trainfit.torch_private.tensors import Generator, storage_key, suggest_memory_format
+
+# ---
+# Arguments of operators: as a key, on "meta", and without the classes of the user.
+
+
+_empty_strided = torch.empty_strided
+#: The class in C++; ``torch.Generator`` is another while a simulation runs.
+
+
+def geometry_key(info: OperatorInfo, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """What the geometry of an operator's results follows from, as a key of a dictionary."""
+    key: list[Any] = [info.func]
+    for value in args:
+        if type(value) is SimulatedTensor:
+            key.append(value._spec)
+        else:
+            _extend_key(key, value, info)
+    for name, value in kwargs.items():
+        key.append(name)
+        _extend_key(key, value, info)
+    return tuple(key)
+
+
+def _extend_key(key: list[Any], value: Any, info: OperatorInfo) -> None:
+    kind = type(value)
+    if kind is SimulatedTensor:
+        key.append(value._spec)
+    elif kind is int or kind is float or kind is bool:
+        key.append((kind, value))
+    elif kind is list or kind is tuple:
+        key.append(len(value))
+        for each in value:
+            _extend_key(key, each, info)
+    elif isinstance(value, torch.Tensor):
+        _check_device(value, info)
+        key.append(("host", value.shape, value.stride(), value.dtype))
+    elif not isinstance(value, Generator):
+        key.append(value)
+
+
+def _check_device(tensor: torch.Tensor, info: OperatorInfo) -> None:
+    device = tensor.device
+    if device.type == "meta" or tensor.dim() == 0 or info.func in MIXED_DEVICE:
+        return
+    raise DeviceMismatch(device, info.func)
+
+
+def meta_arguments(value: Any) -> Any:
+    """Arguments with meta tensors in place of simulated and host ones."""
+    kind = type(value)
+    if kind is SimulatedTensor:
+        return value._meta
+    if isinstance(value, Generator):
+        return None
+    if kind is tuple or kind is list:
+        return kind([meta_arguments(each) for each in value])
+    if isinstance(value, torch.Tensor) and value.device.type != "meta":
+        return _empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+    return value
+
+
+def meta_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keywords likewise; whatever has a device is on "meta"."""
+    found = {}
+    for name, value in kwargs.items():
+        if name == "device" and value is not None:
+            value = META
+        elif name == "pin_memory" or isinstance(value, Generator):
+            value = None
+        found[name] = meta_arguments(value)
+    return found
+
+
+def without_subclasses(value: Any, given: dict[int, Any]) -> Any:
+    """Arguments as the engine knows them; notes in ``given`` whose stand-in is which."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([without_subclasses(each, given) for each in value])
+    if kind is SimulatedTensor or not isinstance(value, DeviceTensor):
+        return value
+    stand_in = plain(value)
+    given[id(stand_in)] = value
+    return stand_in
+
+
+def with_subclasses(value: Any, given: dict[int, Any]) -> Any:
+    """Results; an argument that an operator wrote to and returns is the user's object."""
+    if type(value) is list or type(value) is tuple:
+        return type(value)([with_subclasses(each, given) for each in value])
+    return given.get(id(value), value)
+
+
+# ---
+# Error messages of invalid calls: those of PyTorch's kernels, not of its fake kernels.
+#
+# Shape functions in Python check the same things in other words, and a few things (operands of
+# two dtypes) not at all. People search for the words they know.
+
+
+_aten = torch.ops.aten
+
+#: Elements of all operands together up to which a failed call is repeated on the CPU.
+_MAX_ELEMENTS = 1 << 26
+_CPP_NAMES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+}
+
+
+def kernels_words(func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """The exception that the CPU's kernel raises for such operands, else ``error``."""
+    count = sum(tensor.numel() for tensor in _tensors(args) + _tensors(list(kwargs.values())))
+    if count > _MAX_ELEMENTS:
+        return error
+    try:
+        with no_dispatch():
+            func(*_on_host(args), **{n: _on_host(v) for n, v in kwargs.items() if n != "device"})
+    except (RuntimeError, IndexError, ValueError) as other:
+        if "not implemented for" not in str(other):
+            return other
+    return error
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+    if isinstance(value, (list, tuple)):
+        return type(value)([_on_host(each) for each in value])
+    return value
+
+
+# -- operands that fake kernels do not check --------------------------------------------
+
+CHECKS: dict[Any, Callable[[Any, Any], None]] = {}
+
+
+def _product(first: int) -> Callable[[Any, Any], None]:
+    def check(args: Any, _: Any) -> None:
+        one, two = args[first], args[first + 1]
+        if one.dtype is not two.dtype:
+            names = [_CPP_NAMES.get(each.dtype, str(each.dtype)) for each in (one, two)]
+            raise RuntimeError(
+                f"expected mat1 and mat2 to have the same dtype, but got: {names[0]} != {names[1]}"
+            )
+
+    return check
+
+
+for _func in (_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default):
+    CHECKS[_func] = _product(0)
+for _func in (_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default):
+    CHECKS[_func] = _product(1)
+
+
+def _convolution(args: Any, _: Any) -> None:
+    source, weight, bias = args[0], args[1], args[2]
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype is not source.dtype:
+            kinds = [each.type() for each in (source, tensor)]
+            raise RuntimeError(
+                f"Input type ({kinds[0]}) and {name} type ({kinds[1]}) should be the same"
+            )
+
+
+CHECKS[_aten.convolution.default] = _convolution
+
+
+def _filled(at: int) -> Callable[[Any, Any], None]:
+    """A number that the dtype cannot hold: -1e9 in float16, whose largest is 65504."""
+
+    def check(args: Any, kwargs: Any) -> None:
+        dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
+        if dtype is not None and isinstance(args[at], (int, float)):
+            with no_dispatch():
+                torch.full((2,), args[at], dtype=dtype, device="cpu")  # one element is not checked
+
+    return check
+
+
+for _at, _fills in (
+    (1, (_aten.fill.Scalar, _aten.fill_.Scalar, _aten.full.default, _aten.full_like.default)),
+    (2, (_aten.masked_fill.Scalar, _aten.masked_fill_.Scalar, _aten.new_full.default)),
+):
+    CHECKS.update(dict.fromkeys(_fills, _filled(_at)))
+
+
+def indexed_on_host(indices: Any) -> RuntimeError:
+    """A host tensor was indexed with tensors of the device."""
+    assert any(type(each) is SimulatedTensor for each in indices)
+    return RuntimeError(
+        "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+    )
+
+
+# ---
+# Memory formats of convolutions' results.
+#
+# Shape functions of plain meta tensors leave them contiguous, for they do not know the device.
+# On CUDA they follow input and weight: cudnn_conv_suggest_memory_format in
+# ATen/native/ConvUtils.h.
+
+
+aten = torch.ops.aten
+
+CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
+#: Workspaces that are copies of operands, and the kinds of kernels that make them.
+COPIES: Final = {"contiguous_copy": "pointwise", "reordered_copy": "pointwise_reordered"}
+
+
+def convolution_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The format that cuDNN computes in and gives its result."""
+    if torch.float64 not in (source.dtype, weight.dtype):
+        for tensor in (source, weight):
+            found = suggest_memory_format(tensor)
+            if found in CHANNELS_LAST:
+                return found
+    return torch.contiguous_format
+
+
+def innermost(spec: Spec) -> int | None:
+    """The dimension of neighbours in memory, counted from the last; ``None``: there is none."""
+    found = [
+        place - len(spec.size)
+        for place, (size, step) in enumerate(zip(spec.size, spec.stride, strict=True))
+        if step == 1 and size > 1
+    ]
+    return found[-1] if found else None
+
+
+def dense_copy(
+    tensor: SimulatedTensor, wanted: torch.memory_format = torch.contiguous_format
+) -> tuple[str, tuple[int, ...]]:
+    """The workspace (model, arguments) of a copy in that format, by the order that it had."""
+    neighbours = 1 - tensor.dim() if wanted in CHANNELS_LAST else -1
+    same = innermost(tensor._spec) in (None, neighbours)
+    return "contiguous_copy" if same else "reordered_copy", (tensor._spec.nbytes,)
+
+
+def _of_forward(args: Any, result: Any) -> Any:
+    return _laid_out(result, convolution_format(args[0], args[1]))
+
+
+def _of_backward(args: Any, result: Any) -> Any:
+    wanted = convolution_format(args[1], args[2])
+    return type(result)([*(_laid_out(each, wanted) for each in result[:2]), result[2]])
+
+
+def _laid_out(meta: torch.Tensor | None, wanted: torch.memory_format) -> torch.Tensor | None:
+    if meta is None:
+        return None
+    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", memory_format=wanted)
+
+
+#: By operator: from meta arguments and the fake kernel's result to CUDA's result.
+LAYOUTS: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.convolution.default: _of_forward,
+    aten.convolution_backward.default: _of_backward,
+}
+
+
+def infer(func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of ``func`` as meta tensors, from its fake kernel."""
+    plain, plain_kwargs = meta_arguments(args), meta_keywords(kwargs)
+    check, layout = CHECKS.get(func), LAYOUTS.get(func)
+    if check is not None:
+        check(args, kwargs)
+    try:
+        with no_dispatch():
+            result = func(*plain, **plain_kwargs)
+            return result if layout is None else layout(plain, result)
+    except NotImplementedError as error:
+        return _infer_otherwise(func, plain, plain_kwargs, error)
+    except RuntimeError as error:
+        if "fake impl" in str(error):
+            raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
+        if "as opposed to FakeTensors" in str(error):
+            remedy = "its fake kernel's result shape depends on data"
+            raise UnsupportedOperatorError(str(func), user_frame(), str(error), remedy) from None
+        raise kernels_words(func, plain, plain_kwargs, error) from None
+
+
+def _infer_otherwise(func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+    """Shape functions that are not registered as meta kernels."""
+    with no_dispatch():
+        decomposition = decompositions.get(func)
+        if decomposition is not None:
+            return decomposition(*args, **kwargs)
+        result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    raise UnsupportedOperatorError(str(func), user_frame(), str(error)) from None
+
+
+class Sequence:
+    """Description of a list or tuple of results."""
+
+    __slots__ = ("items", "kind")
+
+    def __init__(self, kind: Any, items: list[Any]) -> None:
+        self.kind = kind
+        self.items = items
+
+
+def describe(meta: Any) -> Any:
+    """The geometry of results, from which `Engine.materialize` makes new ones."""
+    if isinstance(meta, torch.Tensor):
+        return spec_of(meta)
+    if isinstance(meta, (list, tuple)):
+        return Sequence(type(meta), [describe(each) for each in meta])
+    return meta
+
+
+def aliases(meta: Any, storages: Container[int]) -> bool:
+    """Does an operator without alias annotation return an existing storage, one of those?"""
+    if isinstance(meta, torch.Tensor):
+        if meta.layout is not torch.strided:
+            return True
+        return storage_key(meta.untyped_storage()) in storages
+    return isinstance(meta, (list, tuple)) and any(aliases(each, storages) for each in meta)

@@ -1,0 +1,222 @@
+"""The two PyTorch modes that route work to the engine, in every thread.
+
+Simulated tensors reach the engine by themselves. The modes are for what has no simulated
+argument yet: factories with ``device="cuda"``, copies from the host, and what C++ builds
+on "meta" because it knows that simulated tensors are there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trainfit.simgpu.device.device_names import call, complete, construct, legacy_dtype, on_meta
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.subclasses import SUBCLASSES, has_operators, replace_data
+from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
+from trainfit.simgpu.patching import PatchSet, in_child
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.operators import TorchDispatchMode
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS
+
+_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_CHECKS_DATA = {torch.istft, torch.Tensor.istft}
+_COMPARES = {torch.isclose, torch.Tensor.isclose}
+_to_cuda = torch.Tensor.cuda
+_WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
+
+
+class DeviceMode(TorchDispatchMode):
+    """Sends operators with a CUDA (or C++'s "meta") device keyword to the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._engine = engine
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True would import torch._dynamo (seconds) at the first operator, for nothing.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs is None:
+            kwargs = {}
+        of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
+        if of_users or SimulatedTensor in types:
+            if len(types) > 1 and wrapped(types):
+                return NotImplemented if has_operators(types) else func(*args, **kwargs)
+            run = self._engine.run_plain if of_users else self._engine.run
+            return run(func, args, kwargs)
+        if types and has_operators(types):
+            return NotImplemented
+        device = kwargs.get("device")
+        if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
+            result = func(*args, **(kwargs | {"pin_memory": False}))
+            return result.pin_memory() if isinstance(result, torch.Tensor) else result
+        if device is not None and (
+            device.type == "cuda" or (device.type == "meta" and not self._engine.explicit_meta)
+        ):
+            return self._engine.run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Completes bare ``"cuda"`` devices and notes when the user asks for meta tensors."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        entered = _any_on_device(types) and self._engine.enter()
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            if entered:
+                self._engine.leave()
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is torch.device:
+            return construct(args, kwargs or {})
+        if func in _WITH_POSITIONAL_DEVICE:
+            return self._move(func, args, kwargs or {})
+        if func == _set_data and _crosses(*args):
+            return replace_data(args[0], args[1])
+        if func in _CHECKS_DATA:
+            return self._trusting(func, args, kwargs)
+        if func in _COMPARES:
+            return self._close(call(self._engine, func, args, kwargs))
+        return call(self._engine, func, args, kwargs)
+
+    def _trusting(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A function that checks its arguments' data: they are taken as good."""
+        self._engine.trusts_data = True
+        try:
+            return call(self._engine, func, args, kwargs)
+        finally:
+            self._engine.trusts_data = False
+
+    def _close(self, result: Any) -> Any:
+        """Elements that nobody knows are taken as close, as ``torch.allclose`` does."""
+        if isinstance(result, DeviceTensor):
+            life = plain(result)._life
+            if life.value is None and life.fill is None:
+                life.fill = True
+                self._engine.assume("two GPU tensors were assumed to be close")
+        return result
+
+    def _move(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """``Tensor.to``, ``.cuda`` and ``.type``."""
+        tensor, *rest = args
+        if func is torch.Tensor.type:
+            dtype = legacy_dtype(rest[0] if rest else kwargs.get("dtype"))
+            if dtype is None:
+                return func(*args, **kwargs)
+            return torch.Tensor.to(tensor, CUDA, dtype)
+        rest = [complete(each) for each in rest]
+        if func is _to_cuda:  # as it was: it may be wrapped by now
+            kwargs = {name: kwargs[name] for name in kwargs if name != "device"}
+            return torch.Tensor.to(tensor, CUDA, **kwargs)
+        if torch.device("meta") in rest:
+            return on_meta(self._engine, func, (tensor, *rest), kwargs)
+        return call(self._engine, func, (tensor, *rest), kwargs)
+
+
+def _any_on_device(types: Any) -> bool:
+    return SimulatedTensor in types or bool(SUBCLASSES and not SUBCLASSES.isdisjoint(types))
+
+
+def _crosses(target: Any, value: Any) -> bool:
+    return isinstance(target, DeviceTensor) or isinstance(value, DeviceTensor)
+
+
+class Modes:
+    """Keeps the two modes on the stacks of all threads while a simulation is active."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mine: list[Any] = []
+
+    def install(self, patches: PatchSet) -> None:
+        self._engine.mode, self._engine.function_mode = DeviceMode, FunctionMode
+        bootstrap = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        engine = self._engine
+
+        def bootstrap_with_modes(thread: threading.Thread) -> None:
+            with FunctionMode(engine), DeviceMode(engine):
+                bootstrap(thread)
+
+        patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
+        run_backward = ENGINE_RUN_BACKWARD.now
+
+        def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
+            # PyTorch disables the mode on the way here, yet hooks, custom functions and what
+            # checkpointing calls again are Python that names the device.
+            if any(isinstance(each, FunctionMode) for each in private.function_modes()):
+                return run_backward(*args, **kwargs)
+            with FunctionMode(engine):
+                return run_backward(*args, **kwargs)
+
+        patches.set(*ENGINE_RUN_BACKWARD, backward_with_mode)
+        make_grads = MAKE_GRADS.now
+
+        def make_grads_in_backward(*args: Any, **kwargs: Any) -> Any:
+            engine.starting_backward = True
+            try:
+                return make_grads(*args, **kwargs)
+            finally:
+                engine.starting_backward = False
+
+        patches.set(*MAKE_GRADS, make_grads_in_backward)
+        self._mine = [FunctionMode(self._engine), DeviceMode(self._engine)]
+        for mode in self._mine:
+            mode.__enter__()
+        # DataLoader workers are forked with the modes active; their CPU work must not pay.
+        in_child(self.drop)
+
+    def remove(self) -> None:
+        """Leave the modes, also from under others that a script entered and never left."""
+        for mode in reversed(self._mine):
+            pop, push, depth = _stack_of(mode)
+            above = []
+            for _ in range(depth()):
+                top = pop()
+                if top is mode:
+                    push(mode)
+                    mode.__exit__(None, None, None)
+                    break
+                above.append(top)
+            for each in reversed(above):
+                push(each)
+        self._mine = []
+
+    def drop(self) -> None:
+        """Take the modes off this thread's stacks, whatever lies on top of them."""
+        if not self._mine:
+            return
+        kept = []
+        for _ in range(private.count_function_modes()):
+            mode = private.pop_function_mode()
+            if not isinstance(mode, FunctionMode):
+                kept.append(mode)
+        for mode in reversed(kept):
+            private.push_function_mode(mode)
+        others = []
+        for _ in range(private.count_dispatch_modes()):
+            dispatch = private.pop_dispatch_mode()
+            if not isinstance(dispatch, DeviceMode):
+                others.append(dispatch)
+        for dispatch in reversed(others):
+            private.push_dispatch_mode(dispatch)
+        self._mine = []
+
+
+def _stack_of(mode: Any) -> tuple[Any, Any, Any]:
+    """Pop, push and depth of the stack that ``mode`` is on."""
+    if isinstance(mode, FunctionMode):
+        return private.pop_function_mode, private.push_function_mode, private.count_function_modes
+    pop, push = private.pop_dispatch_mode, private.push_dispatch_mode
+    return pop, push, private.count_dispatch_modes

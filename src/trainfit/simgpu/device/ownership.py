@@ -1,0 +1,190 @@
+"""Whose memory and work it is: modules, parameters and optimizers."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.tensor import DeviceTensor, plain
+from trainfit.torch_private.modules import buffers_of, parameters_of
+from trainfit.torch_private.tensors import current_node, node_number, sequence_number
+
+
+class Ownership:
+    """Marks the recorder's allocations.
+
+    ``parameters`` are the model's, as a recording's header has them, by allocation and offset.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._owners: dict[int, int] = {}
+        self.parameters: dict[tuple[int, int], list[Any]] = {}
+
+    def meet(self, module: torch.nn.Module, name: int) -> None:
+        """A module is met for the first time: its parameters and buffers are known now."""
+        for parameter in parameters_of(module).values():
+            if parameter is not None:
+                self._owners.setdefault(id(parameter), name)
+                self.mark_parameter(parameter, name)
+        for buffer in buffers_of(module).values():
+            self.mark(buffer, "buffer", name)
+        # The ids of a dead module's parameters may come back as another's.
+        ids = [id(parameter) for parameter in parameters_of(module).values()]
+        weakref.finalize(module, _forget, self._owners, ids).atexit = False
+
+    def move(self, module: torch.nn.Module) -> None:
+        """A module was moved; which path it has in a model is known when it is called."""
+        for parameter in parameters_of(module).values():
+            self.mark(parameter, "parameter")
+        for buffer in buffers_of(module).values():
+            self.mark(buffer, "buffer")
+
+    def materialize(self, tensor: torch.Tensor) -> None:
+        """A parameter or buffer of a lazy module got its shape."""
+        if isinstance(tensor, torch.nn.Parameter):
+            self.mark_parameter(tensor, self._owners.get(id(tensor), -1))
+        else:
+            self.mark(tensor, "buffer")
+
+    def mark(self, tensor: Any, kind: str, module: int = -1) -> None:
+        """Say what a tensor's memory is for (:data:`trainfit.results.runs.recording.KINDS`)."""
+        if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
+            self._recorder.mark(number, kind, module)
+
+    def mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
+        """A parameter of a module that was called, or of an optimizer (``trained``)."""
+        self.mark(parameter, "parameter", module)
+        if not isinstance(parameter, DeviceTensor):
+            return
+        if (number := plain(parameter)._life.number) < 0:
+            return
+        # cuDNN's recurrent layers keep all of their weights in one allocation.
+        place = number, int(parameter.storage_offset())
+        known = self.parameters.get(place)
+        if known is None:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            self.parameters[place] = [number, list(parameter.shape), dtype, trained]
+        elif trained:
+            known[3] = True
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer comes to update its parameters, by their gradients."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                owner = self._owners.get(id(parameter), -1)
+                self.mark_parameter(parameter, owner, trained=True)
+                self.mark(parameter.grad, "gradient", owner)
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has updated them, and may have made state for it."""
+        for parameter, state in optimizer.state.items():
+            owner = self._owners.get(id(parameter), -1)
+            for value in state.values() if isinstance(state, dict) else ():
+                self.mark(value, "optimizer_state", owner)
+
+
+def _forget(owners: dict[int, int], parameters: list[int]) -> None:
+    for parameter in parameters:
+        owners.pop(parameter, None)
+
+
+# ---
+# Tracks the module of the model that an operator belongs to.
+
+
+class ModuleTracker:
+    """Follows the forward calls of modules by PyTorch's global module hooks.
+
+    A backward operator is laid to the module whose forward call made its autograd node:
+    nodes carry a sequence number, and the forward pass notes which module had which.
+    """
+
+    def __init__(
+        self, recorder: Recorder, on_module: Callable[[torch.nn.Module, int], None]
+    ) -> None:
+        self._recorder = recorder
+        self._on_module = on_module
+        self._none = recorder.string("")
+        self._stack: list[int] = []
+        self._names: dict[int, int] = {}
+        self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._of_node: dict[int, int] = {}
+        self._handles: list[Any] = []
+        self.calls = 0
+        #: Is told of every call, with the module and its positional arguments.
+        self.on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None
+
+    def install(self) -> None:
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._alive.clear()
+        self._of_node.clear()
+
+    def current(self, backward: bool) -> int:
+        """String index of the current operator's module."""
+        if self._stack:
+            # Also true while checkpointing recomputes a forward pass inside backward.
+            name = self._stack[-1]
+            self._of_node.setdefault(sequence_number(), name)
+            return name
+        if backward:
+            node = current_node()
+            if node is not None:
+                # The counter had passed the node's number when its operator was dispatched.
+                return self._of_node.get(node_number(node) + 1, self._none)
+        return self._none
+
+    def step_end(self) -> None:
+        """Forget the nodes of a finished step."""
+        self._of_node.clear()
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None:
+            name = self._name(module)
+        self.calls += 1
+        self._stack.append(name)
+        self.on_call(module, args)
+
+    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _name(self, module: torch.nn.Module) -> int:
+        """Name a module met for the first time, and everything below it."""
+        kind = type(module).__name__
+        root = f"{self._recorder.text(self._stack[-1])}.<{kind}>" if self._stack else kind
+        for path, child in module.named_modules():
+            if id(child) not in self._names:
+                text = f"{root}.{path}" if path else root
+                name = self._recorder.string(text)
+                self._names[id(child)] = name
+                # Weak, or the models of a search by trial would all stay in memory.
+                forget = functools.partial(self._forget, id(child))
+                self._alive[id(child)] = weakref.ref(child, forget)
+                self._on_module(child, name)
+        return self._names[id(module)]
+
+    def _forget(self, key: int, _: Any) -> None:
+        """A module died: its id may come back as another's."""
+        self._names.pop(key, None)
+        self._alive.pop(key, None)
+
+
+def has_parameters(module: torch.nn.Module) -> bool:
+    """Is it a model, or part of one, and no loss?"""
+    return next(module.parameters(), None) is not None

@@ -1,0 +1,246 @@
+"""Real values of simulated tensors, where they are known.
+
+Control flow depends on small integer tensors (attention masks, lengths, labels) and on a
+few scalars (the gradient scaler's), so their content follows them through the operators.
+Everything else has no content. A value belongs to a storage, so views share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trainfit.simgpu.device.device_memory import StorageRecord
+from trainfit.simgpu.device.registry import OperatorInfo
+from trainfit.simgpu.device.tensor import CPU, SimulatedTensor
+from trainfit.torch_private import operators as private
+from trainfit.torch_private.operators import no_dispatch, schema
+
+#: Storages up to this many elements keep integer or boolean content …
+MAX_INTEGERS = 1 << 18
+#: … and floating-point content up to this many.
+MAX_FLOATS = 64
+
+aten = torch.ops.aten
+
+# Leave the values of what they write as they are: a healthy run has finite gradients.
+_HARMLESS = {
+    private.amp_foreach_non_finite_check_and_unscale_.default,
+    private.amp_update_scale_.default,
+}
+_KEEPS_ASSUMPTION = {
+    aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
+    aten.all.dims, aten.clone.default, aten.view.default, aten.max.default,
+    aten.min.default, private.to_copy.default,
+}  # fmt: skip
+
+
+#: Operators that one operand can decide, whatever the others are, by what it then is everywhere:
+#: a generation that has reached its length is over, whichever tokens were drawn.
+DECIDED = {
+    aten.bitwise_or.Tensor: True, aten.logical_or.default: True,
+    aten.bitwise_and.Tensor: False, aten.logical_and.default: False, aten.mul.Tensor: False,
+}  # fmt: skip
+
+
+def worth_keeping(tensor: torch.Tensor) -> bool:
+    """Is the content of a tensor of this geometry followed?"""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.numel() <= MAX_FLOATS
+    return tensor.numel() <= MAX_INTEGERS
+
+
+class Values:
+    """Keeps the content of storages in step with the operators."""
+
+    @staticmethod
+    def known(args: Any) -> bool:
+        """May the result be known, that is, has every operand a value or an assumption?"""
+        for value in args:
+            kind = type(value)
+            if (kind is list or kind is tuple) and value:
+                value = value[0]
+                kind = type(value)
+            if kind is SimulatedTensor:
+                life = value._life
+                if life.value is None and life.fill is None:
+                    return False
+        return True
+
+    def read(self, tensor: Any) -> torch.Tensor | None:
+        """The content of a tensor as a CPU tensor, or ``None`` if unknown."""
+        if type(tensor) is not SimulatedTensor:
+            return tensor if isinstance(tensor, torch.Tensor) else None
+        value = tensor._life.value
+        if value is None or value.dtype != tensor._spec.dtype:
+            return None
+        spec = tensor._spec
+        with no_dispatch():
+            content: torch.Tensor = value.as_strided(spec.size, spec.stride, spec.offset)
+        return content
+
+    def write(self, tensor: SimulatedTensor, content: torch.Tensor) -> None:
+        """Give a tensor that owns its storage this content."""
+        spec = tensor._spec
+        with no_dispatch():
+            flat = torch.zeros(tensor._life.nbytes // spec.dtype.itemsize, dtype=spec.dtype)
+            flat.as_strided(spec.size, spec.stride, spec.offset).copy_(content.detach())
+        tensor._life.value = flat
+
+    def forget(self, life: StorageRecord) -> None:
+        life.value = None
+        life.fill = None
+
+    def compute(self, info: OperatorInfo, args: Any, kwargs: Any, out: Any) -> None:
+        """Follow a functional operator whose operands may all be known."""
+        func = info.func
+        if self._assume(info, args, out):
+            return
+        if info.random or not _all_worth_keeping(out):
+            return
+        operands = self._operands(args)
+        if operands is None:
+            return
+        keywords = {n: v for n, v in kwargs.items() if n not in ("device", "pin_memory", "layout")}
+        if "device" in {a.name for a in schema(func).arguments}:
+            keywords["device"] = CPU
+        try:
+            with no_dispatch():
+                content = func(*operands, **keywords)
+        except (NotImplementedError, RuntimeError, TypeError):
+            return
+        for tensor, real in _pairs(out, content):
+            if tensor._spec.size == real.shape and tensor._spec.dtype is real.dtype:
+                self.write(tensor, real)
+
+    def decide(self, func: Any, args: Any, out: Any) -> None:
+        """Follow one of ``DECIDED`` of which not every operand is known."""
+        if type(out) is not SimulatedTensor or not worth_keeping(out._meta):
+            return
+        wanted = DECIDED[func]
+        for operand in args:
+            dtype = getattr(operand, "dtype", None)
+            # Of numbers, only nought decides, and not of floats: infinity times nought is none.
+            if dtype is None or dtype.is_floating_point or (wanted and dtype is not torch.bool):
+                continue
+            content = self._content(operand) if type(operand) is SimulatedTensor else operand
+            with no_dispatch():
+                if content is not None and bool((content == wanted).all()):
+                    made = torch.full(out._spec.size, wanted, dtype=out._spec.dtype)
+                    self.write(out, made)
+                    return
+
+    def mutate(self, info: OperatorInfo, args: Any, kwargs: Any) -> None:
+        """Follow an operator that writes into its arguments."""
+        written = [
+            args[place] if isinstance(place, int) else kwargs[place]
+            for place in info.returns
+            if place is not None
+        ]
+        if not written and args and isinstance(args[0], (list, tuple)):
+            written = list(args[0])  # foreach and fused operators return nothing
+        if info.func in _HARMLESS:
+            return
+        lives = {id(t._life): t._life for t in _tensors(written)}
+        if not any(life.value is not None or life.fill is not None for life in lives.values()):
+            target: Any = written[0] if written else None
+            whole = type(target) is SimulatedTensor and target._spec.offset == 0
+            if not (info.func in _OVERWRITES and whole and worth_keeping(target)):
+                return
+            self.write(target, torch.zeros((), dtype=target._spec.dtype))
+        operands = None if info.random or kwargs else self._operands(args)
+        if operands is None:
+            for life in lives.values():
+                self.forget(life)
+            return
+        try:
+            with no_dispatch():
+                info.func(*operands)
+        except (NotImplementedError, RuntimeError, TypeError):
+            for life in lives.values():
+                self.forget(life)
+
+    def _operands(self, args: Any) -> tuple[Any, ...] | None:
+        """Arguments with content in place of simulated tensors; ``None`` if one has none."""
+        operands = []
+        for value in args:
+            if type(value) is SimulatedTensor:
+                value = self._content(value)
+                if value is None:
+                    return None
+            elif isinstance(value, (list, tuple)):
+                inner = self._operands(value)
+                if inner is None:
+                    return None
+                value = type(value)(inner)
+            operands.append(value)
+        return tuple(operands)
+
+    def _content(self, tensor: SimulatedTensor) -> torch.Tensor | None:
+        """What a tensor holds, or is assumed to hold everywhere; ``None`` if unknown."""
+        known, fill = self.read(tensor), tensor._life.fill
+        if known is not None or fill is None or not worth_keeping(tensor._meta):
+            return known
+        with no_dispatch():
+            return torch.full(tensor._spec.size, fill, dtype=tensor._spec.dtype)
+
+    def _assume(self, info: OperatorInfo, args: Any, out: Any) -> bool:
+        """Follow assumed values; false if every operand has a real one."""
+        operands = _tensors(args)
+        if all(tensor._life.value is not None for tensor in operands):
+            return False
+        if type(out) is not SimulatedTensor:
+            return True
+        func = info.func
+        if func in _KEEPS_ASSUMPTION:
+            out._life.fill = operands[0]._life.fill
+        elif func is aten.sum.default or func is aten.sum.dim_IntList:
+            fill, count = operands[0]._life.fill, operands[0].numel() // max(out.numel(), 1)
+            out._life.fill = None if fill is None else fill * count
+        elif torch.Tag.pointwise in func.tags:
+            out._life.fill = self._pointwise(func, args)
+        return True
+
+    def _pointwise(self, func: Any, args: Any) -> bool | float | None:
+        """The value of every element of an elementwise operator's result."""
+        uniform = []
+        for value in args:
+            if type(value) is SimulatedTensor:
+                fill = value._life.fill
+                if fill is None:
+                    content = self.read(value)
+                    if content is None or content.numel() != 1:
+                        return None
+                    fill = content.item()
+                value = torch.tensor(fill, dtype=value.dtype, device=CPU)
+            uniform.append(value)
+        try:
+            with no_dispatch():
+                return func(*uniform).item()  # type: ignore[no-any-return]
+        except (NotImplementedError, RuntimeError, TypeError):
+            return None
+
+
+_OVERWRITES = {aten.zero_.default, aten.fill_.Scalar}
+
+
+def _tensors(value: Any) -> list[SimulatedTensor]:
+    if type(value) is SimulatedTensor:
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return []
+
+
+def _all_worth_keeping(out: Any) -> bool:
+    tensors = _tensors(out)
+    return bool(tensors) and all(worth_keeping(t._meta) for t in tensors)
+
+
+def _pairs(out: Any, content: Any) -> list[tuple[SimulatedTensor, torch.Tensor]]:
+    if type(out) is SimulatedTensor:
+        return [(out, content)]
+    if isinstance(out, (list, tuple)):
+        return [p for o, c in zip(out, content, strict=True) for p in _pairs(o, c)]
+    return []

@@ -1,1 +1,0 @@
-"""How operators reach the simulated device: modes, engine, results' geometry and values."""

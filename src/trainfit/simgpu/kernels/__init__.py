@@ -1,1 +1,0 @@
-"""Memory that the GPU kernels of an operator allocate, and the libraries that they are from."""

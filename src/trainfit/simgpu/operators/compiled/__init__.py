@@ -1,1 +1,0 @@
-"""What comes with `torch.compile`: Triton's kernels, flex_attention."""

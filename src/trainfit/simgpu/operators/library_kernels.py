@@ -1,0 +1,202 @@
+"""Kernels of cuBLAS, cuDNN and flash attention: matmuls, convolutions, attention, recurrence."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.operators.convolution import Geometry
+from trainfit.simgpu.operators.kernel_rules import (
+    Arguments,
+    Kernel,
+    bytes_of,
+    dtype_of,
+    launched_by,
+    stored_bytes,
+    tensors_in,
+)
+
+_HALVES: Final = (torch.float16, torch.bfloat16)
+
+
+# --- Matmuls ----------------------------------------------------------------------------
+
+
+@launched_by("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "mv", "addmv", "dot", "vdot")
+def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """(…, m, k) times (…, k, n) or a vector; what is added is read in addition."""
+    left = _first(call, "mat1", "batch1", "mat", "self")
+    right = _first(call, "mat2", "batch2", "vec", "tensor", "other")
+    *before, depth = left._spec.size
+    rows = before.pop() if before else 1
+    columns = right._spec.size[-1] if len(right._spec.size) > 1 else 1
+    batches = math.prod(before)
+    return [
+        Kernel(
+            "matmul",
+            dtype_of(left, "matmul"),
+            flops or 2 * batches * rows * columns * depth,
+            bytes_of([left, right, call.get("self")]),
+            bytes_of(tensors_in(result)),
+            rows,
+            columns,
+            depth,
+            batches,
+        )
+    ]
+
+
+def _first(call: Arguments, *names: str) -> Any:
+    return next(call[name] for name in names if name in call)
+
+
+# --- Convolutions -------------------------------------------------------------------------------
+
+
+@launched_by("convolution", "_convolution", "cudnn_convolution")
+def _convolution(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    shape = _Convolution(call, result, flops)
+    return [*shape.layouts(), shape.forward()]
+
+
+@launched_by("convolution_backward")
+def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    of_input, of_weight, of_bias = call["output_mask"]
+    passes = max(1, of_input + of_weight)  # each of as many FLOPs
+    shape = _Convolution(call, call["grad_output"], flops // passes)
+    found: list[Kernel] = []
+    if of_input:
+        found += [*shape.layouts(), shape.input_gradient()]
+    if of_weight:
+        found += [*shape.layouts(), shape.weight_gradient()]
+    if of_bias:
+        read = bytes_of([shape.result])
+        found.append(Kernel("reduction", dtype_of(shape.result), 0, read, 4 * shape.outputs))
+    return found
+
+
+class _Convolution:
+    """One convolution: its operands, and the implicit matmuls of its three passes."""
+
+    def __init__(self, call: Arguments, result: Any, flops: int) -> None:
+        """``result`` may stand for its gradient; ``flops`` are those of one pass."""
+        source, weight = call["input"], call["weight"]
+        self.source, self.weight, self.result, self.flops = source, weight, result, flops
+        self.geometry = Geometry(source, weight, result, *(call[name] for name in _PLACES))
+        self.groups: int = self.geometry.groups
+        # A transposed convolution is another one's input gradient: that one's result is its source.
+        small, large = (source, result) if self.geometry.transposed else (result, source)
+        self.outputs, self.inputs = small._spec.size[1], large._spec.size[1]
+        self.places = small._spec.size[0] * math.prod(small._spec.size[2:])
+        self.source_places = large._spec.size[0] * math.prod(large._spec.size[2:])
+        self.taps = math.prod(weight._spec.size[2:])
+        self.dtype = dtype_of(source, "convolution")
+
+    def layouts(self) -> list[Kernel]:
+        """Both tensors of a pass are turned into NHWC, or back, for tensor cores (decision 4)."""
+        on_tensor_cores = self.dtype == "tfloat32" or self.source._spec.dtype in _HALVES
+        geometry = self.geometry
+        if not on_tensor_cores or self._depthwise or geometry.pointwise or geometry.channels_last:
+            return []
+        sizes = [stored_bytes(each._spec) for each in (self.source, self.result)]
+        return [Kernel("layout", self.dtype, 0, size, size) for size in sizes]
+
+    def forward(self) -> Kernel:
+        if self.geometry.transposed:
+            return self._to_source("convolution", self.source, self.result)
+        return self._to_result("convolution", self.source, self.result)
+
+    def input_gradient(self) -> Kernel:
+        kind = "convolution_input_gradient"
+        if self.geometry.transposed:
+            return self._to_result(kind, self.result, self.source)
+        return self._to_source(kind, self.result, self.source)
+
+    def weight_gradient(self) -> Kernel:
+        rows, columns = self.outputs // self.groups, self.inputs // self.groups * self.taps
+        kind = "convolution_weight_gradient"
+        return self._kernel(
+            kind, (rows, columns, self.places), [self.source, self.result], self.weight
+        )
+
+    def _to_result(self, kind: str, reads: Any, writes: Any) -> Kernel:
+        """Each place of the result: all taps of the input's channels."""
+        sizes = (self.places, self.outputs // self.groups, self.inputs // self.groups * self.taps)
+        return self._kernel(kind, sizes, [reads, self.weight], writes)
+
+    def _to_source(self, kind: str, reads: Any, writes: Any) -> Kernel:
+        """Each place of the input; where the step is above 1 it meets a part of the taps."""
+        columns = self.inputs // self.groups
+        each = self.source_places * columns * self.groups
+        depth = max(1, round(self.flops / 2 / max(1, each)))
+        return self._kernel(
+            kind, (self.source_places, columns, depth), [reads, self.weight], writes
+        )
+
+    @property
+    def _depthwise(self) -> bool:
+        return self.groups > 1 and self.groups == self.inputs
+
+    def _kernel(
+        self, kind: str, sizes: tuple[int, int, int], reads: list[Any], writes: Any
+    ) -> Kernel:
+        if self._depthwise:
+            ours = self.geometry.native_depthwise
+            kind = kind.replace("convolution", "depthwise" if ours else "depthwise_nhwc")
+        elif self.groups > 1:
+            last = self.geometry.channels_last
+            kind = kind.replace("convolution", "grouped_nhwc" if last else "grouped")
+        elif self.geometry.for_winograd and not kind.endswith("weight_gradient"):
+            kind = kind.replace("convolution", "convolution_3x3")
+        written = stored_bytes(writes._spec)
+        return Kernel(kind, self.dtype, self.flops, bytes_of(reads), written, *sizes, self.groups)
+
+
+#: A convolution's arguments that say where the filter goes, in the order of its schema.
+_PLACES: Final = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+
+
+# --- Attention and recurrent networks -----------------------------------------------------------
+
+
+def _attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    query, key = call["query"], call["key"]
+    batch, heads, rows, size = query._spec.size
+    backward = any(name.startswith("grad_out") for name in call)
+    reads = bytes_of(tensors_in(list(call.values())))
+    return [
+        Kernel(
+            "attention_gradient" if backward else "attention",
+            dtype_of(query, "matmul"),
+            flops,
+            reads,
+            bytes_of(tensors_in(result)),
+            rows,
+            key._spec.size[2],
+            size,
+            batch * heads,
+        )
+    ]
+
+
+for _backend in ("flash", "efficient", "cudnn"):
+    for _way in ("", "_backward"):
+        launched_by(f"_scaled_dot_product_{_backend}_attention{_way}")(_attention)
+
+
+@launched_by("_cudnn_rnn", "_cudnn_rnn_backward")
+def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Time steps follow one another: each has its own matmul for every layer."""
+    source, hidden = call["input"], call["hx"]
+    steps = len(call["batch_sizes"]) or source._spec.size[1 if call["batch_first"] else 0]
+    layers, _, size = hidden._spec.size
+    batch = max(1, math.prod(source._spec.size[:-1]) // max(1, steps))
+    reads = bytes_of(tensors_in(list(call.values())))
+    written = bytes_of(tensors_in(result))
+    dtype = dtype_of(source, "convolution")
+    depth = max(1, flops // max(1, 2 * batch * size * layers * steps))
+    return [
+        Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, layers * steps)
+    ]

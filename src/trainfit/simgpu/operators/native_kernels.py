@@ -1,0 +1,281 @@
+"""PyTorch's own kernels: those of several passes, and one for each operator without a rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.device.geometry import innermost
+from trainfit.simgpu.device.tensor import SimulatedTensor
+from trainfit.simgpu.operators.kernel_rules import (
+    Arguments,
+    Kernel,
+    Rule,
+    bytes_of,
+    dtype_of,
+    launched_by,
+    stored_bytes,
+    tensors_in,
+)
+from trainfit.torch_private.operators import schema, short_name
+
+# ---
+# One kernel for an operator without a rule: its kind by name and tags, its bytes by operands.
+
+
+#: Kinds of operators by the beginning of their names; "" is determined by tags and operands.
+_KINDS: Final[tuple[tuple[str, str], ...]] = (
+    ("_foreach_zero_", "fill"),
+    ("_foreach_", "optimizer"),
+    ("_fused_", "optimizer"),
+    ("_softmax", "softmax"),
+    ("_log_softmax", "softmax"),
+    ("native_dropout", "pointwise"),
+    ("max_pool", "pooling"),
+    ("avg_pool", "pooling"),
+    ("_adaptive_avg_pool", "pooling"),
+    ("adaptive_max_pool", "pooling"),
+    ("upsample", "resampling"),
+    ("_upsample", "resampling"),
+    ("grid_sampler", "resampling"),
+    ("im2col", "resampling"),
+    ("col2im", "resampling"),
+    ("reflection_pad", "resampling"),
+    ("replication_pad", "resampling"),
+    ("constant_pad", "pointwise"),
+    ("index", "indexing"),
+    ("_index_put", "indexing"),
+    ("_unsafe_index", "indexing"),
+    ("gather", "indexing"),
+    ("scatter", "indexing"),
+    ("embedding", "indexing"),
+    ("masked_select", "indexing"),
+    ("nonzero", "indexing"),
+    ("take", "indexing"),
+    ("roll", "pointwise"),
+    ("flip", "pointwise_reordered"),
+    ("sort", "sorting"),
+    ("topk", "sorting"),
+    ("cumsum", "sorting"),
+    ("cumprod", "sorting"),
+    ("unique", "sorting"),
+    ("_unique", "sorting"),
+    ("randperm", "sorting"),
+    ("cat", "concatenation"),
+    ("stack", "concatenation"),
+    ("clone", "copy"),
+    ("contiguous", "copy"),
+    ("repeat", "copy"),
+    ("nll_loss", "reduction"),
+    ("fill", "fill"),
+    ("zero", "fill"),
+    ("full", "fill"),
+    ("ones", "fill"),
+    ("new_zeros", "fill"),
+    ("new_ones", "fill"),
+    ("new_full", "fill"),
+    ("arange", "fill"),
+    ("linspace", "fill"),
+    ("eye", "fill"),
+    ("rand", "fill"),
+    ("normal", "fill"),
+    ("uniform", "fill"),
+    ("bernoulli", "fill"),
+    ("random", "fill"),
+)
+#: These read nothing of what they write to.
+_BLIND: Final = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_")
+
+
+def by_operands(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, flops: int
+) -> Kernel:
+    """One kernel that reads its arguments and writes its results, each once."""
+    name = short_name(func)
+    given, made = tensors_in((args, tuple(kwargs.values()))), tensors_in(result)
+    written = {id(each) for each in made}
+    changed = _changed(func, args, kwargs)
+    blind = name.startswith(("_foreach_zero_", "_foreach_copy_")) or name in _BLIND
+    reads = [each for each in given if not (blind and id(each) in changed)]
+    writes = [*made, *(each for each in given if id(each) in changed and id(each) not in written)]
+    kind = _kind(func, name, given, made)
+    read_bytes, written_bytes = bytes_of(reads), bytes_of(writes)
+    if kind == "indexing":
+        # Of a table only the rows that are asked for are read, or changed.
+        rows = min(read_bytes, written_bytes)
+        read_bytes, written_bytes = rows, written_bytes if made and name != "index_put_" else rows
+    first = next(iter([*made, *given]), None)
+    dtype = dtype_of(first) if first is not None else "float32"
+    launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1
+    return Kernel(kind, dtype, flops, read_bytes, written_bytes, launches=launches)
+
+
+#: multi_tensor_apply in ATen/native/cuda/MultiTensorApply.cuh: elements of a chunk, chunks and
+#: tensors of one launch, the latter by the number of lists.
+_CHUNK, _MOST_BLOCKS = 65536, 320
+_MOST_TENSORS: Final = (110, 64, 48, 36, 30)
+
+
+def _listed_launches(args: Sequence[Any]) -> int:
+    """Kernels for an operator over lists of tensors."""
+    lists = [tensors_in(each) for each in args if isinstance(each, list | tuple)]
+    lists = [each for each in lists if each]
+    if not lists:
+        return 1
+    most = _MOST_TENSORS[min(len(lists), len(_MOST_TENSORS)) - 1]
+    chunks = sum(-(-each._spec.numel // _CHUNK) for each in lists[0])
+    return max(1, -(-len(lists[0]) // most), -(-chunks // _MOST_BLOCKS))
+
+
+def _kind(func: Any, name: str, given: Sequence[Any], made: Sequence[Any]) -> str:
+    for start, kind in _KINDS:
+        if name.startswith(start):
+            found = kind
+            break
+    else:
+        found = "pointwise" if torch.Tag.pointwise in func.tags else _untold(given, made)
+    if "backward" in name and found == "pooling":
+        return "pooling_gradient"
+    if found in ("pointwise", "copy"):
+        return pointwise([*given, *made])
+    return found
+
+
+def pointwise(operands: Sequence[Any]) -> str:
+    """An elementwise kernel, by how it goes over its operands."""
+    return "pointwise" if _same_order(operands) else "pointwise_reordered"
+
+
+def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
+    """Fewer elements come out than go in: a reduction."""
+    elements = max((each._spec.numel for each in given), default=0)
+    return "reduction" if sum(each._spec.numel for each in made) * 2 < elements else "pointwise"
+
+
+def _same_order(tensors: Sequence[Any]) -> bool:
+    """Do the large ones have the same innermost dimension, so that all is read in order?"""
+    most = max((each._spec.numel for each in tensors), default=0)
+    inner = {innermost(each._spec) for each in tensors if each._spec.numel == most}
+    return len({each for each in inner if each is not None}) < 2
+
+
+def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """Ids of the tensors that the schema says are written to."""
+    declared = schema(func)
+    if not declared.is_mutable:
+        return set()
+    found: set[int] = set()
+    for place, argument in enumerate(declared.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = (
+            kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
+        )
+        found |= {id(each) for each in tensors_in(value)}
+    return found
+
+
+# --- Resampling ---------------------------------------------------------------------------------
+
+
+def _upsampled(knows_last: bool) -> Rule:
+    """A thread for each place, which goes through images and channels one after the other;
+    ``knows_last``: channels-last tensors have a kernel with a thread for each element
+    (ATen/native/cuda/UpSampleBilinear2d.cu, UpSampleBicubic2d.cu)."""
+
+    def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+        source = call["self"]
+        images, channels, *places = result._spec.size
+        serial = not (knows_last and innermost(source._spec) == -3)
+        rows, depth = (math.prod(places), images * channels) if serial else (0, 0)
+        read, written = bytes_of([source]), bytes_of([result])
+        return [Kernel("resampling", dtype_of(result), flops, read, written, rows, 0, depth)]
+
+    return rule
+
+
+launched_by("upsample_bilinear2d")(_upsampled(knows_last=True))
+launched_by("upsample_bicubic2d")(_upsampled(knows_last=False))
+
+
+# --- Between host and device --------------------------------------------------------------------
+
+
+@launched_by("_to_copy", "copy_")
+def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """``copy_(self, src)`` writes to its first argument, ``_to_copy(self)`` to a new tensor."""
+    target, source = (call["self"], call["src"]) if "src" in call else (result, call["self"])
+    here, there = type(source) is SimulatedTensor, type(target) is SimulatedTensor
+    if here and there:
+        kind = pointwise([source, target])
+        return [Kernel(kind, dtype_of(target), 0, bytes_of([source]), stored_bytes(target._spec))]
+    if there:
+        pinned = call["non_blocking"] and source.is_pinned()
+        size = source.numel() * source.element_size()
+        kind = "upload_pinned" if pinned else "upload"
+        return [Kernel(kind, dtype_of(target), 0, size, stored_bytes(target._spec))]
+    return [Kernel("download", dtype_of(source), 0, bytes_of([source]), bytes_of([source]))]
+
+
+@launched_by("_local_scalar_dense")
+def _item(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    source = call["self"]
+    size = source._spec.dtype.itemsize
+    return [Kernel("download", dtype_of(source), 0, size, size)]
+
+
+@launched_by("slice_backward", "select_backward")
+def _slice_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Zeros, and a copy into a part of them (ATen/native/TensorShape.cpp)."""
+    gradient, dtype = call["grad_output"], dtype_of(result)
+    same = innermost(gradient._spec) in (None, innermost(result._spec))
+    kind, part = "pointwise" if same else "pointwise_reordered", stored_bytes(gradient._spec)
+    return [
+        Kernel("fill", dtype, 0, 0, stored_bytes(result._spec)),
+        Kernel(kind, dtype, 0, part, part),
+    ]
+
+
+def _passes(kind: str, reads: int) -> Rule:
+    """Kernels that go over their (large) arguments so many times; small ones count once."""
+
+    def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+        given, made = tensors_in(list(call.values())), tensors_in(result)
+        read, written = bytes_of(given), bytes_of(made)
+        dtype = dtype_of(given[0])
+        return [Kernel(kind, dtype, flops, reads * read, written, launches=reads)]
+
+    return rule
+
+
+@launched_by(
+    *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+    *("cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit_no_training"),
+    "batch_norm_elemt",
+)
+def _batch_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Training: one pass for the statistics, one that normalizes. Otherwise an elementwise one."""
+    train = call.get("training", call.get("train", True))
+    kind = f"batch_norm{_last(call)}" if train else "batch_norm_eval"
+    return _passes(kind, 1 + bool(train))(call, result, flops)
+
+
+@launched_by("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
+def _batch_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    return _passes(f"batch_norm{_last(call)}_gradient", 2)(call, result, flops)
+
+
+def _last(call: Arguments) -> str:
+    """Normalized are channels that are next to each other, by kernels of their own?"""
+    spec = call["input"]._spec
+    return "_nhwc" if len(spec.size) > 2 and innermost(spec) == 1 - len(spec.size) else ""
+
+
+launched_by("native_layer_norm", "_fused_rms_norm")(_passes("normalization", 1))
+launched_by("native_group_norm")(_passes("normalization", 2))
+launched_by("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")(
+    _passes("normalization_gradient", 2)
+)

@@ -1,1 +1,0 @@
-"""Records what the device does: allocations, operators, modules, the user's lines."""

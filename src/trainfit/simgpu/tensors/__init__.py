@@ -1,1 +1,0 @@
-"""Tensors of the simulated device: classes, memory formats, errors, saved files."""

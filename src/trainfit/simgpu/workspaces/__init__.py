@@ -1,1 +1,0 @@
-"""Memory that GPU libraries use in addition to an operator's results."""

@@ -1,0 +1,310 @@
+"""Kernel times on a GPU: a roofline for each kernel.
+
+A kernel takes the time of its arithmetic or that of its traffic, whichever is more (where both
+are near each other, a little more than either), and no less than the least time of any kernel.
+
+Matmuls (convolutions as implicit ones) are computed in tiles, one at a time on each
+multiprocessor: a matmul that does not fill its tiles, or the last wave of tiles over the
+multiprocessors, takes as long as one that does. Of several tile sizes, and of one or more
+multiprocessors for the same tile ("split k"), the fastest is taken, as cuBLAS and cuDNN do.
+
+Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds. Where
+threads take turns one after the other, each waits for the memory's latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.hardware import GpuSpec
+from trainfit.hardware.gpu.figures import tensor_rate
+from trainfit.results.runs.recording import IntArray
+from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
+from trainfit.speed.efficiency import Efficiency
+from trainfit.speed.work import COLUMNS, Floats
+
+#: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
+_TILES: Final = (
+    *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+    *((128, 32), (32, 128), (64, 32), (32, 64), (32, 32)),
+)
+#: Besides, of the kernels for narrow groups of channels: the Tensor cores' instructions are 8 wide.
+_GROUP_TILES: Final = ((256, 16), (128, 16), (256, 8), (128, 8), (16, 128), (8, 128))
+#: Multiprocessors that share a tile's sum, and the least part of it worth one of its own.
+_SPLITS: Final = (1, 2, 4, 8, 16)
+_LEAST_DEPTH: Final = 64
+#: A tile as wide as this computes at the full rate.
+_FULL_TILE: Final = 192.0
+#: Elements by which a tile's sum goes on at once; one step more fills and drains the pipeline.
+_DEPTH_STEP: Final = 32
+#: From so many waves of tiles on, multiprocessors run apart and the last wave is half full.
+_MANY_WAVES: Final = 6
+#: Exponent of the smooth maximum of arithmetic and traffic.
+_SHARPNESS: Final = 4.0
+_HALVES: Final = ("float16", "bfloat16")
+#: Watts that a multiprocessor's work takes at its boost clock with busy Tensor cores: so many, and
+#: so many more for each 1,024 FLOPs a clock that they do. What large matmuls reach under a power
+#: limit (docs/decisions/0040): T4 1.4, L4 1.6, A100 PCIe 1.9, H100 PCIe 2.9; and with busy shader
+#: cores, which a T4 (12 nm) still feeds at three quarters of its boost clock (NVIDIA's ResNet-50 in
+#: float32).
+_TENSOR_WATTS: Final = 1.1
+_FED_WATTS: Final = 0.43
+_SHADER_WATTS: Final = 1.7
+#: What goes elsewhere: a share of the board's, what a multiprocessor leaks (assumed; constant and
+#: static power are a large part of a GPU's: AccelWattch, MICRO 2021), and memory at its full
+#: bandwidth, 5 pJ a bit (HBM2 3.9, GDDR6 some 7: O'Connor et al., MICRO 2017, and vendors').
+_BOARD: Final = 0.05
+_STATIC_WATTS: Final = 0.3
+_MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
+#: Dynamic power goes with f V^2. Near the boost clock voltage falls with the clock (the third
+#: power of it), at the least voltage no more (the first): a card that has less than half of what
+#: its multiprocessors would take passes from one to the other.
+_CLOCK_EXPONENT: Final = 0.55
+#: In float32 cuDNN computes 3 x 3 filters by Winograd's algorithm ("winograd" in a V100's profiles:
+#: github.com/ryujaehun/pytorch-gpu-benchmark, issue 6): F(2x2, 3x3) multiplies 2.25 times less
+#: (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016), of which its
+#: transforms take a part (assumed: a tenth).
+_WINOGRAD: Final = 2.0
+#: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
+_LEAST_CLOCK: Final = 0.1
+#: Of the bandwidth, what is left where ECC's codes pass the same bus: a T4 copies at 220 of 320
+#: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
+_INLINE_ECC: Final = 0.83
+
+#: What a read of the device's memory takes, in seconds (a V100 375 cycles, 270 ns: Jia et al.,
+#: "Dissecting the NVIDIA Volta GPU Architecture", 2018; taken to be alike on all), and threads that
+#: a multiprocessor holds at least: one block of 1024.
+_LATENCY_S: Final = 300e-9
+_RESIDENT: Final = 1024
+
+#: Of the peak rate of Tensor cores, what libraries reach where kernels are other than those that
+#: the constants are of, by the compute capability's first figure: large float16 matmuls run at 179
+#: of 209.5 TFLOP/s on an RTX 5090 (github.com/zzc0721/torch-performance-test-data, issue 200:
+#: PyTorch 2.7.1, CUDA 12.8), at 159 to 167 of 165.2 on an RTX 4090 (github.com/mli/
+#: transformers-benchmarks, issue 4).
+_LIBRARY_SHARE: Final = {12: 0.87}
+#: Tensor cores that do so many FLOPs a clock in a multiprocessor are fed at the full rate (GeForce
+#: from Ampere on); others at this share of theirs, by large matmuls on eight of them, from a V100
+#: to a B200 (0.69 to 0.79; docs/decisions/0040).
+_FED_FLOPS: Final = 512
+_FED_SHARE: Final = 0.74
+#: Of the shader cores' float32 rate, what matmuls reach, in shares of what Tensor cores reach of
+#: theirs on a GeForce: where 32 lanes share a scheduler, all else that a kernel issues takes turns
+#: with them (8.6 and later); by large matmuls (docs/decisions/0040).
+_SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
+_OTHER_SHADER_SHARE: Final = 0.88
+
+_HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
+_TILED: Final = tuple(
+    name for name in KINDS if name.startswith(("matmul", "convolution", "grouped", "recurrent"))
+)
+_THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
+#: Of each kind the one that has the same constants.
+PLAIN: Final = {name: name.replace("_3x3", "") for name in KINDS}
+_GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
+_OF_INPUT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("input_gradient"))
+_OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weight_gradient"))
+#: Channels of a group up to which cuDNN has kernels of their own, and of how many channels their
+#: blocks are: ResNeXt's and RegNetZ's (128 and more, of 4 to 32 a group) take them, RegNetX's and
+#: Y's (288, 320, 672) do not, by timm's channels-last steps on an RTX 3090.
+_NARROW: Final = 32
+_BLOCK: Final = 128
+_ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
+
+
+class KernelTimes:
+    """Times of a table's kernels (columns of :data:`trainfit.speed.work.COLUMNS`) on a
+    GPU."""
+
+    def __init__(self, table: IntArray, gpu: GpuSpec) -> None:
+        self.table, self._gpu = table, gpu
+        self._kinds = self._column("kind")
+        self._tiled = self._is(_TILED) & (self._column("flops") > 0)
+        self._known: tuple[float, Floats] | None = None
+
+    def seconds(self, efficiency: Efficiency) -> Floats:
+        """Of each kernel."""
+        arithmetic, traffic = self.arithmetic(efficiency), self.traffic(efficiency)
+        most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
+        share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
+        smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
+        smooth = np.maximum(smooth, self._in_turns())
+        seconds = smooth + self._column("launches") * efficiency.least_s
+        return np.where(self._is(_HOST) | self._of_tensor_cores(), 0.0, seconds)
+
+    def _of_tensor_cores(self) -> NDArray[np.bool_]:
+        """Copies into the order of convolutions in TF32, on a GPU that computes them in float32."""
+        return self._is(("layout",)) & self._not_rounded()
+
+    def _winograd(self) -> NDArray[np.bool_]:
+        """3 x 3 filters, not on Tensor cores."""
+        in_float32 = np.isin(self._column("dtype"), DTYPES.index("float32"))
+        return self._is(_THREE_BY_THREE) & (in_float32 | self._not_rounded())
+
+    def _not_rounded(self) -> NDArray[np.bool_]:
+        """What would be in TF32 if the GPU had it."""
+        if "tfloat32" in self._gpu.tensor_flops:
+            return np.zeros(len(self.table), dtype=np.bool_)
+        return np.isin(self._column("dtype"), DTYPES.index("tfloat32"))
+
+    def _in_turns(self) -> Floats:
+        """Of resampling: turns that wait for memory, of as many threads at once as fit."""
+        rounds = np.ceil(self._column("rows") / (_RESIDENT * self._gpu.sm_count))
+        turns = self._column("depth") * rounds * _LATENCY_S
+        return np.where(self._is(("resampling",)), turns, 0.0)
+
+    def traffic(self, efficiency: Efficiency) -> Floats:
+        """Seconds that each kernel's bytes need at the memory bandwidth."""
+        moved = (self._column("read") + self._column("written")).astype(np.float64)
+        cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
+        peak = self._gpu.bandwidth_bytes_per_s * (_INLINE_ECC if self._gpu.inline_ecc else 1.0)
+        rate = peak * self._shares(efficiency.traffic)
+        found: Floats = (moved - cached) / rate
+        return found
+
+    def arithmetic(self, efficiency: Efficiency) -> Floats:
+        """Seconds that each kernel's arithmetic needs."""
+        seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
+        seconds = np.where(self._winograd(), seconds / _WINOGRAD, seconds)
+        seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
+        seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
+        return np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
+
+    def on_tensor_cores(self) -> NDArray[np.bool_]:
+        """Whose arithmetic is theirs."""
+        with_cores = [DTYPES.index(name) for name in DTYPES if name in self._gpu.tensor_flops]
+        return np.isin(self._column("dtype"), with_cores) & ~self._is(_ON_SHADERS)
+
+    def _at_peak(self, small_tile: float) -> Floats:
+        """At the full rate of its kind, but for the tiles."""
+        if self._known is None or self._known[0] != small_tile:
+            gpu = self._gpu
+            rate = (peak_flops(gpu) * _reached(gpu))[self._column("dtype")]
+            shaders = gpu.fp32_flops * clock_share(gpu, _SHADER_WATTS)
+            rate = np.where(self._is(_ON_SHADERS), shaders, rate)
+            seconds = self._column("flops") / rate
+            seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
+            self._known = small_tile, seconds
+        return self._known[1]
+
+    def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
+        """Of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
+        kernel)."""
+        rate, launches = rate[self._tiled], self._column("launches")[self._tiled]
+        sizes = self._sizes(self._tiled)
+        best = self._fastest(sizes, rate, _TILES, small_tile)
+        narrow = self._narrow_groups()[self._tiled]
+        if narrow.any():
+            others = self._fastest(sizes[:, narrow], rate[narrow], _GROUP_TILES, small_tile)
+            best[narrow] = np.minimum(best[narrow], others)
+        found: Floats = best * np.maximum(launches, 1)
+        return found
+
+    def _sizes(self, chosen: NDArray[np.bool_]) -> Floats:
+        """Rows, columns, depth and batches of these matmuls, a line each."""
+        names = ("rows", "columns", "depth", "batches")
+        return np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
+
+    def _fastest(
+        self, sizes: Floats, rate: Floats, shapes: Sequence[tuple[int, int]], small_tile: float
+    ) -> Floats:
+        """Seconds of matmuls by the best of these tiles."""
+        rows, columns, depth, batches = sizes
+        depth = np.ceil(depth / _DEPTH_STEP) * _DEPTH_STEP
+        best = np.full(len(rate), np.inf)
+        for high, wide in shapes:
+            tiles = np.ceil(rows / high) * np.ceil(columns / wide) * batches
+            share = min(1.0, math.sqrt(high * wide) / _FULL_TILE) ** small_tile
+            for parts in _SPLITS:
+                split = np.minimum(parts, np.maximum(1.0, np.floor(depth / _LEAST_DEPTH)))
+                waves = tiles * split / self._gpu.sm_count
+                waves = np.where(waves < _MANY_WAVES, np.ceil(waves), waves + 0.5)
+                each = 2 * high * wide * (depth / split + _DEPTH_STEP) / (rate * share)
+                best = np.minimum(best, waves * each)
+        return best
+
+    def _odd(self) -> NDArray[np.bool_]:
+        """Half-precision matmuls with a side that is not a multiple of 8."""
+        halves = np.isin(self._column("dtype"), [DTYPES.index(name) for name in _HALVES])
+        odd = (self._column("depth") % 8 > 0) | (self._column("columns") % 8 > 0)
+        return self._tiled & halves & odd
+
+    def _wide_groups(self) -> NDArray[np.bool_]:
+        """Grouped convolutions of channels-last tensors with many channels a group."""
+        return self._is(_GROUPED_NHWC) & (self._group_channels() > _NARROW)
+
+    def _narrow_groups(self) -> NDArray[np.bool_]:
+        """Those that the kernels for narrow groups take: whole blocks of channels, as many of the
+        result's as of the input's (as far as the matmul's sides tell: its depth is a multiple of
+        them)."""
+        channels = self._group_channels()
+        of_weight, of_input = self._is(_OF_WEIGHT), self._is(_OF_INPUT)
+        depth = np.where(of_weight, self._column("columns"), self._column("depth"))
+        alike = (depth % np.maximum(1, channels) == 0) | of_input
+        blocks = channels * self._column("batches") % _BLOCK == 0
+        taken: NDArray[np.bool_] = (channels <= _NARROW) & blocks & alike
+        return self._is(_GROUPED_NHWC) & taken
+
+    def _uneven_groups(self) -> NDArray[np.bool_]:
+        """Those of channels-last tensors that they do not take, and that are not wide."""
+        known = self._narrow_groups() | self._wide_groups()
+        return self._is(_GROUPED_NHWC) & ~known
+
+    def _group_channels(self) -> IntArray:
+        """Of the result's groups; of the input's in the input's gradient."""
+        of_weight = self._is(_OF_WEIGHT)
+        return np.where(of_weight, self._column("rows"), self._column("columns"))
+
+    def _column(self, name: str) -> IntArray:
+        return self.table[:, COLUMNS.index(name)]
+
+    def _is(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        return np.isin(self._kinds, [KINDS.index(name) for name in names])
+
+    def _shares(self, by_kind: Mapping[str, float]) -> Floats:
+        """Of each kernel by its kind; 1 where nothing is said."""
+        return np.array([by_kind.get(name, 1.0) for name in PLAIN.values()])[self._kinds]
+
+
+def peak_flops(gpu: GpuSpec) -> Floats:
+    """Dense FLOP/s for matmuls by dtype (index of ``DTYPES``).
+
+    Without Tensor cores for a half precision it runs on the shader cores: float16 at their
+    float32 rate (its sums are float32), bfloat16 by way of float32, float64 at 1/32 of it.
+    """
+    rates = dict.fromkeys(DTYPES, gpu.fp32_flops)
+    rates["float64"] = gpu.fp32_flops / 32
+    rates |= {name: rate for name, rate in gpu.tensor_flops.items() if name in rates}
+    return np.array([rates[name] for name in DTYPES])
+
+
+def clock_share(gpu: GpuSpec, watts: float | None = None) -> float:
+    """Share of the boost clock that the board's power lets multiprocessors hold whose work takes
+    ``watts`` each at that clock (by default: with busy Tensor cores)."""
+    if watts is None:
+        watts = _TENSOR_WATTS + _FED_WATTS * _tensor_flops_a_clock(gpu) / 1024
+    memory = gpu.bandwidth_bytes_per_s * _MEMORY_JOULES_A_BYTE
+    left = gpu.power_watts * (1 - _BOARD) - memory
+    each = max(0.0, left / max(1, gpu.sm_count) - _STATIC_WATTS)
+    return float(min(1.0, max(_LEAST_CLOCK, each / watts)) ** _CLOCK_EXPONENT)
+
+
+def _tensor_flops_a_clock(gpu: GpuSpec) -> int:
+    """Dense float16 FLOPs of a multiprocessor's Tensor cores in one clock, by its design: a rate
+    that was measured is not to change what kernels reach of it."""
+    return tensor_rate(gpu.capability, geforce="GeForce" in gpu.name)
+
+
+def _reached(gpu: GpuSpec) -> Floats:
+    """The share of the peak rate that libraries reach, by dtype: what power leaves of the clock,
+    and what kernels leave of the cores."""
+    fed = 1.0 if _tensor_flops_a_clock(gpu) <= _FED_FLOPS else _FED_SHARE
+    tensor = clock_share(gpu) * fed * _LIBRARY_SHARE.get(gpu.capability[0], 1.0)
+    share = _SHADER_SHARE.get(gpu.capability, _OTHER_SHADER_SHARE)
+    shaders = clock_share(gpu, _SHADER_WATTS) * share
+    return np.array([tensor if name in gpu.tensor_flops else shaders for name in DTYPES])

@@ -1,1 +1,0 @@
-"""Step time: kernels on a GPU, launched by a CPU."""

@@ -1,0 +1,448 @@
+"""Step time: the GPU's kernels, as the CPU launches them, by the model's or by measured rates;
+and its share by phase and operator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.hardware import GpuSpec
+from trainfit.results.gpus import Figure, Rates
+from trainfit.results.runs.recording import PHASES, IntArray, Recording
+from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.speed.efficiency import FITTED, Efficiency
+from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
+from trainfit.speed.timeline import Timeline
+from trainfit.speed.work import CODES, COLUMNS, Floats, Work, one_off, steady
+
+# ---
+# CPU time of dispatching operators and launching kernels.
+#
+# PyTorch in eager mode spends some microseconds of one core on every operator: Python, autograd's
+# bookkeeping, the dispatcher, and the library's own set-up of a kernel. These times fall with the
+# core's clock and its work a clock, so they are given for one core and scaled by how fast another
+# is.
+
+
+#: The clock of the core that the costs below are given for (Hz).
+REFERENCE_HZ: Final = 3.0e9
+#: What an operator takes that core in :mod:`trainfit.speed.dispatch_probe` (s): 2.79 to 2.85 us in
+#: six runs on a virtual core of an AMD EPYC with torch 2.13, which is taken for one of 3 GHz (its
+#: clock is not told).
+REFERENCE_OPERATOR_S: Final = 2.8e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCosts:
+    """Seconds of one core at :data:`REFERENCE_HZ`; assumed, nothing of it was measured by us.
+
+    Published overheads of eager PyTorch are 5 to 25 us an operator, of which 1 to 3 us are the
+    driver's launch and 1 to 5 us a library's choice of a kernel.
+
+    ``operator_s`` is an operator's by phase; ``library_s`` what a kernel of cuBLAS or cuDNN takes
+    in addition (choosing an algorithm, descriptors), ``launch_s`` any kernel's launch.
+    """
+
+    forward_s: float = 8e-6
+    backward_s: float = 6e-6
+    optimizer_s: float = 8e-6
+    library_s: float = 8e-6
+    launch_s: float = 2.5e-6
+
+
+_LIBRARY: Final = tuple(
+    name
+    for name in KINDS
+    if name.startswith(
+        ("matmul", "convolution", "normalization", "batch_norm", "attention", "recurrent")
+    )
+)
+
+
+def _in_graphs(work: Work) -> NDArray[np.bool_]:
+    """Which rows are launched by a graph's launch."""
+    starts = np.flatnonzero(work.is_kind("graph"))
+    changes = np.zeros(len(work.table) + 1, dtype=np.int64)
+    np.add.at(changes, starts + 1, 1)
+    ends = np.minimum(starts + 1 + work.column("rows")[starts], len(work.table))
+    np.add.at(changes, ends, -1)
+    covered: NDArray[np.bool_] = np.cumsum(changes[:-1]) > 0
+    return covered
+
+
+def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Floats, Floats]:
+    """When each kernel is launched, and when each operator is done, from the step's begin if the
+    CPU never waits.
+
+    ``speed`` is the core's, as a multiple of the reference's.
+    """
+    by_phase = np.full(len(PHASES), costs.forward_s)
+    by_phase[PHASES.index("backward")] = costs.backward_s
+    by_phase[PHASES.index("optimizer")] = costs.optimizer_s
+    of_operators = by_phase[work.op_phase]
+    launches = work.column("launches") * costs.launch_s
+    launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
+    launches = np.where(_in_graphs(work), 0.0, launches)
+    of_kernels = np.bincount(work.op, weights=launches, minlength=len(of_operators))
+    done = np.cumsum(of_operators + of_kernels)
+    # A kernel is launched when its operator has been dispatched, after the kernels before it.
+    before = np.cumsum(launches)
+    dispatched = np.cumsum(of_operators)[work.op]
+    return (dispatched + before) / speed, done / speed
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A GPU in a computer: copies from pinned and pageable memory in bytes a second (assumed: PCIe
+    4.0 x16, and what the loader takes for pageable memory), and how fast a core of its CPU is, as
+    a multiple of the reference (:mod:`trainfit.speed.step`; ``core_measured``: by a
+    measurement).
+
+    ``gpu`` has the rates that the model reckons with: where those of ``profile`` are in it, what
+    was sold is ``datasheet``.
+    """
+
+    gpu: GpuSpec
+    efficiency: Efficiency
+    host: HostCosts = dataclasses.field(default_factory=HostCosts)
+    core_speed: float = 1.0
+    pinned_bytes_per_s: float = 20e9
+    pageable_bytes_per_s: float = 6e9
+    core_measured: bool = False
+    datasheet: GpuSpec | None = None
+    profile: str = ""
+
+    @property
+    def rated(self) -> GpuSpec:
+        """The GPU with the rates of its datasheet."""
+        return self.datasheet or self.gpu
+
+    @property
+    def core_hz(self) -> float:
+        """The clock of a core that is so fast, if it does as much a cycle as the reference."""
+        return self.core_speed * REFERENCE_HZ
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """A step's time in seconds, and what it is made of.
+
+    ``gpu_s`` is what its kernels take together, ``host_s`` what the CPU takes to launch them,
+    ``copies_s`` what copies between host and device take. ``by_kind_s`` divides ``gpu_s``.
+    ``core_s`` is how long the step keeps a core busy: launching, and in waits for the GPU, in which
+    CUDA spins (cudaDeviceScheduleAuto, the default, unless there are more contexts than CPUs;
+    integrated GPUs sleep).
+    """
+
+    seconds: float
+    gpu_s: float
+    host_s: float
+    copies_s: float
+    bound: Bound
+    by_kind_s: Mapping[str, float]
+    core_s: float
+
+
+def step_time(work: Work, machine: Machine) -> StepTime:
+    """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
+    after the other whose launches are the limit.
+
+    With several streams: of a step after another, which may have copied its data before.
+    """
+    timeline, costed = Timeline(), TimedWork(work, machine)
+    costed.launch(timeline)
+    ended = host = waited = 0.0
+    if timeline.several:
+        ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
+        costed.launch(timeline)
+    host_s, waited_s = timeline.host_s - host, timeline.waited_s - waited
+    seconds = costed.seconds
+    gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
+    by_kind: dict[str, float] = {}
+    totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
+    for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
+        if total:
+            by_kind[name] = by_kind.get(name, 0.0) + total
+    return StepTime(
+        timeline.end_s - ended,
+        gpu_s,
+        host_s,
+        copies_s,
+        _bound(costed.times, machine, seconds, host_s, copies_s),
+        by_kind,
+        host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """Work on a timeline, seconds from its begin: when the CPU is done with each operator and
+    issues each kernel if it never waits, when it really launches each kernel, and when each ends.
+    """
+
+    operator_s: Floats
+    issued_s: Floats
+    launched_s: Floats
+    ended_s: Floats
+
+
+class TimedWork:
+    """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
+    host and device."""
+
+    def __init__(self, work: Work, machine: Machine) -> None:
+        self._work = work
+        self.times = KernelTimes(work.table, machine.gpu)
+        self.seconds = self.times.seconds(machine.efficiency)
+        self.copies = _copy_seconds(work, machine)
+        self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
+
+    def launch(self, timeline: Timeline) -> Launched:
+        """It comes next on the timeline."""
+        host_s = float(self._done[-1]) if len(self._done) else 0.0
+        began = timeline.host_s
+        ready, ends = timeline.add(self._work, self.seconds + self.copies, self._issued, host_s)
+        return Launched(began + self._done, self._issued + began, ready, ends)
+
+
+def _copy_seconds(work: Work, machine: Machine) -> Floats:
+    moved = work.column("read").astype(np.float64)
+    pageable = work.is_kind("upload", "download")
+    rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
+    return np.where(pageable | work.is_kind("upload_pinned"), moved / rate, 0.0)
+
+
+def _bound(
+    times: KernelTimes, machine: Machine, seconds: Floats, host_s: float, copies_s: float
+) -> Bound:
+    """What the most of the step's time goes to; ``seconds`` is each kernel's."""
+    gpu_s = float(seconds.sum())
+    if copies_s > max(gpu_s, host_s):
+        return "host copies"
+    if host_s > gpu_s:
+        return "launches"
+    # What takes no time here (copies from the host, and for cores that the GPU lacks) is no load.
+    arithmetic = np.where(seconds > 0, times.arithmetic(machine.efficiency), 0.0)
+    traffic = np.where(seconds > 0, times.traffic(machine.efficiency), 0.0)
+    computes = arithmetic > traffic
+    if traffic[~computes].sum() >= arithmetic[computes].sum():
+        return "bandwidth"
+    on_tensor_cores = computes & times.on_tensor_cores()
+    mostly = arithmetic[on_tensor_cores].sum() >= arithmetic[computes & ~on_tensor_cores].sum()
+    return "tensor cores" if mostly else "shader cores"
+
+
+# ---
+# The simulated GPU's clock, by the model of a step's time.
+
+
+class StepClock:
+    """When everything that was submitted so far is done, as :func:`speed.step.step_time` has it:
+    kernels in order, each when the CPU has launched it (see :class:`simgpu.clock.Clock`)."""
+
+    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
+        self._recorder, self._machine = recorder, Machine(gpu, FITTED)
+        self._timeline = Timeline()
+        self._ops = self._kernels = 0
+
+    def now(self, stream: int | None = None) -> float:
+        """See :class:`simgpu.clock.Clock`; what was launched since the last call is costed now."""
+        self._cost()
+        return self._timeline.end_s if stream is None else self._timeline.end_of(stream)
+
+    def host(self) -> float:
+        """See :class:`simgpu.clock.Clock`."""
+        self._cost()
+        return self._timeline.cpu_s
+
+    def pause(self, seconds: float) -> None:
+        """See :class:`simgpu.clock.Clock`."""
+        self._cost()
+        self._timeline.pause(seconds)
+
+    def _cost(self) -> None:
+        first = self._ops
+        table, stream, op, phase = self._recorder.launched(first, self._kernels)
+        self._ops += len(phase)
+        self._kernels += len(table)
+        if not len(phase) and not len(table):
+            return
+        # A wait that follows no operator belongs to one that has been counted: to the first of
+        # these, or (without any) to one that takes nothing.
+        own = np.maximum(op - first, 0)
+        if not len(phase):
+            work, machine = Work(table, stream, own, np.zeros(1, np.int64)), self._idle()
+        else:
+            work, machine = Work(table, stream, own, phase), self._machine
+        TimedWork(work, machine).launch(self._timeline)
+
+    def _idle(self) -> Machine:
+        """The same with operators that take no time."""
+        host = self._machine.host
+        free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, optimizer_s=0.0)
+        return dataclasses.replace(self._machine, host=free)
+
+
+# ---
+# A machine whose rates were measured: the model's constants from a calibration profile.
+#
+# The model gives the shares of the peaks that kinds of kernels reach. A profile measures some
+# kernels on the GPU itself (``trainfit calibrate``); what the model says of the very same kernels
+# is brought to that by changing the peaks, so that all kernels follow.
+
+
+#: What ``speed.calibration`` measures: sides of square matmuls, bytes of a copy on the device.
+_SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
+_COPY_BYTES: Final = 256 << 20
+#: The measured time from one launch to the next is the CPU's if it is so many times what any
+#: kernel takes; else the GPU may have been the limit.
+_BY_CPU: Final = 1.2
+
+
+def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
+    """``machine`` with what was measured in place of the datasheet's and of what is assumed.
+
+    ``title`` is the profile's name. What the profile lacks stays as it is.
+    """
+    gpu = machine.gpu
+    tensor = dict(gpu.tensor_flops)
+    changes: dict[str, Any] = {}
+    for dtype, side in _SIDES.items():
+        measured = _value(rates.matmul.get(dtype))
+        if measured is None:
+            continue
+        factor = measured / product_flops(machine, dtype, side)
+        if dtype in tensor:
+            tensor[dtype] *= factor
+        elif dtype == "float32":
+            changes["fp32_flops"] = gpu.fp32_flops * factor
+    if (copied := _value(rates.memory_bandwidth)) is not None:
+        factor = copied / _copy_bytes_per_s(machine)
+        changes["bandwidth_bytes_per_s"] = gpu.bandwidth_bytes_per_s * factor
+    gpu = dataclasses.replace(gpu, tensor_flops=tensor, **changes)
+    found = dataclasses.replace(machine, gpu=gpu, datasheet=machine.rated, profile=title)
+    return _with_host(found, rates)
+
+
+def _with_host(machine: Machine, rates: Rates) -> Machine:
+    """Copies, and how fast the core that launched is."""
+    changes: dict[str, Any] = {}
+    if (pinned := _value(rates.host_to_device_pinned)) is not None:
+        changes["pinned_bytes_per_s"] = pinned
+    if (pageable := _value(rates.host_to_device_pageable)) is not None:
+        changes["pageable_bytes_per_s"] = pageable
+    launch = _value(rates.launch)
+    if launch is not None and launch > _BY_CPU * machine.efficiency.least_s:
+        # The measured loop is an operator without gradient, which launches one kernel.
+        usual = machine.host.forward_s + machine.host.launch_s
+        changes |= {"core_speed": usual / launch, "core_measured": True}
+    return dataclasses.replace(machine, **changes)
+
+
+def product_flops(machine: Machine, dtype: str, side: int) -> float:
+    """FLOP/s of a square matmul, as the model has it."""
+    flops = 2 * side**3
+    row = _kernel("matmul", dtype, flops=flops, rows=side, columns=side, depth=side)
+    return flops / float(KernelTimes(row, machine.gpu).arithmetic(machine.efficiency)[0])
+
+
+def _copy_bytes_per_s(machine: Machine) -> float:
+    """Bytes read and written by a copy on the device, as the model has it."""
+    row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
+    seconds = KernelTimes(row, machine.gpu).traffic(machine.efficiency)
+    return 2 * _COPY_BYTES / float(seconds[0])
+
+
+def _kernel(kind: str, dtype: str, **columns: int) -> IntArray:
+    values = {"kind": CODES[kind], "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
+    return np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
+
+
+def _value(figure: Figure | None) -> float | None:
+    """A rate that was measured on the GPU itself."""
+    measured = figure is not None and figure.basis == "measured" and figure.value > 0
+    return figure.value if measured and figure is not None else None
+
+
+# ---
+# A step's GPU time by phase and operator.
+
+
+def step_work(recording: Recording, machine: Machine) -> StepWork | None:
+    """Of the step that stands for all others; ``None`` where no kernel was recorded."""
+    if not recording.steps:
+        return None
+    step = steady(recording)
+    work = Work.of_step(recording, step)
+    if not len(work.table):
+        return None
+    timed = TimedWork(work, machine)
+    seconds = np.where(_once(recording, step, work), 0.0, timed.seconds)
+    phases = work.op_phase[work.op]
+    totals = np.bincount(phases, weights=seconds, minlength=len(PHASES)).tolist()
+    bounds = timed.times.arithmetic(machine.efficiency), timed.times.traffic(machine.efficiency)
+    operators = _operators(recording, step, work, bounds, seconds)
+    peaks = dict(zip(DTYPES, peak_flops(machine.rated).tolist(), strict=True))
+    with_flops = {each.dtype for each in operators if each.flops}
+    return StepWork(
+        gpu_s=float(seconds.sum()),
+        by_phase_s={name: total for name, total in zip(PHASES, totals, strict=True) if total},
+        operators=operators,
+        peak_flops_per_s={name: peak for name, peak in peaks.items() if name in with_flops},
+        bandwidth_bytes_per_s=machine.rated.bandwidth_bytes_per_s,
+    )
+
+
+def _once(recording: Recording, step: int, work: Work) -> NDArray[np.bool_]:
+    """Kernels that no later step has: where the first step stands for all."""
+    if step:
+        return np.zeros(len(work.op), dtype=bool)
+    found: NDArray[np.bool_] = one_off(recording)[recording.op_step == 0][work.op]
+    return found
+
+
+def _operators(
+    recording: Recording, step: int, work: Work, bounds: tuple[Floats, Floats], seconds: Floats
+) -> tuple[OperatorTime, ...]:
+    """By name, phase and dtype; ``bounds`` are what arithmetic and traffic of each kernel need."""
+    arithmetic, traffic = bounds
+    names = recording.op_name[recording.op_step == step][work.op]
+    columns = (names, work.op_phase[work.op], work.column("dtype"))
+    keys, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    sums = {
+        name: np.bincount(group.ravel(), weights=values, minlength=len(keys))
+        for name, values in (
+            ("gpu_s", seconds),
+            ("kernels", np.where(seconds > 0, work.column("launches"), 0)),
+            ("flops", work.column("flops")),
+            ("moved", work.column("read") + work.column("written")),
+            ("arithmetic", np.where(seconds > 0, arithmetic, 0.0)),
+            ("traffic", np.where(seconds > 0, traffic, 0.0)),
+        )
+    }
+    found = [_operator(recording, keys[row], {k: v[row] for k, v in sums.items()})
+             for row in np.flatnonzero(sums["gpu_s"] > 0).tolist()]  # fmt: skip
+    return tuple(sorted(found, key=lambda each: -each.gpu_s))
+
+
+def _operator(recording: Recording, key: IntArray, sums: Mapping[str, float]) -> OperatorTime:
+    name, phase, dtype = key.tolist()
+    limit: Limit = "arithmetic" if sums["arithmetic"] > sums["traffic"] else "memory"
+    if max(sums["arithmetic"], sums["traffic"]) < 0.5 * sums["gpu_s"]:
+        limit = "latency"
+    return OperatorTime(
+        name=recording.strings[name],
+        dtype=DTYPES[dtype],
+        phase=PHASES[phase],
+        kernels=int(sums["kernels"]),
+        gpu_s=float(sums["gpu_s"]),
+        flops=int(sums["flops"]),
+        moved_bytes=int(sums["moved"]),
+        limit=limit,
+    )

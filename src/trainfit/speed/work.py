@@ -1,0 +1,191 @@
+"""The kernels of one step, as columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.results.runs.recording import KINDS as PURPOSES
+from trainfit.results.runs.recording import PHASES, IntArray, Recording
+from trainfit.results.runs.steps import KINDS, MARKS
+from trainfit.simgpu.device.recorder import REPLAY
+from trainfit.simgpu.device.settling import steady_step
+
+Floats = NDArray[np.float64]
+
+#: What a kernel's time depends on, in the order of the columns of :attr:`Work.table`.
+COLUMNS: Final = (
+    "kind",
+    "dtype",
+    "flops",
+    "read",
+    "written",
+    "rows",
+    "columns",
+    "depth",
+    "batches",
+    "launches",
+)
+#: What is allocated once, by operators that no later step has.
+_MADE_ONCE: Final = tuple(map(PURPOSES.index, ("parameter", "buffer", "optimizer_state")))
+_SETUP, _FORWARD = PHASES.index("setup"), PHASES.index("forward")
+
+CODES: Final = {name: code for code, name in enumerate(KINDS)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Kernels in the order in which they were launched.
+
+    ``table`` has a row a kernel and the columns of :data:`COLUMNS` (whole numbers; bytes, FLOPs,
+    sizes); ``stream`` and ``op`` are each kernel's stream and operator, counted from the first
+    of this work; ``op_phase`` the phase of every operator (index of ``recording.PHASES``).
+    """
+
+    table: IntArray
+    stream: IntArray
+    op: IntArray
+    op_phase: IntArray
+
+    @classmethod
+    def of_step(cls, recording: Recording, step: int) -> Work:
+        """What step ``step`` (from 0) launched; empty where the recording has no kernels."""
+        ops = np.flatnonzero(recording.op_step == step)
+        first, last = (int(ops[0]), int(ops[-1])) if len(ops) else (0, -1)
+        mine = (recording.kernel_op >= first) & (recording.kernel_op <= last)
+        table = np.stack([getattr(recording, f"kernel_{name}")[mine] for name in COLUMNS], axis=1)
+        return cls(
+            table,
+            recording.kernel_stream[mine],
+            recording.kernel_op[mine] - first,
+            recording.op_phase[first : last + 1],
+        )
+
+    @classmethod
+    def of_steady_step(cls, recording: Recording) -> Work:
+        """What the step launches that stands for all others (:func:`simgpu.steady.steady_step`).
+
+        Where the first is the only one, it comes without what is done once: the model's
+        set-up, uploads of parameters, and making the optimizer's state.
+        """
+        step = steady(recording)
+        work = cls.of_step(recording, step)
+        return work if step else work.without(one_off(recording)[recording.op_step == 0])
+
+    def without(self, ops: NDArray[np.bool_]) -> Work:
+        """The work without the operators that ``ops`` (a value each) marks, and their kernels."""
+        if len(ops) != len(self.op_phase) or not ops.any():
+            return self
+        kept = ~ops[self.op]
+        number = np.cumsum(~ops) - 1
+        return Work(self.table[kept], self.stream[kept], number[self.op[kept]], self.op_phase[~ops])
+
+    def part(self, first: int, last: int) -> Work:
+        """The kernels from number ``first`` on and before ``last``."""
+        part = slice(first, last)
+        return dataclasses.replace(
+            self, table=self.table[part], stream=self.stream[part], op=self.op[part]
+        )
+
+    def column(self, name: str) -> IntArray:
+        """One column of :data:`COLUMNS`."""
+        return self.table[:, COLUMNS.index(name)]
+
+    def is_kind(self, *names: str) -> NDArray[np.bool_]:
+        """Which rows are of one of these kinds."""
+        return np.isin(self.column("kind"), [CODES[name] for name in names])
+
+
+def steady(recording: Recording) -> int:
+    """The number (from 0) of the step that stands for all others; there must be one."""
+    steps = recording.steps
+    operators = np.bincount(recording.op_step, minlength=steps)[:steps]
+    # Kernels before the first operator belong to the first step.
+    step_of = recording.op_step[np.maximum(recording.kernel_op, 0)] if len(operators) else ()
+    work = [
+        np.bincount(step_of, weights=column, minlength=steps)[:steps].tolist()
+        for column in (
+            recording.kernel_flops,
+            recording.kernel_read + recording.kernel_written,
+        )
+    ]
+    makeup = recording.makeup
+    return steady_step(
+        operators.tolist(),
+        list(zip(*work, strict=True)),
+        makeup.per_step if makeup is not None else (),
+        makeup.accumulation if makeup is not None else None,
+        _replaying(recording),
+    )
+
+
+def _replaying(recording: Recording) -> frozenset[int]:
+    """Steps that replay a CUDA graph: those before are its warm-up."""
+    names = [number for number, name in enumerate(recording.strings) if name == REPLAY]
+    return frozenset(recording.op_step[np.isin(recording.op_name, names)].tolist())
+
+
+def one_off(recording: Recording) -> NDArray[np.bool_]:
+    """Which operators do what no later step does, as far as the recording tells."""
+    found: NDArray[np.bool_] = recording.op_phase == _SETUP
+    if not (recording.op_phase == _FORWARD).any():  # no module was called: set-up has no end
+        found = np.zeros_like(found)
+    made = np.isin(recording.alloc_kind, _MADE_ONCE) & (recording.alloc_op >= 0)
+    found[recording.alloc_op[made]] = True
+    return found
+
+
+# ---
+# A step's kernels at every batch size, from recordings at two.
+#
+# Sizes, FLOPs and bytes of kernels are affine in the batch size, and which kernels there are does
+# not depend on it (but for how many launches an operator over lists takes, which does not either).
+
+
+#: Columns that are the same at every batch size.
+_FIXED = [COLUMNS.index(name) for name in ("kind", "dtype", "launches")]
+
+
+class NotAffineError(Exception):
+    """Two steps do not launch the same kernels; the message says where they part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkLaw:
+    """A step's work as a function of the batch size: ``base + slope * batch``, both times
+    ``span`` so that they stay whole numbers."""
+
+    template: Work
+    base: IntArray
+    slope: IntArray
+    span: int
+
+    @classmethod
+    def between(cls, first: Work, batch: int, second: Work, other: int) -> WorkLaw:
+        """From a step at each of two different batch sizes.
+
+        Raises :class:`NotAffineError` where they differ in more than sizes.
+        """
+        if batch == other:
+            raise ValueError("two different batch sizes are needed")
+        if len(first.table) != len(second.table):
+            raise NotAffineError(
+                f"{len(first.table)} kernels at batch size {batch}, {len(second.table)} at {other}"
+            )
+        differs = (first.table[:, _FIXED] != second.table[:, _FIXED]).any(axis=1)
+        if differs.any():
+            place = int(differs.argmax())
+            raise NotAffineError(f"kernel {place} differs at batch size {other}")
+        span = other - batch
+        slope = second.table - first.table
+        # Events keep their numbers, however many there were before this step in either run.
+        slope[first.is_kind(*MARKS)] = 0
+        return cls(first, first.table * span - slope * batch, slope, span)
+
+    def at(self, batch: int) -> Work:
+        """The step's work at ``batch``; sizes are rounded, and never below 0."""
+        table = np.maximum(np.rint((self.base + self.slope * batch) / self.span), 0)
+        return dataclasses.replace(self.template, table=table.astype(np.int64))

@@ -1,1 +1,0 @@
-"""Two watched runs compared: what differs in their set-up, and what of their speed is proven."""

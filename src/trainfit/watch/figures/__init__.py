@@ -1,1 +1,0 @@
-"""A recorded run in figures: its steady steps, GPU time, memory, cores; for rules."""

@@ -1,0 +1,179 @@
+"""Hooks of what copies to the GPU or waits for it.
+
+``__torch_function__`` of modes and of tensors' subclasses is given the function that
+``torch.Tensor`` holds: for those of C it is ours, then. Hooked right after PyTorch was imported,
+that is the one that all know. Later there may be tables of functions that do not: then we dispatch
+to overrides ourselves, with PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch import overrides
+
+from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.guard import Host, in_phase, in_place_of
+
+#: Methods of a tensor that need its values on the host.
+_READ: Final = (
+    *("item", "tolist", "cpu", "nonzero", "is_nonzero", "equal"),
+    *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
+)
+
+
+def install(host: Host, patches: PatchSet, late: bool) -> None:
+    """Hook from now on, until ``patches`` is restored; ``late``: libraries have been imported."""
+    methods = dict.fromkeys(_READ, _reading)
+    methods |= {"to": _to, "cuda": _cuda, "copy_": _copy}
+    for name, hook in methods.items():
+        patches.hook(torch.Tensor, name, _of_tensors(host, hook, late))
+    owners: set[Any] = {torch.cuda, torch.cuda.Event, torch.cuda.Stream}
+    for owner in owners:
+        patches.hook(owner, "synchronize", functools.partial(_waiting, host))
+
+
+def _of_tensors(
+    host: Host, hook: Callable[..., Any], late: bool
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    # A function of Python stays the one that all know, and dispatches itself.
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        unknown = late and not isinstance(original, FunctionType)
+        return hook(host, _dispatched(original) if unknown else original)  # type: ignore[no-any-return]
+
+    return made
+
+
+def _dispatched(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of tensors that overrides see as ``original``."""
+
+    @in_place_of(original)
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        if overrides.has_torch_function(args):
+            return overrides.handle_torch_function(original, args, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return dispatched
+
+
+def _waiting(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    timed = in_phase(host, ph.SYNC, original)
+
+    @in_place_of(original)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        _note_sync(host)
+        return timed(*args, **kwargs)
+
+    return waiting
+
+
+def _reading(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    timed = _waiting(host, original)
+
+    @in_place_of(original)
+    def reading(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return (timed if self.is_cuda else original)(self, *args, **kwargs)
+
+    return reading
+
+
+def _note_sync(host: Host) -> None:
+    try:
+        # A call that itself makes another (``__bool__``, ``item``) is one wait.
+        if host.live and host.steps.mine and host.steps.phases.current != ph.SYNC:
+            host.steps.note_sync()
+    except Exception as error:
+        host.failed("synchronize", error)
+
+
+def _to(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    copying, reading = _copying(host, original), _waiting(host, original)
+
+    @in_place_of(original)
+    def to(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        where = kwargs.get("device", kwargs.get("other", args[0] if args else None))
+        if where is None or isinstance(where, torch.dtype):
+            return original(self, *args, **kwargs)
+        if not self.is_cuda:
+            function = copying if _is_cuda(where) and self.device.type == "cpu" else original
+        else:
+            waits = _is_cpu(where) and not _non_blocking(args, kwargs, 2)
+            function = reading if waits else original
+        return function(self, *args, **kwargs)
+
+    return to
+
+
+def _cuda(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    copying = _copying(host, original)
+
+    @in_place_of(original)
+    def cuda(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return (copying if self.device.type == "cpu" else original)(self, *args, **kwargs)
+
+    return cuda
+
+
+def _copy(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    copying, reading = _copying(host, original, source=1), _waiting(host, original)
+
+    @in_place_of(original)
+    def copy_(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        source = args[0] if args else kwargs.get("src", kwargs.get("other"))
+        function = original
+        if isinstance(source, torch.Tensor) and source.is_cuda is not self.is_cuda:
+            if self.is_cuda:
+                function = copying if source.device.type == "cpu" and args else original
+            elif not _non_blocking(args, kwargs, 1):
+                function = reading
+        return function(self, *args, **kwargs)
+
+    return copy_
+
+
+def _copying(host: Host, original: Callable[..., Any], source: int = 0) -> Callable[..., Any]:
+    """A call that copies the argument at ``source``, which is on the host, to the GPU."""
+    timed = in_phase(host, ph.COPY, original)
+
+    @in_place_of(original)
+    def copying(*args: Any, **kwargs: Any) -> Any:
+        try:
+            # An override of a tensor's methods may call another of them to do the work.
+            if host.live and host.steps.mine and host.steps.phases.current != ph.COPY:
+                tensor = args[source]
+                host.steps.note_copy(tensor.nbytes, not tensor.is_pinned())
+        except Exception as error:
+            host.failed("copy", error)
+        return timed(*args, **kwargs)
+
+    return copying
+
+
+def _is_cuda(where: Any) -> bool:
+    if isinstance(where, str):
+        return where.startswith("cuda")
+    if isinstance(where, torch.Tensor):
+        return where.is_cuda
+    if isinstance(where, torch.device):
+        return where.type == "cuda"
+    return isinstance(where, int)
+
+
+def _is_cpu(where: Any) -> bool:
+    if isinstance(where, str):
+        return where.startswith("cpu")
+    return (where if isinstance(where, torch.device) else getattr(where, "device", where)) == (
+        torch.device("cpu")
+    )
+
+
+def _non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any], last: int) -> bool:
+    """Is it told not to wait? The flag is positional after the device (and a dtype)."""
+    if "non_blocking" in kwargs:
+        return bool(kwargs["non_blocking"])
+    return any(each is True for each in args[1 : last + 1])

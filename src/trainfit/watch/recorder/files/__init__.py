@@ -1,1 +1,0 @@
-"""A rank's files: its header, its tables, and rows on their way to them."""

@@ -1,0 +1,208 @@
+"""What a script trains and what feeds it: its largest model and optimizer, and each DataLoader."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Hashable, Mapping
+from typing import Any, Final
+
+import torch
+
+from trainfit.results.runs.watched import WatchedLoader
+from trainfit.scripts.batch_sizes import samples_in
+from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
+
+#: Steps of other optimizers after which the main one is taken to be done with.
+_STALE: Final = 20
+
+
+class CalledModels:
+    """Outermost modules that were called with gradients since :meth:`begin`."""
+
+    def __init__(self) -> None:
+        self._elements: weakref.WeakKeyDictionary[torch.nn.Module, int]
+        self._elements = weakref.WeakKeyDictionary()
+        #: In which a recurrent network or an attention wants the time before the batch: whether
+        #: the model itself does is not told.
+        self._timed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.samples = 0
+        """First dimensions of what the largest model was given, their sum; 0: not known."""
+        self._largest = 0
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.samples = self._largest = 0
+
+    def elements(self, module: torch.nn.Module) -> int:
+        """Elements of its parameters that are trained, as when it was first seen."""
+        found = self._elements.get(module)
+        if found is None:
+            found = sum(each.numel() for each in module.parameters() if each.requires_grad)
+            self._elements[module] = found
+            if any(getattr(each, "batch_first", True) is False for each in module.modules()):
+                self._timed.add(module)
+        return found
+
+    def note(self, module: torch.nn.Module, given: tuple[Any, ...], sized: bool) -> bool:
+        """A call; ``sized`` where nobody else tells the samples. Is it the largest so far?"""
+        elements = self.elements(module)
+        is_largest = elements > self._largest
+        if is_largest:
+            self._largest, self.samples = elements, 0
+        if sized and given and elements == self._largest and module not in self._timed:
+            self.samples += samples_in(given[0]) or 0
+        return is_largest
+
+
+class MainOptimizer:
+    """The optimizer with the most parameters, of those that are used."""
+
+    def __init__(self) -> None:
+        self._elements: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._main: weakref.ref[Any] | None = None
+        self._others = self._steps = 0
+
+    def is_main(self, optimizer: Any) -> tuple[bool, bool]:
+        """Does this step of ``optimizer`` end a training step? And does a training begin with
+        it, another than before: its main optimizer is gone, or not used any more?"""
+        main = None if self._main is None else self._main()
+        if main is optimizer:
+            self._others = 0
+            self._steps += 1
+            return True, False
+        self._others += 1
+        # A larger one that comes late is of another model; a GAN's two begin together.
+        is_late = self._steps >= _STALE and optimizer not in self._elements
+        elements = self._count(optimizer)
+        gone = self._main is not None and (main is None or self._others >= _STALE or is_late)
+        replaces = main is None or self._others >= _STALE or elements > self._count(main)
+        if replaces:
+            self._main = weakref.ref(optimizer)
+            self._others = self._steps = 0
+            return True, gone
+        return False, False
+
+    @property
+    def name(self) -> str:
+        """The class of the main one; empty: none has stepped."""
+        main = None if self._main is None else self._main()
+        return "" if main is None else type(main).__name__
+
+    def _count(self, optimizer: Any) -> int:
+        found = self._elements.get(optimizer)
+        if found is None:
+            groups = optimizer.param_groups
+            found = sum(each.numel() for group in groups for each in group["params"])
+            self._elements[optimizer] = found
+        return found
+
+
+# ---
+# A DataLoader of the script, as far as the recorder knows it.
+
+
+class LoaderRecord:
+    """``role`` is found out by what its batches are used for."""
+
+    def __init__(self, loader: Any, place: str) -> None:
+        self.place = place
+        self.role = "unknown"
+        self._told = self._facts(loader)
+        self._batch_size = self._told["batch_size"]
+
+    def describe(self) -> WatchedLoader:
+        return WatchedLoader(role=self.role, place=self.place, **self._told)  # type: ignore[arg-type]
+
+    def is_of(self, loader: Any) -> bool:
+        """Has the loader still the settings that it had?"""
+        return self._told == self._facts(loader)
+
+    @property
+    def key(self) -> Hashable:
+        """The same for loaders that are made at one place with the same settings."""
+        return self.place, *self._told.values()
+
+    def samples(self, batch: Any) -> int:
+        """Of a batch; -1 where it does not tell."""
+        likely = self._batch_size
+        # What most loaders give: the first tensor has the batch size, but for the last batch.
+        first = batch[0] if type(batch) is list and batch else None
+        if type(first) is torch.Tensor and first.dim() and first.size(0) == likely:
+            return first.size(0)
+        part = batch
+        if isinstance(part, (list, tuple)):  # a union costs ten times as much
+            part = part[0] if part else None
+        elif isinstance(part, Mapping):
+            part = next(iter(part.values()), None)
+        # The first tensor of a usual batch has the batch size: nothing else is to be asked.
+        if isinstance(part, torch.Tensor) and part.dim() and len(part) == likely:
+            return len(part)
+        found = samples_in(batch, likely)
+        return -1 if found is None else found
+
+    @staticmethod
+    def _facts(loader: Any) -> dict[str, Any]:
+        size = getattr(loader, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        context = getattr(loader, "multiprocessing_context", None)
+        method = context.get_start_method() if context is not None else ""
+        if loader.num_workers and not method:
+            method = torch.multiprocessing.get_start_method(allow_none=True) or "fork"
+        return {
+            "num_workers": int(loader.num_workers),
+            "prefetch_factor": loader.prefetch_factor,
+            "pin_memory": bool(loader.pin_memory),
+            "persistent_workers": bool(loader.persistent_workers),
+            "batch_size": size if isinstance(size, int) else None,
+            "batches": _length(loader),
+            "start_method": method,
+        }
+
+
+def _length(loader: Any) -> int | None:
+    # A data set that streams has no length to give; asking its own ``__len__`` could take long.
+    if isinstance(getattr(loader, "dataset", None), torch.utils.data.IterableDataset):
+        return None
+    try:
+        length = operator.index(len(loader))
+    except (TypeError, NotImplementedError, ValueError, OverflowError):
+        return None
+    return length if length < 1 << 62 else None
+
+
+class ReadyBatches:
+    """Batches that are ready in an iterator of a DataLoader with workers.
+
+    Batches are given in their workers' turns: those of others do not help while the next one is
+    made. Whether it was among those that lay in the queue shows once it has come: the queue is
+    read in order, and what was read before it waits in a dictionary.
+    """
+
+    __slots__ = ("_batches", "_early", "_in_queue", "_is_here")
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._early = self._in_queue = 0
+        self._is_here = False
+
+    def count(self) -> int:
+        """Now, when ``next`` is called."""
+        self._early, self._is_here = self._look(tasks_of(self._batches))
+        self._in_queue = sum(int(queue.qsize()) for queue in queues_of(self._batches))
+        return self._early + self._in_queue
+
+    def had_next(self) -> bool:
+        """Was the batch that ``next`` has given meanwhile among them?"""
+        if self._is_here or not self._in_queue:
+            return self._is_here
+        early, _ = self._look(tasks_of(self._batches))
+        return early - self._early < self._in_queue
+
+    def _look(self, told: Mapping[int, tuple[Any, ...]]) -> tuple[int, bool]:
+        """How many have come out of their order (with a second element), and is the next one
+        there?"""
+        early = sum(len(each) == 2 for each in itertools.islice(told.values(), 256))
+        return early, len(told.get(next_task(self._batches), ())) == 2

@@ -1,1 +1,0 @@
-"""Where the recorder hooks PyTorch and its frameworks: each hook tells it and changes nothing."""

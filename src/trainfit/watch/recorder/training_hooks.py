@@ -1,0 +1,297 @@
+"""Hooks of a training: models, backward passes, optimizers, loss scaling, checkpoints."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.amp import autocast_mode, grad_scaler
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optim
+
+from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.torch_private.compiled import TRACE_RULES
+from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
+from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
+
+_clock = time.perf_counter
+
+
+def install(host: Host, patches: PatchSet) -> Callable[[], None]:
+    """Hook from now on, until ``patches`` is restored and what is returned is called."""
+    patches.hook(torch.nn.Module, "__call__", functools.partial(_module_call, host))
+    patches.hook(torch.autograd, "backward", functools.partial(_backward, host))
+    patches.hook(grad_scaler.GradScaler, "scale", functools.partial(_scale, host))
+    patches.hook(grad_scaler.GradScaler, "step", functools.partial(_scaled_step, host))
+    patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
+    patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
+    patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
+    handles = _hook_optimizers(host)
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return remove
+
+
+def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    inside = [False]
+
+    # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
+    # is known, what it does is done here, and a call within another costs nothing more.
+    def root(module: Any, args: Any, kwargs: Any) -> Any:
+        entered = count = None
+        steps = host.steps
+        try:
+            if host.live and steps.mine:
+                began = _clock()
+                entered = steps.enter_root(module, args or tuple(kwargs.values()))
+                if not steps.light:
+                    if entered is not None:
+                        count = host.count_flops(module)
+                    steps.cost_s += _clock() - began
+        except Exception as error:
+            host.failed("forward", error)
+        if entered is None:
+            return original(module, *args, **kwargs)
+        inside[0] = True
+        try:
+            result = original(module, *args, **kwargs)
+            if count is not None:
+                count.add_module(module, args, result)
+            return result
+        except BaseException as error:
+            host.saw(error)
+            raise
+        finally:
+            inside[0] = False
+            try:
+                if not steps.light:
+                    began = _clock()
+                    steps.leave_root(entered)
+                    if count is not None:
+                        count.remove()
+                    steps.cost_s += _clock() - began
+            except Exception as error:
+                host.failed("forward", error)
+
+    @in_place_of(original)
+    def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if inside[0] else root(self, args, kwargs)
+
+    known = fast_call(original, inside, root)
+    return around if known is None else in_place_of(original)(known)
+
+
+def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    # torch.compile stops before a backward pass, as it does without us.
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        token = ph.NOT_ENTERED
+        steps = host.steps
+        try:
+            # The first backward pass tells which thread trains.
+            if host.live and (steps.mine or not steps.trains):
+                began = _clock()
+                token = steps.enter_backward(tensors)
+                steps.cost_s += _clock() - began
+        except Exception as error:
+            host.failed("backward", error)
+        try:
+            return original(tensors, *args, **kwargs)
+        except BaseException as error:
+            host.saw(error)
+            raise
+        finally:
+            try:
+                if token != ph.NOT_ENTERED:
+                    began = _clock()
+                    steps.leave_backward(token)
+                    steps.cost_s += _clock() - began
+            except Exception as error:
+                host.failed("backward", error)
+
+    return backward
+
+
+def _hook_optimizers(host: Host) -> list[Any]:
+    def before(optimizer: Any, *_: Any) -> None:
+        steps = host.steps
+        try:
+            if host.live and (steps.mine or not steps.trains):
+                began = _clock()
+                steps.enter_optimizer(optimizer)
+                steps.cost_s += _clock() - began
+        except Exception as error:
+            host.failed("optimizer", error)
+
+    def after(optimizer: Any, *_: Any) -> None:
+        try:
+            if host.live and host.steps.mine:
+                host.steps.leave_optimizer(optimizer)
+        except Exception as error:
+            host.failed("optimizer", error)
+
+    return [
+        optim.register_optimizer_step_pre_hook(before),
+        optim.register_optimizer_step_post_hook(after),
+    ]
+
+
+def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
+    @in_place_of(construct)
+    def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        host.steps.has_optimizer = True
+        construct(optimizer, *args, **kwargs)
+
+    return __init__
+
+
+def _scale(host: Host, scale: Callable[..., Any]) -> Callable[..., Any]:
+    @in_place_of(scale)
+    def noted_scale(scaler: Any, outputs: Any) -> Any:
+        with careful(host, "GradScaler.scale"):
+            if host.live and host.steps.mine and scaler.is_enabled():
+                host.steps.numbers.loss_is_scaled = True
+                host.scaled_by(scaler)
+        return scale(scaler, outputs)
+
+    return noted_scale
+
+
+def _scaled_step(host: Host, step: Callable[..., Any]) -> Callable[..., Any]:
+    @in_place_of(step)
+    def noted_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = token = -1
+        with careful(host, "GradScaler.step"):
+            if host.live and host.steps.mine and scaler.is_enabled():
+                before = host.steps.optimizer_steps
+                token = host.steps.enter(ph.OPTIMIZER)
+                factor = scale_of(scaler)
+                if isinstance(factor, torch.Tensor):
+                    told, numbers = host.steps.number("scale", factor), host.steps.numbers
+                    numbers.scale = numbers.scale if told is None else told
+        done = False
+        try:
+            result = step(scaler, optimizer, *args, **kwargs)
+            done = True
+        finally:
+            with careful(host, "GradScaler.step"):
+                host.steps.leave(token)
+                if done and before == host.steps.optimizer_steps:
+                    host.steps.skip(optimizer)
+        return result
+
+    return noted_step
+
+
+def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    timed = in_phase(host, ph.OPTIMIZER, original)
+
+    @in_place_of(original)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        if host.steps.light:
+            return original(*args, **kwargs)
+        norm = timed(*args, **kwargs)
+        with careful(host, "clip_grad_norm_"):
+            # A DTensor's value would take a collective operation.
+            if host.live and host.steps.mine and type(norm) is torch.Tensor and norm.numel() == 1:
+                told, numbers = host.steps.number("norm", norm), host.steps.numbers
+                numbers.norm = numbers.norm if told is None else told
+        return norm
+
+    return clip_grad_norm_
+
+
+def _autocast(host: Host, enter: Callable[..., Any]) -> Callable[..., Any]:
+    seen: set[torch.dtype] = set()
+
+    @in_place_of(enter)
+    def __enter__(self: Any) -> Any:
+        if autocast_is_on(self) and self.fast_dtype not in seen:
+            with careful(host, "autocast"):
+                if host.live:
+                    seen.add(self.fast_dtype)
+                    host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
+        return enter(self)
+
+    return __enter__
+
+
+# ---
+# Hooks of what writes checkpoints: PyTorch, safetensors, and the training frameworks.
+
+
+#: Where the code of hooks stands.
+_WITH_HOOKS: Final = ("trainfit.watch.recorder", "trainfit.torch_private")
+#: Modules, and what in them writes a checkpoint.
+_SAVERS: Final = (
+    ("safetensors.torch", ("save_file", "save_model")),
+    ("torch.distributed.checkpoint.state_dict_saver", ("save",)),
+    ("accelerate.accelerator", ("Accelerator.save_state", "Accelerator.save_model")),
+    ("transformers.trainer", ("Trainer._save_checkpoint", "Trainer.save_model")),
+    ("transformers.modeling_utils", ("PreTrainedModel.save_pretrained",)),
+    ("lightning.pytorch.trainer.trainer", ("Trainer.save_checkpoint",)),
+    ("pytorch_lightning.trainer.trainer", ("Trainer.save_checkpoint",)),
+)
+
+
+def install_saving(
+    host: Host, patches: PatchSet, torchdata: Callable[[PatchSet, ModuleType], None]
+) -> Callable[[], None]:
+    """Hook from now on, also modules that are imported later, until ``patches`` is restored and
+    what is returned is called; ``torchdata`` hooks StatefulDataLoader's module."""
+    patches.hook(torch, "save", _checkpoint(host))
+    hooks = [_when_imported(host, patches, name, names) for name, names in _SAVERS]
+
+    def seen(module: ModuleType) -> None:
+        with careful(host, module.__name__):
+            if host.live:
+                torchdata(patches, module)
+
+    def traces(module: ModuleType) -> None:
+        with careful(host, module.__name__):
+            for name in _WITH_HOOKS:
+                module.add(name)  # what torch.compile leaves alone
+
+    hooks.append(ImportHook(TRACE_RULES, traces))
+    hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
+    for hook in hooks:
+        hook.install()
+
+    def remove() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return remove
+
+
+def _when_imported(
+    host: Host, patches: PatchSet, name: str, functions: tuple[str, ...]
+) -> ImportHook:
+    def seen(module: ModuleType) -> None:
+        with careful(host, name):
+            if host.live:
+                for each in functions:
+                    _hook(host, patches, module, each)
+
+    return ImportHook(name, seen)
+
+
+def _hook(host: Host, patches: PatchSet, owner: Any, name: str) -> None:
+    *outer, last = name.split(".")
+    for each in outer:
+        owner = getattr(owner, each, None)
+    function = vars(owner).get(last) if owner is not None else None
+    if callable(function):  # another version may not have it
+        patches.hook(owner, last, _checkpoint(host))
+
+
+def _checkpoint(host: Host) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return lambda write: in_phase(host, ph.CHECKPOINT, write, "checkpoint")

@@ -1,0 +1,255 @@
+"""Hooks of the fetcher, which makes batches in a DataLoader's workers: a row a batch.
+
+Collation is timed. What the rest of a batch's time went to is told by a thread that looks at the
+fetching thread's stack 20 times a second (:mod:`trainfit.scripts.sample_costs`); a batch gets the
+shares of the last looks. In the training process itself (no workers) nobody looks: that would take
+the interpreter's lock from the training.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.util
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+
+from trainfit.results.runs import tables
+from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, stack_of
+from trainfit.scripts.cost_rules import StackFrame, judge
+from trainfit.scripts.library_threads import pools
+from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import FETCHERS, worker_info
+from trainfit.watch.recorder.guard import in_place_of
+from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
+
+#: Seconds between two looks.
+_LOOK_S: Final = 0.05
+#: Of a look's weight, what is left after the next one: about the last ten seconds count.
+_KEPT: Final = 1 - 1 / 200
+#: Looks that make shares.
+_LEAST_LOOKS: Final = 8.0
+#: Frames of a stack that are judged, the innermost.
+_DEEPEST: Final = 60
+_KINDS: Final = ("read", "decode", "transform")
+_ROWS: Final = 512
+_NAN: Final = float("nan")
+_UNKNOWN: Final = (_NAN,) * len(_KINDS)
+
+
+class Rows(Protocol):
+    """Takes rows of :data:`trainfit.results.runs.tables.FETCHES`."""
+
+    def append(self, row: Any, /) -> None: ...
+
+
+class Home(Protocol):
+    """Where the rows of this process go."""
+
+    origin: float
+
+    def stem_for_workers(self) -> Path | None:
+        """Path of the rank's files without their endings; ``None``: nobody records."""
+
+    def main_fetches(self) -> Rows | None:
+        """Where the training process itself puts batches that it makes."""
+
+    def failed(self, where: str, error: Exception) -> None: ...
+
+
+class CostShares:
+    """Shares of the fetching thread's time, by looks at its stack."""
+
+    def __init__(self, known: frozenset[int]) -> None:
+        self._fetchers = known
+        self._seconds = dict.fromkeys((*_KINDS, "other"), 0.0)
+
+    def look(self, thread: int) -> None:
+        stack = stack_of(thread)
+        inside = next(
+            (n for n, (_, (code, _)) in enumerate(stack) if id(code) in self._fetchers), 0
+        )
+        if not inside:
+            return
+        frames = stack[: min(inside, _DEEPEST)]
+        places = []
+        inner = callee(frames[0][0], frames[0][1][1])
+        if inner is not NOTHING:
+            places.append(StackFrame(inner.module, inner.name, mapped=inner.mapped))
+        for frame, (code, lasti) in frames:
+            name = str(frame.f_globals.get("__name__", ""))
+            if not name.startswith("trainfit."):
+                places.append(StackFrame(name, code.co_qualname, called_in(code, lasti)))
+        kind = judge(places).kind if places else None
+        for each in self._seconds:
+            self._seconds[each] *= _KEPT
+        self._seconds[kind if kind in _KINDS else "other"] += 1.0
+
+    def shares(self) -> tuple[float, ...]:
+        """Of reading, decoding and transforms; NaN after too few looks."""
+        looks = sum(self._seconds.values())
+        if looks < _LEAST_LOOKS:
+            return _UNKNOWN
+        return tuple(self._seconds[kind] / looks for kind in _KINDS)
+
+
+class WorkerSink:
+    """Rows of a worker process, written by the thread that looks."""
+
+    def __init__(self, stem: Path, known: frozenset[int]) -> None:
+        path = stem.with_name(f"{stem.name}.fetches.{os.getpid()}.bin")
+        self.ring = Ring(path, tables.FETCHES, _ROWS)
+        self.shares = CostShares(known)
+        self.fetching = False
+        self._written = 0.0
+        self._target = threading.get_ident()
+        self._stop = threading.Event()
+        # Workers end without Python's atexit; this is what multiprocessing calls.
+        multiprocessing.util.Finalize(None, self.close, exitpriority=10)
+        self._thread = UnlistedThread(self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            if self.fetching:
+                self.shares.look(self._target)
+            if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
+                self._written = time.monotonic()
+                self.ring.write()
+
+    def close(self) -> None:
+        """The worker ends."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)  # it may be in a write
+        self.ring.write()
+
+
+class FetchHooks:
+    """Times every batch that is made in a process of the run."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._known: frozenset[int] = frozenset()
+        self._sink: WorkerSink | None = None
+        self._pid = -1
+        self._collate_s = 0.0
+        self._samples = -1
+
+    def install(self, patches: PatchSet) -> None:
+        """From now on, until ``patches`` is restored."""
+        self._known = fetchers()
+        for kind in FETCHERS:
+            patches.hook(kind, "fetch", self._fetch)
+
+    def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(original)
+        def fetch(fetcher: Any, index: Any) -> Any:
+            ring = None
+            try:
+                ring = self._ring()
+                if ring is not None:
+                    self._time_collation(fetcher)
+                    began = time.monotonic()
+                    # In the training process it is the training's, too.
+                    cpu = _NAN if self._sink is None else time.process_time()
+            except Exception as error:
+                self._home.failed("fetch", error)
+                ring = None
+            try:
+                if self._sink is not None:
+                    self._sink.fetching = True
+                batch = original(fetcher, index)
+            finally:
+                if self._sink is not None:
+                    self._sink.fetching = False
+            try:
+                if ring is not None:
+                    self._add(ring, batch, began, cpu)
+            except Exception as error:
+                self._home.failed("fetch", error)
+            return batch
+
+        return fetch
+
+    def _ring(self) -> Rows | None:
+        info = worker_info()
+        if info is None:
+            return self._home.main_fetches()
+        if self._pid != os.getpid():  # the first batch of a worker
+            self._pid, self._sink = os.getpid(), None
+            stem = self._home.stem_for_workers()
+            if stem is not None:
+                self._sink = WorkerSink(stem, self._known)
+                _note_threads(stem, info.id)
+        return None if self._sink is None else self._sink.ring
+
+    def _time_collation(self, fetcher: Any) -> None:
+        self._collate_s, self._samples = _NAN, -1
+        collate = fetcher.collate_fn
+        if getattr(collate, "_trainfit_watch", None) is self:
+            return
+
+        def timed(samples: Any) -> Any:
+            began = time.monotonic()
+            if fetcher.auto_collation and isinstance(samples, list | tuple):
+                self._samples = len(samples)
+            if self._sink is not None:
+                self._sink.fetching = False
+            try:
+                return collate(samples)
+            finally:
+                self._collate_s = time.monotonic() - began
+
+        timed._trainfit_watch = self  # type: ignore[attr-defined]
+        fetcher.collate_fn = timed
+
+    def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
+        now = time.monotonic()
+        took, info = now - began, worker_info()
+        shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()
+        rest = took - (self._collate_s if self._collate_s == self._collate_s else 0.0)
+        ring.append(
+            (
+                now - self._home.origin,
+                -1 if info is None else info.id,
+                os.getpid(),
+                took,
+                cpu if self._sink is None else time.process_time() - cpu,
+                *(share * rest for share in shares),
+                self._collate_s,
+                self._samples,
+                _bytes_of(batch, 2),
+            )
+        )
+
+
+def _bytes_of(batch: Any, depth: int) -> int:
+    """Of the tensors in a batch that are easily found."""
+    if isinstance(batch, torch.Tensor):
+        return int(batch.nbytes)
+    if not depth:
+        return 0
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if not isinstance(batch, list | tuple):
+        return 0
+    return sum(_bytes_of(part, depth - 1) for part in batch[:64])
+
+
+def _note_threads(stem: Path, worker: int) -> None:
+    """Leave the libraries' threads of this worker for the header, which the parent writes."""
+    path = stem.with_name(f"{stem.name}.worker-threads.{worker}")
+    if not path.exists():
+        found = {"torch": torch.get_num_threads(), **pools()}
+        path.write_text("".join(f"{name} {threads}\n" for name, threads in found.items()))
+
+
+def parent_pid() -> int | None:
+    """The process that started this one through multiprocessing."""
+    parent = multiprocessing.parent_process()
+    return None if parent is None else parent.pid

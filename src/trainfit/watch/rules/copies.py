@@ -1,0 +1,140 @@
+"""Rules about host-to-device copies: what they cost the training, and where their bytes lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import RankView, RunView, known
+
+
+def lost_to_copies(rank: RankView) -> checks.Seconds | None:
+    """Seconds of each steady step; ``None``: not measured.
+
+    The GPU's stream computes nothing while it copies, and nothing while it is empty and the host
+    copies. Host time alone is no loss: it may be a wait for the work before.
+    """
+    host, gpu = (checks.column(rank, name) for name in ("copy_s", "gpu_copy_s"))
+    if not np.isfinite(gpu).any():
+        return host if np.isfinite(host).any() else None
+    gap = checks.gap(rank) - np.nan_to_num(checks.column(rank, "input_s"))
+    empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
+    spent: checks.Seconds = np.fmax(gpu, empty)
+    return spent
+
+
+def unpinned_share(rank: RankView) -> float | None:
+    """Of the copied bytes; ``None``: not measured, or none were copied."""
+    every, unpinned = rank.steps["copied_bytes"], rank.steps["unpinned_bytes"]
+    measured = (every >= 0) & (unpinned >= 0)
+    total = float(np.sum(every[measured], dtype=np.float64))
+    return float(np.sum(unpinned[measured], dtype=np.float64)) / total if total else None
+
+
+def evidence(rank: RankView, seconds: checks.Seconds) -> tuple[Evidence, ...]:
+    """Seconds and bytes of a step, and the rate."""
+    spent = float(np.nanmean(seconds))
+    found = [Evidence("copies to the GPU", spent, "s/step")]
+    copied = known(rank.steps["copied_bytes"])
+    if len(copied):
+        found.append(Evidence("copied", float(np.mean(copied)), "bytes/step"))
+        if spent > 0:
+            found.append(Evidence("rate", float(np.mean(copied)) / spent, "bytes/s"))
+    unpinned = unpinned_share(rank)
+    if unpinned is not None:
+        found.append(Evidence("from pageable memory", unpinned, "of the bytes"))
+    return tuple(found)
+
+
+# ---
+# Copies to the GPU take much of the step although their memory is pinned.
+
+
+_COPIES_KIND: Final = "copies"
+
+
+def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    if not gpu_time.has_gpu(rank):
+        return
+    yield from (few := list(checks.too_few_steps(rank, _COPIES_KIND)))
+    if few:
+        return
+    lost, unpinned = lost_to_copies(rank), unpinned_share(rank)
+    if lost is None:
+        yield Unknown(_COPIES_KIND, "copies to the GPU were not measured", "copy_s or gpu_copy_s")
+        return
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    if unpinned is not None and unpinned >= thresholds.UNPINNED:
+        return  # unpinned_copies says it
+    yield Finding(
+        _COPIES_KIND,
+        severity(share),
+        f"Copies to the GPU take {checks.in_percent(share)} of the time",
+        evidence(rank, lost),
+        "The GPU computes nothing while its stream copies a batch",
+        "copy the next batch in a stream of its own while this one is computed, and copy less: "
+        "uint8 images, normalized on the GPU; tensors made there",
+        "likely" if unpinned is not None else "possible",
+        share,
+    )
+
+
+COPIES: Final = Rule((_COPIES_KIND,), _find_costly_copies, each_rank=True)
+
+
+# ---
+# Copies to the GPU come from pageable memory: slower, and the host waits for them.
+
+
+_UNPINNED_COPIES_KIND: Final = "unpinned_copies"
+
+
+def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _UNPINNED_COPIES_KIND)))
+    lost = lost_to_copies(rank)
+    if few or lost is None:
+        return
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    unpinned = unpinned_share(rank)
+    if unpinned is None:
+        yield Unknown(
+            _UNPINNED_COPIES_KIND,
+            "whether copies came from pinned memory was not recorded",
+            "unpinned_bytes",
+        )
+        return
+    if unpinned < thresholds.UNPINNED:
+        return
+    loader = checks.training_loader(rank.header)
+    pins = loader is not None and loader.pin_memory
+    yield Finding(
+        _UNPINNED_COPIES_KIND,
+        severity(share),
+        f"Copies from pageable memory take {checks.in_percent(share)} of the time",
+        evidence(rank, lost),
+        "The GPU cannot read pageable memory itself: the driver copies it into a buffer first, "
+        "and the host waits",
+        "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
+        "non_blocking=True"
+        if pins
+        else "set pin_memory=True in the DataLoader and copy with non_blocking=True",
+        "likely",
+        share,
+        {} if pins else {"pin_memory": "True"},
+        "batch = batch.to(device, non_blocking=True)",
+    )
+
+
+UNPINNED_COPIES: Final = Rule((_UNPINNED_COPIES_KIND,), _find_unpinned_copies, each_rank=True)

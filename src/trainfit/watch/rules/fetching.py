@@ -1,0 +1,290 @@
+"""How batches are made: what one costs, how many workers the step needs, and which part dominates.
+
+Each second that is lost by waiting for batches is counted once: what the start of an epoch or one
+slow worker is to blame for is theirs, the rest is that of the input as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from trainfit.results.runs.tables import Table
+from trainfit.results.runs.watched import WatchedLoader
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.view import RankView, known, median, percentile
+
+Part = Literal["disk", "decode", "transform", "collate", ""]
+_PARTS: Final[tuple[tuple[Part, str], ...]] = (
+    ("disk", "read_s"),
+    ("decode", "decode_s"),
+    ("transform", "transform_s"),
+    ("collate", "collate_s"),
+)
+#: Of the available RAM, what more workers may hold.
+_RAM_SHARE: Final = 0.5
+#: Of the usable cores, what more workers may use that mostly wait: on full cores, too.
+_CORES_OF_WAITING: Final = 0.1
+#: Of the cores that other programs keep busy, what threads that take turns with them get.
+_FAIR: Final = 0.5
+#: Idle cores are medians; a worker more is not lost to their noise.
+_ROUNDING: Final = 0.02
+
+
+@dataclass(frozen=True)
+class SlowWorker:
+    """A worker whose batches take longer; ``share`` is the part of the input's loss by it."""
+
+    worker: int
+    fetch_s: float
+    others_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """The fetches of one rank's steady part; ``None`` is not measured."""
+
+    rank: RankView
+
+    @functools.cached_property
+    def loader(self) -> WatchedLoader | None:
+        return checks.training_loader(self.rank.header)
+
+    @property
+    def workers(self) -> int | None:
+        return None if self.loader is None else self.loader.num_workers
+
+    @functools.cached_property
+    def fetch_s(self) -> float | None:
+        """Median seconds of a batch in a worker, or in the main process where it has none."""
+        found = median(self.rank.fetches["fetch_s"])
+        if found is None and self.workers == 0 and self.batches_per_step:
+            waited = median(self.rank.steps["input_s"])
+            found = None if waited is None else waited / self.batches_per_step
+        return found or None
+
+    @functools.cached_property
+    def cpu_s(self) -> float | None:
+        """Median CPU seconds of a batch."""
+        return median(self.rank.fetches["cpu_s"])
+
+    @functools.cached_property
+    def most_cpu_s(self) -> float | None:
+        """CPU seconds of a batch at most: where the training makes it itself, all of a step's."""
+        if self.cpu_s is not None or self.workers != 0:
+            return self.cpu_s
+        spent = median(self.rank.steps["cpu_s"])
+        return None if spent is None else spent / self.batches_per_step
+
+    @functools.cached_property
+    def waiting_s(self) -> float | None:
+        """Seconds of a batch in which its worker waits for something else than a core (storage, a
+        lock, a network), at least. On crowded cores a thread waits for its turn as often as others
+        take theirs."""
+        if not self.fetch_s or self.most_cpu_s is None:
+            return None
+        if self.turns is None:
+            return None
+        return max(0.0, self.fetch_s - self.turns * self.most_cpu_s)
+
+    @functools.cached_property
+    def turns(self) -> float | None:
+        """Threads that take turns on a core; ``None``: cores are full, and it was not sampled."""
+        found = checks.turns(self.rank)
+        if found is None:
+            return None if self.cores is not None and self.cores.saturated else 1.0
+        return found
+
+    @functools.cached_property
+    def waits(self) -> float:
+        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it."""
+        share = (self.waiting_s or 0.0) / (self.fetch_s or 1.0)
+        return share if share >= thresholds.WAITS else 0.0
+
+    @functools.cached_property
+    def batches_per_step(self) -> float:
+        return max(1.0, median(self.rank.steps["batches"]) or 1.0)
+
+    @functools.cached_property
+    def batch_every_s(self) -> float | None:
+        """Seconds a batch of the training itself, without waiting for the input."""
+        step_s = gpu_time.step_without_input(self.rank)
+        return None if not step_s else step_s / self.batches_per_step
+
+    @functools.cached_property
+    def cores(self) -> checks.Cores | None:
+        return checks.cores(self.rank)
+
+    @functools.cached_property
+    def others(self) -> float | None:
+        """Cores that processes outside the run keep busy; ``None``: not measured."""
+        ours = median(self.rank.machine["cores_ours"])
+        return None if ours is None or self.cores is None else max(0.0, self.cores.busy - ours)
+
+    @property
+    def usable(self) -> float | None:
+        return checks.usable_cores(self.rank.header)
+
+    @property
+    def others_press(self) -> bool:
+        """Do other programs keep cores busy of which a worker more would get its turns?"""
+        if self.others is None or self.cores is None:
+            return False
+        return self.others >= thresholds.OTHERS_CORES * self.cores.usable
+
+    @functools.cached_property
+    def cores_per_worker(self) -> float:
+        """That a worker at work keeps busy; one where it is not measured."""
+        cpu_s = self.most_cpu_s if self.waits else self.cpu_s
+        return 1.0 if not self.fetch_s or cpu_s is None else max(0.05, cpu_s / self.fetch_s)
+
+    @functools.cached_property
+    def cores_needed(self) -> float | None:
+        """That the batches of all ranks of the machine keep busy at the training's pace."""
+        if not self.cpu_s or not self.batch_every_s:
+            return None
+        return max(1, checks.local_ranks(self.rank)) * self.cpu_s / self.batch_every_s
+
+    @functools.cached_property
+    def cost_s(self) -> float | None:
+        """Seconds of a batch where nothing else wants the cores.
+
+        Where they are saturated, workers wait for each other: then CPU time and what else they
+        wait for tell it, else the time it takes.
+        """
+        if self.cores is not None and self.cores.saturated and self.most_cpu_s:
+            return self.most_cpu_s + (self.waiting_s or 0.0)
+        return self.fetch_s
+
+    @functools.cached_property
+    def is_cheap(self) -> bool:
+        """Is a batch as quickly made as taken from a worker?"""
+        times = [each for each in (self.cost_s, self.fetch_s) if each]
+        return bool(times) and min(times) <= max(thresholds.CHEAP_BATCH_S, self._hand_off_s())
+
+    def _hand_off_s(self) -> float:
+        """Seconds that the main process takes for a batch that is ready, on average, without those
+        in which other threads have its core; 0 where that is not told."""
+        if not self.workers or (self.queued_while_waiting or 0) < 1 or self.turns is None:
+            return 0.0
+        waits = (self.lost - self.lost_in_turns)[self.rank.steps["queued"] >= 1]
+        return float(np.mean(waits)) / self.batches_per_step / self.turns
+
+    @functools.cached_property
+    def needed_workers(self) -> int | None:
+        """The smallest number that makes batches as fast as the training uses them, or so nearly
+        that the rest is not noticeable."""
+        cost = self.cost_s
+        if not cost or not self.batch_every_s:
+            return None
+        return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))
+
+    @functools.cached_property
+    def most_workers(self) -> int | None:
+        """The most that find cores and RAM: those that run now, and others on the idle cores and
+        in half of the RAM that is available."""
+        if self.cores is None or self.workers is None:
+            return None
+        idle = 0.0 if self.cores.saturated else self.cores.idle
+        if self.waits:
+            idle = max(idle, _CORES_OF_WAITING * self.cores.usable, self._shared_cores())
+        ranks = max(1, checks.local_ranks(self.rank))
+        more = int(idle / self.cores_per_worker / ranks + _ROUNDING)
+        room = self._more_by_ram()
+        return self.workers + (more if room is None else min(more, room // ranks))
+
+    def _shared_cores(self) -> float:
+        """Cores that workers which mostly wait get of those that other programs fill: their share
+        of what these keep busy, as the scheduler gives a thread that comes back its turn."""
+        return _FAIR * (self.others or 0.0)
+
+    def _more_by_ram(self) -> int | None:
+        """How many workers like the current ones fit into the RAM that may be used; ``None``: their
+        memory was not measured. What pages they share is counted for each: too few, if at all."""
+        held = median(self.rank.workers["rss_bytes"])
+        free = median(self.rank.machine["ram_available_bytes"])
+        if not held or free is None:
+            return None
+        return int(_RAM_SHARE * free / held)
+
+    @functools.cached_property
+    def part(self) -> tuple[Part, float]:
+        """What dominates a fetch, and its share of the fetch's time; "" where it is not told."""
+        if not self.fetch_s:
+            return "", 0.0
+        parts = {name: median(self.rank.fetches[column]) for name, column in _PARTS}
+        told = {name: seconds for name, seconds in parts.items() if seconds}
+        if told:
+            name = max(told, key=lambda each: told[each])
+            if told[name] >= 0.25 * self.fetch_s:
+                return name, min(1.0, told[name] / self.fetch_s)
+        return ("disk", self.waits) if self.waits else ("", 0.0)
+
+    @functools.cached_property
+    def unevenness(self) -> float | None:
+        """90th percentile of a fetch over its median."""
+        high = percentile(self.rank.fetches["fetch_s"], 90)
+        return None if high is None or not self.fetch_s else high / self.fetch_s
+
+    @functools.cached_property
+    def queued_while_waiting(self) -> float | None:
+        """Batches that were ready when a step began to wait in vain: in the median second of what
+        is lost. Many short waits for a transfer say nothing of a few long ones."""
+        lost, queued = np.nan_to_num(gpu_time.input_lost(self.rank)), self.rank.steps["queued"]
+        waits = (lost >= thresholds.NOTICEABLE * self.rank.steps["step_s"]) & (queued >= 0)
+        if not waits.any():
+            return None
+        order = np.argsort(queued[waits], kind="stable")
+        seconds = np.cumsum(lost[waits][order])
+        return float(queued[waits][order][np.searchsorted(seconds, seconds[-1] / 2)])
+
+    @functools.cached_property
+    def slow_worker(self) -> SlowWorker | None:
+        """The slowest worker, where it alone holds up the batches, which come in turns.
+
+        With n workers and T between two batches of the training, a worker that takes F gives n
+        batches every max(nT, F): what the others take beyond nT is lost anyway.
+        """
+        times = self._times_by_worker()
+        every, workers = self.batch_every_s, self.workers
+        if every is None or not workers or len(times) < 2:
+            return None
+        slowest = max(times, key=lambda each: times[each])
+        rest = [seconds for each, seconds in times.items() if each != slowest]
+        fetch_s, in_turn, others = times[slowest], workers * every, float(np.median(rest))
+        # Several that are slow are no single one: threads that take turns make such by chance.
+        if fetch_s < thresholds.SLOW_WORKER * max(rest) or fetch_s <= in_turn:
+            return None
+        share = (fetch_s - max(in_turn, others)) / (fetch_s - in_turn)
+        return SlowWorker(slowest, fetch_s, others, share)
+
+    def _times_by_worker(self) -> dict[int, float]:
+        fetches: Table = self.rank.fetches
+        found = {}
+        for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
+            times = known(fetches["fetch_s"][fetches["worker"] == worker])
+            if len(times) >= thresholds.LEAST_FETCHES:
+                found[int(worker)] = float(np.median(times))
+        return found
+
+    @functools.cached_property
+    def lost(self) -> gpu_time.Seconds:
+        """Seconds a step by waiting for batches, but for what epochs' starts cost."""
+        lost = np.nan_to_num(gpu_time.input_lost(self.rank))
+        return lost - gpu_time.epoch_start_lost(self.rank)
+
+    @property
+    def lost_in_turns(self) -> gpu_time.Seconds:
+        """Of :attr:`lost`, the part that one slow worker is to blame for."""
+        return self.lost * (0.0 if self.slow_worker is None else self.slow_worker.share)
+
+
+def is_measured(rank: RankView) -> bool:
+    """Was it measured how long the steps waited for batches?"""
+    return bool(np.isfinite(rank.steps["input_s"]).any())

@@ -1,0 +1,338 @@
+"""Rules about the host: its quota, its other users, its swap, its threads; and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.runs.watched import RunHeader
+from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, Evidence, Finding, Unknown
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import RankView, RunView, known, median
+
+# ---
+# The container's CPU quota runs out, and the kernel stops all of its threads.
+
+
+_CGROUP_THROTTLING_KIND: Final = "cgroup_throttling"
+
+
+def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _CGROUP_THROTTLING_KIND)))
+    if few:
+        return
+    machine, quota = rank.machine, rank.header.quota_cores
+    rows = machine[(machine["cgroup_periods"] >= 0) & (machine["cgroup_throttled"] >= 0)]
+    periods = float(np.sum(rows["cgroup_periods"], dtype=np.float64))
+    if not periods or len(rows) < thresholds.LEAST_SAMPLES:
+        if quota is not None:
+            yield Unknown(
+                _CGROUP_THROTTLING_KIND,
+                f"fewer than {thresholds.LEAST_SAMPLES} samples of the quota",
+                "the cgroup's cpu.stat",
+            )
+        return
+    throttled = np.minimum(rows["cgroup_throttled"], rows["cgroup_periods"])
+    share = float(np.sum(throttled, dtype=np.float64)) / periods
+    often = np.mean(throttled > thresholds.NOTICEABLE * rows["cgroup_periods"])
+    if share < thresholds.THROTTLED or often < thresholds.LASTING or gpu_time.is_kept_busy(rank):
+        return
+    lost, cores = _lost(rows, share), checks.usable_cores(rank.header)
+    evidence = [Evidence("throttled periods", share, "of all")]
+    if quota is not None:
+        evidence.append(Evidence("CPU quota", quota, "cores"))
+    evidence += [Evidence("stopped for", lost, "of the time")]
+    threads = f"{max(1, int(cores))}" if cores else "the quota"
+    yield Finding(
+        _CGROUP_THROTTLING_KIND,
+        severity(lost),
+        f"The CPU quota runs out in {checks.in_percent(share)} of its periods",
+        tuple(evidence),
+        "The container's threads use the quota up before a period ends and are stopped until the "
+        "next one begins",
+        f"raise the container's CPU limit, or run no more workers and threads than {threads}",
+        "certain",
+        lost,
+    )
+
+
+def _lost(rows: np.ndarray, share: float) -> float:
+    """At most the part of the time in which any thread was stopped: the counter of seconds adds up
+    CPUs, and a period counts though it was throttled at its end only."""
+    both = rows[np.isfinite(rows["cgroup_throttled_s"]) & (rows["interval_s"] > 0)]
+    if not len(both):
+        return share
+    stopped = np.sum(both["cgroup_throttled_s"], dtype=np.float64)
+    return min(share, float(stopped / np.sum(both["interval_s"], dtype=np.float64)))
+
+
+CGROUP_THROTTLING: Final = Rule((_CGROUP_THROTTLING_KIND,), _find_cgroup_throttling, each_rank=True)
+
+
+# ---
+# Processes that are not the run's keep the cores busy that it would use.
+
+
+_CPU_CONTENTION_KIND: Final = "cpu_contention"
+
+
+def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _CPU_CONTENTION_KIND)))
+    if few:
+        return
+    machine, usable = rank.machine, checks.usable_cores(rank.header)
+    rows = machine[np.isfinite(machine["cores_busy"]) & np.isfinite(machine["cores_ours"])]
+    if usable is None or len(rows) < thresholds.LEAST_SAMPLES:
+        yield Unknown(
+            _CPU_CONTENTION_KIND,
+            f"fewer than {thresholds.LEAST_SAMPLES} samples of the cores",
+            "the sampler, and a few seconds",
+        )
+        return
+    others = np.maximum(0.0, rows["cores_busy"] - rows["cores_ours"])
+    full = rows["cores_busy"] >= thresholds.SATURATED * usable
+    # Busy by others, and none is left: also where some of their cores are not the run's to use,
+    # its threads then wait for their own.
+    pressed = (others >= max(1.0, thresholds.OTHERS_CORES * usable)) & full
+    waiting = known(rows["runnable"]) > thresholds.CROWDED * usable
+    if np.mean(pressed) < thresholds.LASTING or gpu_time.is_kept_busy(rank):
+        return
+    if len(waiting) and np.mean(waiting) < thresholds.LASTING:
+        return
+    runnable, ours = median(rows["runnable"]), float(np.median(rows["cores_ours"]))
+    # A thread that always wants to run gets its part of the cores: a run with far less sleeps.
+    if runnable and ours < thresholds.WANTS_CORES * usable / max(runnable, usable):
+        return
+    evidence = [
+        Evidence(OTHERS_CORES, float(np.median(others)), "cores"),
+        Evidence("cores that the run keeps busy", ours, "cores"),
+        Evidence(USABLE_CORES, usable, "cores"),
+    ]
+    if runnable is not None:
+        evidence.append(Evidence("threads that want to run", runnable))
+    yield Finding(
+        _CPU_CONTENTION_KIND,
+        "warning",
+        f"Other processes keep {np.median(others):.1f} cores busy that the run needs",
+        tuple(evidence),
+        "Threads of the run wait for cores that other programs use",
+        "stop the other programs, or give the run cores of its own (taskset, cpuset); "
+        "`trainfit doctor` lists what runs on the machine",
+        "likely" if len(waiting) else "possible",
+    )
+
+
+CPU_CONTENTION: Final = Rule((_CPU_CONTENTION_KIND,), _find_cpu_contention, each_rank=True)
+
+
+# ---
+# The machine reads memory back from swap while it trains.
+
+
+_SWAPPING_KIND: Final = "swapping"
+
+
+def _find_swapping(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _SWAPPING_KIND)))
+    if few:
+        return
+    machine = rank.machine
+    rows = machine[(machine["swap_in_bytes"] >= 0) & (machine["interval_s"] > 0)]
+    if len(rows) < thresholds.LEAST_SLOW_SAMPLES:
+        yield Unknown(
+            _SWAPPING_KIND,
+            f"fewer than {thresholds.LEAST_SLOW_SAMPLES} samples of swap",
+            "the sampler, and a few seconds",
+        )
+        return
+    # Swap is not read in each sample; what is read is of all the time since it was read last.
+    seconds = float(np.nansum(machine["interval_s"], dtype=np.float64))
+    rate = float(np.sum(rows["swap_in_bytes"], dtype=np.float64)) / seconds
+    often = np.mean(rows["swap_in_bytes"] > 0)
+    if rate < thresholds.SWAP_BYTES_PER_S or often < thresholds.SWAP_SAMPLES:
+        return
+    pressure = known(rows["memory_pressure"])
+    share = min(1.0, float(np.mean(pressure))) if len(pressure) else None
+    written = rows["swap_out_bytes"][rows["swap_out_bytes"] >= 0]
+    evidence = [
+        Evidence("read from swap", rate, "bytes/s"),
+        Evidence("written to swap", float(np.sum(written, dtype=np.float64)) / seconds, "bytes/s"),
+    ]
+    available = median(rows["ram_available_bytes"])
+    if available is not None:
+        evidence.append(Evidence("RAM that is available", available, "bytes"))
+    if share is not None:
+        evidence.append(Evidence("threads that wait for memory", share, "of the time"))
+    yield Finding(
+        _SWAPPING_KIND,
+        "warning" if share is None or share < thresholds.CRITICAL_SHARE else "critical",
+        "The machine swaps: RAM does not hold all that runs on it",
+        tuple(evidence),
+        "Memory that is needed was written to disk and is read back, which stops the threads that "
+        "need it",
+        "use less RAM: fewer workers or a lower prefetch_factor, no data set held in every worker, "
+        "no other programs",
+        "likely",
+        share,
+    )
+
+
+SWAPPING: Final = Rule((_SWAPPING_KIND,), _find_swapping, each_rank=True)
+
+
+# ---
+# Libraries start more threads than there are cores, in the training or in each worker.
+
+
+_THREAD_OVERSUBSCRIPTION_KIND: Final = "thread_oversubscription"
+
+#: Environment variables of a library's threads, by its name in the header. PyTorch uses OpenMP's.
+_VARIABLES: Final = {
+    "torch": "OMP_NUM_THREADS",
+    "openmp": "OMP_NUM_THREADS",
+    "mkl": "MKL_NUM_THREADS",
+    "openblas": "OPENBLAS_NUM_THREADS",
+    "blis": "BLIS_NUM_THREADS",
+    "numexpr": "NUMEXPR_NUM_THREADS",
+    "numba": "NUMBA_NUM_THREADS",
+}
+#: Those that only a call in the worker can hold.
+_CALLS: Final = {
+    "opencv": "cv2.setNumThreads(0)",
+    "arrow": "pyarrow.set_cpu_count(1)",
+}
+
+
+def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _THREAD_OVERSUBSCRIPTION_KIND)))
+    if few:
+        return
+    header, usable = rank.header, checks.usable_cores(rank.header)
+    crowded = checks.is_crowded(rank)
+    if crowded is None or usable is None:
+        yield checks.too_few_samples(_THREAD_OVERSUBSCRIPTION_KIND, "the run queue")
+        return
+    if not crowded or gpu_time.is_kept_busy(rank) or not checks.is_of_run(rank, usable):
+        return
+    switches = checks.switches_per_s(rank)
+    if switches is not None and switches < thresholds.SWITCHES_PER_CORE * usable:
+        return
+    if not header.threads and not header.worker_threads:
+        yield Unknown(
+            _THREAD_OVERSUBSCRIPTION_KIND,
+            "the libraries' threads were not recorded",
+            "their numbers of threads",
+        )
+        return
+    ranks, workers = max(1, checks.local_ranks(rank)), _workers(header)
+    of_main = max(header.threads.values(), default=1)
+    of_worker = checks.threads_of_worker(rank)
+    of_workers = float(ranks * workers * of_worker)
+    if (measured := checks.threads_of_workers(rank)) is not None:
+        of_workers = min(of_workers, measured)
+    if ranks * of_main + of_workers <= thresholds.CROWDED * usable:
+        return
+    in_workers = workers > 0 and of_worker > 1 and checks.are_workers_the_crowd(rank)
+    if not in_workers and (of_main <= 1 or not _main_has_threads(rank)):
+        return  # too many processes, which too_many_workers says
+    threads = header.worker_threads if in_workers else header.threads
+    value = _value(rank, usable / ranks, workers, in_workers)
+    if value >= (of_worker if in_workers else of_main):
+        return
+    many = {name: count for name, count in threads.items() if count > value}
+    evidence = [
+        Evidence("usable cores", usable, "cores"),
+        Evidence(
+            "threads of a worker" if in_workers else "threads of the main process",
+            float(max(many.values())),
+        ),
+        Evidence("processes", float(ranks * (workers if in_workers else 1))),
+        Evidence("threads that want to run", median(rank.machine["runnable"]) or 0.0),
+    ]
+    if switches is not None:
+        evidence.append(Evidence("involuntary context switches", switches, "1/s"))
+    settings, line = _settings(many, value), _line(many, value, in_workers)
+    yield Finding(
+        _THREAD_OVERSUBSCRIPTION_KIND,
+        "warning",
+        "More threads want to run than there are cores",
+        tuple(evidence),
+        f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
+        f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
+        f"{usable:g} cores they take turns and wait for each other",
+        _action(settings, line),
+        "certain" if switches is not None else "likely",
+        settings=settings,
+        line=line,
+    )
+
+
+def _main_has_threads(rank: RankView) -> bool:
+    """Are several threads of the main process at work? Unless measured otherwise."""
+    cores = median(rank.main_process["cpu_cores"])
+    return cores is None or cores >= thresholds.SEVERAL_THREADS
+
+
+def _workers(header: RunHeader) -> int:
+    loader = checks.training_loader(header)
+    return 0 if loader is None else loader.num_workers
+
+
+def _value(rank: RankView, cores: float, workers: int, in_workers: bool) -> int:
+    """Threads a process, of the cores of one rank: workers share what the main thread leaves; the
+    main process has what workers leave."""
+    if in_workers:
+        return max(1, int((cores - 1) / workers))
+    used = median(checks.by_time(rank.workers, "cpu_cores")) or 0.0
+    return max(1, int(cores - used))
+
+
+def _settings(many: Mapping[str, int], value: int) -> dict[str, str]:
+    names = sorted({_VARIABLES[name] for name in many if name in _VARIABLES})
+    return dict.fromkeys(names, str(value))
+
+
+def _line(many: Mapping[str, int], value: int, in_workers: bool) -> str:
+    calls = [_CALLS[name] for name in sorted(many) if name in _CALLS]
+    if "torch" in many and not in_workers:
+        calls.append(f"torch.set_num_threads({value})")
+    return "; ".join(calls)
+
+
+def _action(settings: Mapping[str, str], line: str) -> str:
+    parts = []
+    if settings:
+        words = " ".join(f"{name}={value}" for name, value in settings.items())
+        parts.append(f"set {words} in the environment")
+    if line:
+        parts.append(f"call {line}")
+    return " and ".join(parts) or "limit the library to one thread in each worker"
+
+
+THREAD_OVERSUBSCRIPTION: Final = Rule(
+    (_THREAD_OVERSUBSCRIPTION_KIND,), _find_thread_oversubscription, each_rank=True
+)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    THREAD_OVERSUBSCRIPTION,
+    main_thread.HOST_BOUND_LAUNCHES,
+    main_thread.HIDDEN_SYNCS,
+    copies.COPIES,
+    training.CHECKPOINT_STALLS,
+    training.EVALUATION_SHARE,
+    CGROUP_THROTTLING,
+    SWAPPING,
+    CPU_CONTENTION,
+    main_thread.ONE_HOT_THREAD,
+    main_thread.SCRIPT_WAITS,
+)

@@ -1,0 +1,271 @@
+"""Rules about where batches come from: the DataLoader, its workers, and copies to the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.rules import copies, workers
+from trainfit.watch.rules.fetching import Fetching, is_measured
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import RankView, RunView
+
+# ---
+# The training waits for batches: why, and how many workers would do.
+
+
+_INPUT_BOUND_KIND: Final = "input_bound"
+#: Said of workers only where the run itself has the cores, or a batch is cheap.
+USELESS: Final = "workers would not help"
+
+_LESS_WORK: Final = {
+    "disk": "copy the data to a local disk or into RAM, or pack it into larger files",
+    "decode": "decode less: store smaller or already decoded samples, or use a faster decoder",
+    "transform": "move augmentations to the GPU, or store what does not change between epochs",
+    "collate": "return tensors from the data set and collate them in one torch.stack",
+    "": "make a batch cheaper: smaller samples, augmentations on the GPU",
+}
+#: Where no GPU could take the augmentations.
+_ON_CPU: Final = {
+    "transform": "use cheaper augmentations, or store what does not change between epochs",
+    "": "make a batch cheaper: smaller samples, fewer augmentations",
+}
+
+
+@dataclass(frozen=True)
+class _Reason:
+    cause: str
+    action: str
+    confidence: Confidence
+    settings: Mapping[str, str] = field(default_factory=dict)
+    line: str = ""
+
+
+def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _INPUT_BOUND_KIND)))
+    if few:
+        return
+    if not is_measured(rank):
+        yield Unknown(
+            _INPUT_BOUND_KIND, "no wait for a DataLoader was recorded", "a loop over a DataLoader"
+        )
+        return
+    fetching = Fetching(rank)
+    if fetching.workers == 0 and _workers_would_help(fetching):
+        return  # no_workers says it
+    lost = fetching.lost - fetching.lost_in_turns
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    reason = _reason(fetching)
+    confidence = reason.confidence
+    if gpu_time.has_gpu(rank) and not gpu_time.has_events(rank):
+        confidence = "possible"  # the GPU may have had work meanwhile
+    yield Finding(
+        _INPUT_BOUND_KIND,
+        severity(share),
+        f"Waiting for batches costs {checks.in_percent(share)} of the time",
+        tuple(_evidence(fetching, share)),
+        reason.cause,
+        reason.action,
+        confidence,
+        share,
+        reason.settings,
+        reason.line,
+    )
+
+
+def _workers_would_help(fetching: Fetching) -> bool:
+    return fetching.most_workers != 0 and not fetching.is_cheap
+
+
+def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
+    rank = fetching.rank
+    yield Evidence("lost by waiting for batches", share * rank.seconds / len(rank.steps), "s/step")
+    step_s = gpu_time.step_without_input(rank)
+    if step_s is not None:
+        yield Evidence("step without that", step_s, "s")
+    if fetching.fetch_s is not None:
+        who = "a worker" if fetching.workers else "the training"
+        yield Evidence(f"a batch costs {who}", fetching.fetch_s, "s")
+    if fetching.cpu_s is not None:
+        yield Evidence("CPU time of a batch", fetching.cpu_s, "s")
+    part, of_fetch = fetching.part
+    if part:
+        yield Evidence(f"{part}, share of a batch's time", of_fetch)
+    if fetching.workers is not None:
+        yield Evidence("num_workers", float(fetching.workers))
+    if fetching.cores is not None:
+        yield Evidence("busy cores", fetching.cores.busy, "cores")
+        yield Evidence("usable cores", fetching.cores.usable, "cores")
+    if fetching.queued_while_waiting is not None:
+        yield Evidence("batches that were ready", fetching.queued_while_waiting)
+
+
+def _reason(fetching: Fetching) -> _Reason:
+    needed, workers = fetching.needed_workers, fetching.workers
+    cores, usable = fetching.cores, fetching.usable
+    if workers == 0 and fetching.is_cheap:
+        return _cheap(fetching)
+    if usable is not None and _fills(fetching, usable):
+        return _saturated(fetching, usable)  # which also makes ready batches late
+    # Where other programs fill the cores, also batches that are ready come late.
+    waits = fetching.waits and cores is not None and cores.saturated
+    if waits and needed is not None and workers and needed > workers:
+        return _more_workers(fetching, needed, workers)
+    if workers and (fetching.queued_while_waiting or 0) >= 1:
+        return _transfer(fetching, "The workers' batches are ready, but")
+    if needed is None or workers is None:
+        return _Reason(
+            "What a batch costs in a worker was not recorded",
+            "run `trainfit loader`, which measures the DataLoader alone",
+            "possible",
+        )
+    if cores is not None and cores.saturated and not fetching.waits:
+        return _saturated(fetching, cores.usable)
+    if needed > workers:
+        return _more_workers(fetching, needed, workers)
+    if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+        return _uneven(fetching)
+    return _transfer(fetching, "The workers make batches fast enough, but these")
+
+
+def _less_work(fetching: Fetching) -> str:
+    part, _ = fetching.part
+    if not gpu_time.has_gpu(fetching.rank):
+        return _ON_CPU.get(part, _LESS_WORK[part])
+    return _LESS_WORK[part]
+
+
+def _cheap(fetching: Fetching) -> _Reason:
+    return _Reason(
+        "A batch is made as quickly as the training could take it from a worker",
+        f"{USELESS}; {_less_work(fetching)}",
+        "likely",
+    )
+
+
+def _transfer(fetching: Fetching, which: str) -> _Reason:
+    late = "reach the main process late (hand-off: transfer between processes and pinning)"
+    cause = f"{which} {late}"
+    if fetching.is_cheap:
+        return _Reason(
+            cause,
+            "set num_workers=0: to make such a batch costs no more than to take it from a worker",
+            "likely",
+            {"num_workers": "0"},
+        )
+    return _Reason(
+        cause,
+        "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
+        "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps",
+        "likely",
+    )
+
+
+def _fills(fetching: Fetching, usable: float) -> bool:
+    """Do the workers keep all cores busy, and could not make batches as fast as they are used, or
+    do the run's threads take turns?"""
+    rank = fetching.rank
+    busy = fetching.cores.saturated if fetching.cores else (fetching.workers or 0) >= usable
+    return busy and (_crowded(rank, usable) or (fetching.cores_needed or 0.0) > usable)
+
+
+def _crowded(rank: RankView, usable: float) -> bool:
+    """Do the run's workers take turns on the cores?"""
+    crowded = bool(checks.is_crowded(rank)) and checks.is_of_run(rank, usable)
+    return crowded and checks.are_workers_the_crowd(rank)
+
+
+def _saturated(fetching: Fetching, usable: float) -> _Reason:
+    part, _ = fetching.part
+    wanted, demand = "", fetching.cores_needed
+    if demand and demand > usable:
+        wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
+    return _without_cores(
+        fetching, f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}"
+    )
+
+
+def _without_cores(fetching: Fetching, cause: str) -> _Reason:
+    """No core is idle: where the run itself has them, a worker more gets none. What it would take
+    from other programs is told by no figure of the run."""
+    threads, usable = checks.threads_of_worker(fetching.rank), fetching.usable
+    many = threads > 1 and usable is not None
+    if fetching.others_press:
+        action = "stop them and watch again, or run `trainfit loader`, which tries more workers"
+        cause += f"; other programs keep {fetching.others:.1f} of them busy"
+        many = many and (fetching.workers or 0) * threads > (usable or 0.0)
+    elif (of_main := _threads_of_main(fetching)) > 1:
+        # Threads that wait for each other keep cores busy, too: a worker may need fewer.
+        action = (
+            f"run `trainfit loader`, which tries workers: each makes batches with one thread, the "
+            f"training with {of_main}"
+        )
+        return _Reason(f"{cause} with the threads of the training", action, "possible")
+    else:
+        action = f"more {USELESS}; {_less_work(fetching)}"
+        many = many and _crowded(fetching.rank, usable or 0.0)
+    if many:
+        action = f"first limit the {threads} threads in each worker; {action}"
+    return _Reason(cause, action, "possible" if fetching.others_press else "likely")
+
+
+def _threads_of_main(fetching: Fetching) -> int:
+    """That libraries have in the process that makes the batches itself; 1 where workers do."""
+    return 1 if fetching.workers else max(fetching.rank.header.threads.values(), default=1)
+
+
+def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
+    part, _ = fetching.part
+    most = fetching.most_workers
+    cause = f"Too few workers: {workers} of {needed} needed"
+    if part:
+        cause += f" (most of a batch's time: {_named(part)})"
+    value = needed if most is None else min(needed, most)
+    if value <= workers:
+        return _without_cores(fetching, f"{cause}, and no core is idle")
+    action = f"set num_workers={value}"
+    if value < needed:
+        action += f" (more would need more idle cores), and {_less_work(fetching)}"
+    elif part == "disk":
+        action += f"; if the disk is the limit, {_less_work(fetching)}"
+    sure: Confidence = "possible" if part == "disk" or most is None else "likely"
+    return _Reason(cause, action, sure, {"num_workers": str(value)})
+
+
+def _uneven(fetching: Fetching) -> _Reason:
+    loader = fetching.loader
+    now = 2 if loader is None or loader.prefetch_factor is None else loader.prefetch_factor
+    value = max(4, 2 * now)
+    return _Reason(
+        f"Some batches take {fetching.unevenness:.1f} times as long as usual, and later ones "
+        "wait for them",
+        f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
+        "batch samples of similar cost",
+        "likely",
+        {"prefetch_factor": str(value)},
+    )
+
+
+def _named(part: str) -> str:
+    names = {"disk": "reading", "decode": "decoding", "transform": "transforms"}
+    return names.get(part, "collation")
+
+
+INPUT_BOUND: Final = Rule((_INPUT_BOUND_KIND,), _find_input_bound, each_rank=True)
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    INPUT_BOUND,
+    workers.SLOW_WORKER,
+    workers.SLOW_EPOCH_START,
+    workers.NO_WORKERS,
+    workers.TOO_MANY_WORKERS,
+    copies.UNPINNED_COPIES,
+)

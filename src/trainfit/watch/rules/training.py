@@ -1,0 +1,205 @@
+"""Rules about the training itself: its loss and its loss scale, its checkpoints, its evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
+from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import RunView, known
+
+#: Skipped steps at the least: the scale starts too high and is halved to its level.
+_LEAST_SKIPPED: Final = 3
+
+
+def _loss(run: RunView) -> Iterator[Finding | Unknown]:
+    """A loss that is NaN or infinite, from the first step on: the warm-up counts, too."""
+    for view in run.ranks:
+        steps = view.record.steps
+        looked = (steps["flags"] & (LOSS_FINITE | LOSS_NOT_FINITE)) != 0
+        if not looked.any():
+            if len(steps):
+                needs = "a backward() of a single number"
+                yield Unknown("loss_not_finite", "no loss was seen", needs)
+            continue
+        bad = steps[(steps["flags"] & LOSS_NOT_FINITE) != 0]
+        if not len(bad):
+            continue
+        half = view.header.autocast == "float16" or view.header.precision == "float16"
+        yield Finding(
+            "loss_not_finite",
+            "critical",
+            f"The loss is NaN or infinite from step {int(bad['step'][0])} on"
+            if len(bad) > len(steps) // 2 or bad["step"][-1] == steps["step"][-1]
+            else "The loss was NaN or infinite",
+            (
+                Evidence("first step", int(bad["step"][0])),
+                Evidence("steps", len(bad)),
+                Evidence("of", int(looked.sum())),
+            ),
+            "float16 overflows above 65504" if half else "a number overflowed or was divided by 0",
+            "use bfloat16, or a GradScaler with float16" if half else
+            "find the operator with torch.autograd.set_detect_anomaly(True); lower the learning "
+            "rate or clip gradients",
+            "certain",
+            rank=view.rank,
+            first_step=int(bad["step"][0]),
+            last_step=int(bad["step"][-1]),
+        )  # fmt: skip
+
+
+def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
+    """Steps that GradScaler skips after the warm-up, in which the scale finds its level."""
+    view = run.judged
+    scales = known(view.steps["loss_scale"])
+    if not len(scales):
+        return  # no GradScaler
+    skipped = (view.steps["flags"] & STEP_SKIPPED) != 0
+    half = len(skipped) // 2
+    share = float(skipped.mean())
+    if skipped.sum() < _LEAST_SKIPPED or share < thresholds.SKIPPED or not skipped[half:].any():
+        return
+    yield Finding(
+        "skipped_steps",
+        "critical" if share >= thresholds.CRITICAL_SHARE else "warning",
+        "GradScaler keeps skipping optimizer steps",
+        (
+            Evidence("skipped", share),
+            Evidence("loss scale at the end", float(scales[-1])),
+            Evidence("largest loss scale", float(np.max(scales))),
+        ),
+        "gradients overflow in float16: skipped steps do not update the weights",
+        "use bfloat16 where the GPU has it (Ampere and newer); else lower the learning rate, "
+        "clip gradients, or lower GradScaler's growth",
+        "certain",
+        share,
+    )
+
+
+RULES: Final = (
+    Rule(("loss_not_finite",), _loss),
+    Rule(("skipped_steps",), _loss_scale, each_rank=True),
+)
+
+
+# ---
+# The training stands still while checkpoints are written.
+
+
+_CHECKPOINT_STALLS_KIND: Final = "checkpoint_stalls"
+
+
+def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _CHECKPOINT_STALLS_KIND)))
+    if few:
+        return
+    lost = gpu_time.column(rank, "checkpoint_s")
+    share = checks.share_of(rank, lost)
+    places = np.flatnonzero(lost > 0)
+    if share < thresholds.NOTICEABLE:
+        return
+    if len(places) < thresholds.LEAST_EVENTS:
+        yield Unknown(
+            _CHECKPOINT_STALLS_KIND, "only one checkpoint was written", "watch two checkpoints"
+        )
+        return
+    every = float(np.median(np.diff(places)))
+    wanted = math.ceil(
+        every
+        * share
+        * (1 - thresholds.CHECKPOINTS_WANTED)
+        / (thresholds.CHECKPOINTS_WANTED * max(1 - share, 1e-3))
+    )
+    seconds = float(np.median(lost[places]))
+    yield Finding(
+        _CHECKPOINT_STALLS_KIND,
+        severity(share),
+        f"Writing checkpoints costs {checks.in_percent(share)} of the time",
+        (
+            Evidence("a checkpoint", seconds, "s"),
+            Evidence("checkpoints", float(len(places))),
+            Evidence("steps between them", every),
+        ),
+        "torch.save copies from the GPU and writes while the training waits",
+        f"write a checkpoint every {wanted} steps ({thresholds.CHECKPOINTS_WANTED:.0%} of the "
+        "time), write to a local disk, or write in the background "
+        "(torch.distributed.checkpoint.async_save)",
+        "certain",
+        share,
+        {"checkpoint_every_steps": str(wanted)},
+    )
+
+
+CHECKPOINT_STALLS: Final = Rule((_CHECKPOINT_STALLS_KIND,), _find_checkpoint_stalls, each_rank=True)
+
+
+# ---
+# How much of the time evaluation takes: no fault, but often a surprise.
+
+
+_EVALUATION_SHARE_KIND: Final = "evaluation_share"
+#: Steps between evaluations up to which they are hardly any: nobody evaluates after each step.
+_NEARLY_EACH: Final = 3
+
+
+def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _EVALUATION_SHARE_KIND)))
+    if few:
+        return
+    spent = gpu_time.column(rank, "evaluation_s")
+    share = checks.share_of(rank, spent)
+    places = np.flatnonzero(spent > 0)
+    if share < thresholds.WARNING_SHARE:
+        return
+    if len(places) < thresholds.LEAST_EVENTS:
+        yield Unknown(_EVALUATION_SHARE_KIND, "only one evaluation ran", "watch two evaluations")
+        return
+    between = float(np.median(np.diff(places)))
+    if between <= _NEARLY_EACH:
+        yield _within_training(share, spent[places], between)
+        return
+    yield Finding(
+        _EVALUATION_SHARE_KIND,
+        "info",
+        f"Evaluation uses {checks.in_percent(share)} of the time",
+        (
+            Evidence("an evaluation", float(np.median(spent[places])), "s"),
+            Evidence("evaluations", float(len(places))),
+            Evidence("steps between them", between),
+        ),
+        "The training waits while the model is evaluated",
+        "evaluate less often or on fewer samples, if that is more than you want; a larger batch "
+        "fits without gradients",
+        "certain",
+        share,
+    )
+
+
+def _within_training(share: float, seconds: gpu_time.Seconds, between: float) -> Finding:
+    """Rollouts of reinforcement learning, or a teacher's or target network's outputs."""
+    return Finding(
+        _EVALUATION_SHARE_KIND,
+        "info",
+        f"Forward passes without gradients use {checks.in_percent(share)} of the time",
+        (
+            Evidence("those between two training steps", float(np.median(seconds)), "s"),
+            Evidence("steps between them", between),
+        ),
+        "Nearly every training step waits for a model in evaluation mode, and for what follows "
+        "from its outputs: a rollout, a teacher's or a target's outputs, or an evaluation",
+        "run more samples in each such pass, or train more steps between them if the method allows",
+        "likely",
+        share,
+    )
+
+
+EVALUATION_SHARE: Final = Rule((_EVALUATION_SHARE_KIND,), _find_evaluation_share, each_rank=True)

@@ -1,0 +1,268 @@
+"""Rules about a DataLoader's workers: none, too many, a slow one, and their start in each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.runs.tables import EPOCH_START
+from trainfit.results.runs.watched import WatchedLoader
+from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
+from trainfit.watch import checks, thresholds
+from trainfit.watch import checks as gpu_time
+from trainfit.watch.rules.fetching import Fetching, is_measured
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import RunView, median
+
+_NO_WORKERS_KIND: Final = "no_workers"
+
+
+def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _NO_WORKERS_KIND)))
+    if few or not is_measured(rank):
+        return
+    fetching = Fetching(rank)
+    most = fetching.most_workers
+    if fetching.workers != 0 or most == 0 or fetching.is_cheap:
+        return  # where workers would not help, input_bound says what is left to do
+    share = checks.share_of(rank, fetching.lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, fetching.lost):
+        return
+    value, confidence = _workers_to_start(fetching)
+    evidence = [
+        Evidence("making batches", share * rank.seconds / len(rank.steps), "s/step"),
+        Evidence("num_workers", 0.0),
+    ]
+    step_s = gpu_time.step_without_input(rank)
+    if step_s is not None:
+        evidence.append(Evidence("step without that", step_s, "s"))
+    if fetching.cores is not None:
+        evidence.append(Evidence("idle cores", fetching.cores.idle, "cores"))
+    yield Finding(
+        _NO_WORKERS_KIND,
+        severity(share),
+        f"The main process loads the batches itself, {checks.in_percent(share)} of the time",
+        tuple(evidence),
+        "num_workers=0: the training waits while each batch is loaded",
+        f"set num_workers={value} and persistent_workers=True",
+        confidence,
+        share,
+        {"num_workers": str(value), "persistent_workers": "True"},
+    )
+
+
+def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:
+    needed, most = fetching.needed_workers, fetching.most_workers
+    if needed is None:
+        return 1, "possible"
+    return (needed, "likely") if most is None else (min(needed, most), "certain")
+
+
+NO_WORKERS: Final = Rule((_NO_WORKERS_KIND,), _find_no_workers, each_rank=True)
+
+
+# ---
+# One worker is slower than the others, which all wait for their turn behind it.
+
+
+_SLOW_WORKER_KIND: Final = "slow_worker"
+
+
+def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _SLOW_WORKER_KIND)))
+    if few or not is_measured(rank):
+        return
+    fetching = Fetching(rank)
+    if checks.share_of(rank, fetching.lost) < thresholds.NOTICEABLE:
+        return
+    if (fetching.workers or 0) >= 2 and not len(rank.fetches):
+        yield Unknown(
+            _SLOW_WORKER_KIND, "the workers' batches were not recorded", "rows of fetches"
+        )
+    slow, lost = fetching.slow_worker, fetching.lost_in_turns
+    share = checks.share_of(rank, lost)
+    if slow is None or share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    ratio = slow.fetch_s / slow.others_s if slow.others_s else float(slow.fetch_s > 0)
+    yield Finding(
+        _SLOW_WORKER_KIND,
+        severity(share),
+        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others",
+        (
+            Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),
+            Evidence("a batch in the others", slow.others_s, "s"),
+            Evidence("time lost", share * rank.seconds / len(rank.steps), "s/step"),
+        ),
+        "A DataLoader gives batches in the order of its workers: all wait for the slowest one",
+        "look at what this worker reads: an uneven shard of an IterableDataset, a slow disk, or "
+        "a core that it shares; DataLoader(in_order=False) lets the others go ahead",
+        "likely",
+        share,
+        {"in_order": "False"},
+    )
+
+
+SLOW_WORKER: Final = Rule((_SLOW_WORKER_KIND,), _find_slow_worker, each_rank=True)
+
+
+# ---
+# More workers than the training needs, which cost it cores or memory.
+
+
+_TOO_MANY_WORKERS_KIND: Final = "too_many_workers"
+
+
+def _find_too_many_workers(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _TOO_MANY_WORKERS_KIND)))
+    fetching = Fetching(rank)
+    usable = checks.usable_cores(rank.header)
+    workers = (fetching.workers or 0) * max(1, checks.local_ranks(rank))
+    if few or not is_measured(rank) or not workers:
+        return
+    if usable is None:
+        yield Unknown(
+            _TOO_MANY_WORKERS_KIND, "the usable cores are not known", "the machine's samples"
+        )
+        return
+    value = _workers_enough(fetching, usable)
+    if value >= (fetching.workers or 0):
+        return
+    evidence = list(_harm(fetching, usable, workers))
+    if not evidence:
+        return
+    yield Finding(
+        _TOO_MANY_WORKERS_KIND,
+        "warning" if workers > usable else "info",
+        f"{fetching.workers} workers are more than the training needs",
+        (
+            Evidence("workers on this machine", float(workers)),
+            Evidence("workers that are needed", float(fetching.needed_workers or value)),
+            Evidence("usable cores", usable, "cores"),
+            *evidence,
+        ),
+        "Workers beyond what cores or training can use take turns on the cores, and each holds "
+        "its own copies of data in RAM",
+        f"set num_workers={value}",
+        "likely",
+        settings={"num_workers": str(value)},
+    )
+
+
+def _workers_enough(fetching: Fetching, usable: float) -> int:
+    """As many as are needed and have cores, next to the process that trains."""
+    ranks = max(1, checks.local_ranks(fetching.rank))
+    most = max(1, int(usable / ranks) - 1)
+    needed = fetching.needed_workers
+    return most if needed is None else min(needed + 1, most)
+
+
+def _harm(fetching: Fetching, usable: float, workers: int) -> Iterator[Evidence]:
+    """What the surplus costs; nothing where idle workers do no harm."""
+    rank, needed = fetching.rank, fetching.needed_workers
+    crowded = checks.is_crowded(rank) and checks.are_workers_the_crowd(rank)
+    crowded = crowded and checks.threads_of_worker(rank) <= 1
+    if workers > usable and crowded and not gpu_time.is_kept_busy(rank):
+        yield Evidence("threads that want to run", median(rank.machine["runnable"]) or 0.0)
+        switches = checks.switches_per_s(rank)
+        if switches is not None:
+            yield Evidence("involuntary context switches", switches, "1/s")
+    fine = checks.share_of(rank, fetching.lost) <= thresholds.INPUT_FINE
+    spare = needed is not None and (fetching.workers or 0) >= thresholds.SPARE_WORKERS * needed
+    if not (fine and spare):
+        return
+    held, total = _ram_of_workers(fetching), rank.header.ram_bytes
+    free = median(rank.machine["ram_available_bytes"])
+    if held and total and free is not None:
+        scarce = free < thresholds.RAM_AVAILABLE * total
+        if scarce and held >= thresholds.RAM_OF_WORKERS * total:
+            yield Evidence("RAM of the workers", held, "bytes")
+            yield Evidence("RAM that is available", free, "bytes")
+    if workers > usable:
+        yield Evidence("lost by waiting for batches", checks.share_of(rank, fetching.lost))
+
+
+def _ram_of_workers(fetching: Fetching) -> float | None:
+    rows = fetching.rank.workers
+    rows = rows[rows["rss_bytes"] >= 0]
+    return median(checks.by_time(rows, "rss_bytes"))
+
+
+TOO_MANY_WORKERS: Final = Rule((_TOO_MANY_WORKERS_KIND,), _find_too_many_workers, each_rank=True)
+
+
+# ---
+# Each epoch begins with a wait: workers are started, and import and read, from nothing.
+
+
+_EPOCH_START_KIND: Final = "epoch_start"
+
+
+def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _EPOCH_START_KIND)))
+    if few or not is_measured(rank):
+        return
+    loader = checks.training_loader(rank.header)
+    lost = gpu_time.epoch_start_lost(rank)
+    share = checks.share_of(rank, lost)
+    starts = (rank.steps["flags"] & EPOCH_START) != 0
+    if share < thresholds.NOTICEABLE:
+        return
+    count = int(starts.sum())
+    if count < thresholds.LEAST_EVENTS:
+        yield Unknown(
+            _EPOCH_START_KIND, "only one epoch began while it was watched", "watch two epochs"
+        )
+        return
+    wait = float(np.median(lost[starts]))
+    yield Finding(
+        _EPOCH_START_KIND,
+        severity(share),
+        f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time",
+        (
+            Evidence("wait at the start of an epoch", wait, "s"),
+            Evidence("epochs that began", float(count)),
+            Evidence("steps between them", len(rank.steps) / count),
+        ),
+        *_remedy(loader),
+        _confidence(loader),
+        share,
+        {"persistent_workers": "True"} if _starts_workers(loader) else {},
+    )
+
+
+def _starts_workers(loader: WatchedLoader | None) -> bool:
+    return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
+
+
+def _confidence(loader: WatchedLoader | None) -> Confidence:
+    if loader is None:
+        return "possible"
+    return "certain" if _starts_workers(loader) else "likely"
+
+
+def _remedy(loader: WatchedLoader | None) -> tuple[str, str]:
+    if loader is not None and _starts_workers(loader):
+        return (
+            f"Each epoch restarts {loader.num_workers} worker processes",
+            "set persistent_workers=True",
+        )
+    if loader is not None and loader.num_workers:
+        return (
+            "Each epoch starts with an empty queue of batches",
+            "make epochs longer: a sampler that goes through the data several times",
+        )
+    return (
+        "In each epoch the DataLoader's iterator, its order of samples and its first batch are "
+        "created while the training waits",
+        "make epochs longer, or keep the workers: num_workers=1 or more with "
+        "persistent_workers=True",
+    )
+
+
+SLOW_EPOCH_START: Final = Rule((_EPOCH_START_KIND,), _find_epoch_start, each_rank=True)
