@@ -18,7 +18,6 @@ from helpers_cli import environment, trainfit
 from helpers_watch import run
 from trainfit.cli.main import main
 from trainfit.cli.verbs import watch
-from trainfit.cli.verbs import watch as live_view
 from trainfit.cli.verbs.watch import accepted
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
@@ -159,7 +158,7 @@ def test_a_view_that_fails_leaves_the_command_alone(
         raise KeyError("ours")
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(live_view, "LINE_S", 0.0)
+    monkeypatch.setattr(watch, "LINE_S", 0.0)
     monkeypatch.setattr(watch, "tail_run", fails)
     words = "import sys, time; time.sleep(1); print('to the end'); sys.exit(3)"
     assert main(["watch", "--", sys.executable, "-c", words]) == 3

@@ -7,7 +7,7 @@ import dataclasses
 from collections import defaultdict
 from typing import Final, Protocol
 
-from trainfit.lint import torch_names as names
+from trainfit.lint import torch_names
 from trainfit.lint.index import Function, Index, argument, keyword, path_of
 from trainfit.lint.project import Project
 from trainfit.lint.values import NUMBER, UNKNOWN, Kind, Place, Value, element, join_all, shallow
@@ -144,7 +144,7 @@ class Calls:
         self, reader: Reader, index: Index, node: ast.Call, origin: str, given: list[Value]
     ) -> Value:
         """A call of a library's function by its dotted name."""
-        if origin in names.WRAPPERS:
+        if origin in torch_names.WRAPPERS:
             return given[0] if given and given[0].kind == "module" else Value("module")
         constructed = _constructor(origin, node)
         if constructed is not None:
@@ -153,14 +153,14 @@ class Calls:
             return Value("device")
         if origin.startswith("tqdm."):
             return given[0] if given else UNKNOWN
-        if origin in names.TENSOR_FUNCTIONS or origin.startswith("torch.nn.functional."):
+        if origin in torch_names.TENSOR_FUNCTIONS or origin.startswith("torch.nn.functional."):
             parts = [each for value in given for each in _flat(value)]
             tensors = [each for each in parts if each.is_tensors]
             place = self._place(index, keyword(node, "device"), reader)
-            if not place and origin not in names.FACTORIES:
+            if not place and origin not in torch_names.FACTORIES:
                 places = {each.place for each in tensors}
                 place = "device" if "device" in places else (places or {""}).pop()
-            graph = reader.records and origin not in names.GRAPHLESS_FUNCTIONS
+            graph = reader.records and origin not in torch_names.GRAPHLESS_FUNCTIONS
             return Value("tensor", graph and any(each.graph for each in tensors), place or "host")
         if origin.startswith("torch.nn.utils.clip_grad_norm"):
             return Value("tensor", place="device" if self.project.uses_cuda else "")
@@ -197,7 +197,7 @@ class Calls:
             return UNKNOWN
         name = node.func.attr
         if base.kind == "module":
-            if name in names.SELF_METHODS:
+            if name in torch_names.SELF_METHODS:
                 return base
             return self._applied(reader, base, given) if name == "forward" else UNKNOWN
         if name in {"to", "cuda", "cpu"} and base.kind in {"unknown", "tensor", "output", "batch"}:
@@ -236,8 +236,8 @@ def _tensor_method(reader: Reader, base: Value, name: str) -> Value:
         return Value("list", items=(kept,))
     if name == "pin_memory":
         return dataclasses.replace(base, kind="output", loaders=frozenset())
-    if name in names.TENSOR_METHODS:
-        graph = base.graph and reader.records and name not in names.GRAPHLESS_METHODS
+    if name in torch_names.TENSOR_METHODS:
+        graph = base.graph and reader.records and name not in torch_names.GRAPHLESS_METHODS
         return Value("tensor", graph, base.place)
     return dataclasses.replace(base, graph=False) if base.kind == "output" else UNKNOWN
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from trainfit.results.runs.tables import Table
 from trainfit.results.watch import LedgerPoint, MemoryLedger, Phase, RankSummary, TimelinePoint
 from trainfit.watch import checks
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
 #: Points of a timeline at most: a terminal has fewer columns, and a page shows no more.
@@ -28,7 +27,7 @@ def phases(rank: RankView) -> tuple[Phase, ...]:
         spent = rank.seconds_in(name)
         if spent is None:
             continue
-        on_gpu = gpu_time.column(rank, f"gpu_{name}_s") if name in _ON_GPU else np.zeros(0)
+        on_gpu = checks.column(rank, f"gpu_{name}_s") if name in _ON_GPU else np.zeros(0)
         measured = on_gpu[np.isfinite(on_gpu)]
         gpu_s = float(np.mean(measured)) if len(measured) else None
         found.append(Phase(name, spent / count, spent / total, gpu_s))
@@ -64,14 +63,14 @@ def mfu(rank: RankView) -> float | None:
 
 def summary(rank: RankView) -> RankSummary:
     """One rank in a line."""
-    lost = gpu_time.input_lost(rank)
+    lost = checks.input_lost(rank)
     return RankSummary(
         rank=rank.header.rank,
         host=rank.header.host,
         steps=len(rank.record.steps),
         step_s=median(rank.steps["step_s"]),
         input_share=checks.share_of(rank, lost) if np.isfinite(lost).any() else None,
-        gpu_busy=gpu_time.busy_by_events(rank),
+        gpu_busy=checks.busy_by_events(rank),
     )
 
 

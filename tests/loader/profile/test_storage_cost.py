@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from trainfit.hardware.machine.mounts import mount_of, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.loader.measure import data_files, processes
-from trainfit.loader.measure import data_files as page_cache
 from trainfit.loader.measure.data_files import FileWatch
 from trainfit.loader.measure.storage_cost import (
     BatchPass,
@@ -293,12 +292,12 @@ def test_a_file_leaves_the_cache_and_stays_as_it_was(tmp_path: Path) -> None:
     before, status = path.read_bytes(), os.stat(path)
     if not on_disk(tmp_path):
         pytest.skip("the temporary folder is not on a disk")
-    assert page_cache.resident_share([str(path)]) == 1.0
-    assert page_cache.evict([str(path)]) == 1
-    assert page_cache.resident_share([str(path)]) == 0.0
-    counts = page_cache.read_counts()
+    assert data_files.resident_share([str(path)]) == 1.0
+    assert data_files.evict([str(path)]) == 1
+    assert data_files.resident_share([str(path)]) == 0.0
+    counts = data_files.read_counts()
     assert path.read_bytes() == before
-    after = page_cache.read_counts()
+    after = data_files.read_counts()
     assert counts is not None
     assert after is not None
     assert after.stored - counts.stored >= MIB
@@ -314,7 +313,7 @@ def test_mapped_pages_of_our_own_are_let_go_and_private_changes_are_kept(tmp_pat
     changed = np.memmap(path, np.uint8, "c")
     changed[:100] = 7
     total = int(read.sum())
-    page_cache.evict([str(path)])
+    data_files.evict([str(path)])
     assert int(read.sum()) == total
     assert (changed[:100] == 7).all()
     assert path.read_bytes() == content
@@ -334,25 +333,25 @@ def test_what_another_process_has_mapped_is_seen_to_stay(tmp_path: Path) -> None
     with subprocess.Popen(words, stdin=pipe, stdout=pipe) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        page_cache.evict([str(path)])
-        assert page_cache.resident_share([str(path)]) == 1.0
+        data_files.evict([str(path)])
+        assert data_files.resident_share([str(path)]) == 1.0
         other.communicate(b"")
 
 
 def test_only_regular_files_are_touched(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert page_cache.evict([str(tmp_path), str(tmp_path / "pipe"), str(tmp_path / "gone")]) == 0
-    assert page_cache.resident_share([str(tmp_path / "pipe")]) is None
+    assert data_files.evict([str(tmp_path), str(tmp_path / "pipe"), str(tmp_path / "gone")]) == 0
+    assert data_files.resident_share([str(tmp_path / "pipe")]) is None
 
 
 def test_mappings_have_their_paths_and_libraries_are_none(tmp_path: Path) -> None:
     path = settled(tmp_path / "with a blank", 2 * mmap.PAGESIZE)
     mapped = np.memmap(path, np.uint8, "r")
     mapped.sum()
-    (found,) = [each for each in page_cache.mappings() if each.path == str(path)]
+    (found,) = [each for each in data_files.mappings() if each.path == str(path)]
     assert found.permissions == "r--s"
     assert found.resident_bytes >= 2 * mmap.PAGESIZE
-    assert not any("libtorch_cpu" in each.path for each in page_cache.mappings())
+    assert not any("libtorch_cpu" in each.path for each in data_files.mappings())
 
 
 # --- Real data sets -----------------------------------------------------------------------------

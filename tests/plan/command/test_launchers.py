@@ -15,7 +15,7 @@ from trainfit.plan.command import wrappers
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.script import Launched
-from trainfit.scripts import launchers as launcher_words
+from trainfit.scripts import launchers
 
 _RUN = subprocess.run
 
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         with monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["-c", *words[3:]])
             capsys.readouterr()
-            launcher_words.main()
+            launchers.main()
         return subprocess.CompletedProcess(words, 0, capsys.readouterr().out, "")
 
     wrappers._ask.cache_clear()

@@ -12,7 +12,7 @@ import torch
 from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import device_constants, find_gpu
-from trainfit.memory import calibration as memory
+from trainfit.memory import calibration
 from trainfit.plan.calibration import (
     CalibrationError,
     NoGpuError,
@@ -64,7 +64,7 @@ TOLD = told(401, 33, 57, 21, 9, 45, others=300)
 @pytest.mark.parametrize("gpu", ["RTX 4090", "V100 16GB SXM", "H100 80GB SXM", "GTX 1080 Ti"])
 def test_memory_comes_back_as_it_was_told(gpu: str) -> None:
     with Simulation(gpu, constants=TOLD) as simulation:
-        readings = memory.measure_memory()
+        readings = calibration.measure_memory()
         assert readings.device.gpu == simulation.gpu.name
         assert readings.device.memory_bytes == simulation.gpu.memory_bytes
         workspace = (32 << 20) if simulation.gpu.capability[0] == 9 else 8_519_680
@@ -82,19 +82,19 @@ def test_memory_comes_back_as_it_was_told(gpu: str) -> None:
 
 def test_a_process_that_holds_its_context_measures_no_more() -> None:
     with Simulation(GPU, constants=TOLD):
-        assert set(memory.measure_memory(context_only=True).outside_bytes) == {CONTEXT}
+        assert set(calibration.measure_memory(context_only=True).outside_bytes) == {CONTEXT}
 
 
 def test_workspaces_are_those_of_the_models() -> None:
     """float32 3x3: the Winograd workspace, 36 numbers a tile and channel (decision 4)."""
     with Simulation("V100 32GB SXM"):  # without tensor cores for float32
-        readings = memory.measure_workspaces()
+        readings = calibration.measure_workspaces()
     assert readings.failed == {}
     found = {
         (each.shape, each.dtype, each.direction, each.channels_last): each.measured_bytes
         for each in readings.convolutions
     }
-    assert len(found) == 2 * 2 * 2 * len(memory._CONVOLUTIONS)
+    assert len(found) == 2 * 2 * 2 * len(calibration._CONVOLUTIONS)
     shape = (8, 64, 64, 56, 56, 3)
     tiles = 14 * 14
     winograd = 36 * 4 * (8 * tiles * (64 + 64) + 64 * 64)
@@ -105,7 +105,7 @@ def test_workspaces_are_those_of_the_models() -> None:
 def test_a_nearly_full_gpu_is_measured_as_far_as_it_goes() -> None:
     with Simulation("custom:1GiB", constants=told(100, 1, 1, 1, 1, 1)):
         held = torch.empty(600 * MIB, dtype=torch.uint8, device="cuda")
-        outcome = memory.measure_workspaces()
+        outcome = calibration.measure_workspaces()
         assert outcome.convolutions
         assert any(
             "OutOfMemoryError: CUDA out of memory" in text for text in outcome.failed.values()

@@ -13,7 +13,6 @@ import signal
 from typing import Final
 
 from trainfit.loader.faults import fixes, hangs, tracebacks
-from trainfit.loader.faults import fixes as exceptions
 from trainfit.loader.faults.hangs import FailureContext
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.faults.tracebacks import ParsedException
@@ -339,7 +338,7 @@ def _exception(
         at += f": `{culprit.code}`"
     where = f"{raised.where}: " if raised.where else ""
     evidence = f"{where}{raised.type}: {raised.message}{at}"
-    if known := exceptions.known(raised, workload):
+    if known := fixes.known(raised, workload):
         return Fault(known.kind, known.summary, evidence, known.fix, settings)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     if "pin memory thread" in raised.where:

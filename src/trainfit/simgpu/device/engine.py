@@ -18,7 +18,7 @@ import torch
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
-from trainfit.simgpu.device import recorder as phases
+from trainfit.simgpu.device import recorder
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import UnsupportedOperatorError, out_of_memory
 from trainfit.simgpu.device.geometry import (
@@ -116,12 +116,12 @@ class Engine(Hooks):
     def phase(self) -> int:
         """The phase of the step that the current operator belongs to."""
         if self.in_optimizer:
-            return phases.OPTIMIZER
+            return recorder.OPTIMIZER
         if graph_task_id() != -1 or self.starting_backward:
-            return phases.BACKWARD
+            return recorder.BACKWARD
         if self._copy_phase:
-            return phases.INPUT
-        return phases.FORWARD if self.forward_seen else phases.SETUP
+            return recorder.INPUT
+        return recorder.FORWARD if self.forward_seen else recorder.SETUP
 
     @staticmethod
     def in_backward() -> bool:
@@ -134,7 +134,7 @@ class Engine(Hooks):
 
     def record(self, info: OperatorInfo) -> None:
         phase = self.phase()
-        self.recorder.op(info.name, phase, self.modules.current(phase == phases.BACKWARD))
+        self.recorder.op(info.name, phase, self.modules.current(phase == recorder.BACKWARD))
 
     @contextlib.contextmanager
     def copying_input(self) -> Iterator[None]:

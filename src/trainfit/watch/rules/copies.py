@@ -9,7 +9,6 @@ import numpy as np
 
 from trainfit.results.watch import Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
 
@@ -61,7 +60,7 @@ _COPIES_KIND: Final = "copies"
 
 def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
-    if not gpu_time.has_gpu(rank):
+    if not checks.has_gpu(rank):
         return
     yield from (few := list(checks.too_few_steps(rank, _COPIES_KIND)))
     if few:

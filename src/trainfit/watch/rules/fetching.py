@@ -16,7 +16,6 @@ import numpy as np
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.view import RankView, known, median, percentile
 
 Part = Literal["disk", "decode", "transform", "collate", ""]
@@ -114,7 +113,7 @@ class Fetching:
     @functools.cached_property
     def batch_every_s(self) -> float | None:
         """Seconds a batch of the training itself, without waiting for the input."""
-        step_s = gpu_time.step_without_input(self.rank)
+        step_s = checks.step_without_input(self.rank)
         return None if not step_s else step_s / self.batches_per_step
 
     @functools.cached_property
@@ -236,7 +235,7 @@ class Fetching:
     def queued_while_waiting(self) -> float | None:
         """Batches that were ready when a step began to wait in vain: in the median second of what
         is lost. Many short waits for a transfer say nothing of a few long ones."""
-        lost, queued = np.nan_to_num(gpu_time.input_lost(self.rank)), self.rank.steps["queued"]
+        lost, queued = np.nan_to_num(checks.input_lost(self.rank)), self.rank.steps["queued"]
         waits = (lost >= thresholds.NOTICEABLE * self.rank.steps["step_s"]) & (queued >= 0)
         if not waits.any():
             return None
@@ -274,13 +273,13 @@ class Fetching:
         return found
 
     @functools.cached_property
-    def lost(self) -> gpu_time.Seconds:
+    def lost(self) -> checks.Seconds:
         """Seconds a step by waiting for batches, but for what epochs' starts cost."""
-        lost = np.nan_to_num(gpu_time.input_lost(self.rank))
-        return lost - gpu_time.epoch_start_lost(self.rank)
+        lost = np.nan_to_num(checks.input_lost(self.rank))
+        return lost - checks.epoch_start_lost(self.rank)
 
     @property
-    def lost_in_turns(self) -> gpu_time.Seconds:
+    def lost_in_turns(self) -> checks.Seconds:
         """Of :attr:`lost`, the part that one slow worker is to blame for."""
         return self.lost * (0.0 if self.slow_worker is None else self.slow_worker.share)
 

@@ -10,7 +10,6 @@ import numpy as np
 from trainfit.results.runs.watched import RunHeader
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules import copies, main_thread, training
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known, median
@@ -41,7 +40,7 @@ def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
     throttled = np.minimum(rows["cgroup_throttled"], rows["cgroup_periods"])
     share = float(np.sum(throttled, dtype=np.float64)) / periods
     often = np.mean(throttled > thresholds.NOTICEABLE * rows["cgroup_periods"])
-    if share < thresholds.THROTTLED or often < thresholds.LASTING or gpu_time.is_kept_busy(rank):
+    if share < thresholds.THROTTLED or often < thresholds.LASTING or checks.is_kept_busy(rank):
         return
     lost, cores = _lost(rows, share), checks.usable_cores(rank.header)
     evidence = [Evidence("throttled periods", share, "of all")]
@@ -102,7 +101,7 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
     # its threads then wait for their own.
     pressed = (others >= max(1.0, thresholds.OTHERS_CORES * usable)) & full
     waiting = known(rows["runnable"]) > thresholds.CROWDED * usable
-    if np.mean(pressed) < thresholds.LASTING or gpu_time.is_kept_busy(rank):
+    if np.mean(pressed) < thresholds.LASTING or checks.is_kept_busy(rank):
         return
     if len(waiting) and np.mean(waiting) < thresholds.LASTING:
         return
@@ -221,7 +220,7 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if crowded is None or usable is None:
         yield checks.too_few_samples(_THREAD_OVERSUBSCRIPTION_KIND, "the run queue")
         return
-    if not crowded or gpu_time.is_kept_busy(rank) or not checks.is_of_run(rank, usable):
+    if not crowded or checks.is_kept_busy(rank) or not checks.is_of_run(rank, usable):
         return
     switches = checks.switches_per_s(rank)
     if switches is not None and switches < thresholds.SWITCHES_PER_CORE * usable:

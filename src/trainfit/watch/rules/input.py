@@ -8,7 +8,6 @@ from typing import Final
 
 from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules import copies, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
@@ -64,7 +63,7 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         return
     reason = _reason(fetching)
     confidence = reason.confidence
-    if gpu_time.has_gpu(rank) and not gpu_time.has_events(rank):
+    if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
     yield Finding(
         _INPUT_BOUND_KIND,
@@ -87,7 +86,7 @@ def _workers_would_help(fetching: Fetching) -> bool:
 def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
     rank = fetching.rank
     yield Evidence("lost by waiting for batches", share * rank.seconds / len(rank.steps), "s/step")
-    step_s = gpu_time.step_without_input(rank)
+    step_s = checks.step_without_input(rank)
     if step_s is not None:
         yield Evidence("step without that", step_s, "s")
     if fetching.fetch_s is not None:
@@ -137,7 +136,7 @@ def _reason(fetching: Fetching) -> _Reason:
 
 def _less_work(fetching: Fetching) -> str:
     part, _ = fetching.part
-    if not gpu_time.has_gpu(fetching.rank):
+    if not checks.has_gpu(fetching.rank):
         return _ON_CPU.get(part, _LESS_WORK[part])
     return _LESS_WORK[part]
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules import copies as copying
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
@@ -49,21 +48,21 @@ class MainThread:
     @functools.cached_property
     def cpu(self) -> float | None:
         """Median of the main thread's CPU time over the step's."""
-        ratios = known(gpu_time.column(self.rank, "cpu_s") / gpu_time.column(self.rank, "step_s"))
+        ratios = known(checks.column(self.rank, "cpu_s") / checks.column(self.rank, "step_s"))
         return float(np.median(ratios)) if len(ratios) else None
 
     @functools.cached_property
     def unexplained_idle(self) -> float | None:
         """Share of the time in which the GPU was idle, less what input, checkpoints and
         evaluation are to blame for; ``None``: not measured."""
-        idle = gpu_time.idle_share(self.rank)
+        idle = checks.idle_share(self.rank)
         if idle is None:
             return None
-        named = checks.share_of(self.rank, gpu_time.input_lost(self.rank))
+        named = checks.share_of(self.rank, checks.input_lost(self.rank))
         named += (self.phases["checkpoint"] or 0.0) + (self.phases["evaluation"] or 0.0)
         copies = copying.lost_to_copies(self.rank)
         # Copies keep the stream busy; NVML alone counts them as idle.
-        if copies is not None and idle > 1 - (gpu_time.busy_by_events(self.rank) or 1.0):
+        if copies is not None and idle > 1 - (checks.busy_by_events(self.rank) or 1.0):
             named += checks.share_of(self.rank, copies)
         return max(0.0, idle - named)
 
@@ -71,12 +70,12 @@ class MainThread:
     def idle_lasts(self) -> bool:
         """Was the GPU idle in a third of the run? NVML's mean is trusted where events see less."""
         steps = self.rank.steps
-        gap = np.nan_to_num(gpu_time.gap(self.rank))
-        gap = np.maximum(0.0, gap - np.nan_to_num(gpu_time.column(self.rank, "input_s")))
+        gap = np.nan_to_num(checks.gap(self.rank))
+        gap = np.maximum(0.0, gap - np.nan_to_num(checks.column(self.rank, "input_s")))
         if checks.lasts(self.rank, gap):
             return True
         values = known(self.rank.gpu["utilization"])
-        idle = 1 - (gpu_time.utilization(self.rank) or 1.0) >= thresholds.NVML_IDLE
+        idle = 1 - (checks.utilization(self.rank) or 1.0) >= thresholds.NVML_IDLE
         below = len(values) and np.mean(values <= 1 - thresholds.NOTICEABLE)
         return bool(len(steps) and idle and below >= thresholds.LASTING)
 
@@ -90,7 +89,7 @@ _HOST_BOUND_LAUNCHES_KIND: Final = "host_bound_launches"
 
 def _find_host_bound_launches(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
-    if not gpu_time.has_gpu(rank):
+    if not checks.has_gpu(rank):
         return
     yield from (few := list(checks.too_few_steps(rank, _HOST_BOUND_LAUNCHES_KIND)))
     if few:
@@ -137,7 +136,7 @@ def _evidence(main: MainThread, idle: float) -> Iterator[Evidence]:
     yield Evidence("launching (forward, backward, optimizer)", main.launches or 0.0, "of the time")
     if main.cpu is not None:
         yield Evidence("main thread's CPU time", main.cpu, "of the step")
-    busy, by_nvml = gpu_time.busy_by_events(rank), gpu_time.utilization(rank)
+    busy, by_nvml = checks.busy_by_events(rank), checks.utilization(rank)
     if busy is not None:
         yield Evidence("GPU busy by CUDA events", busy, "of the time")
     if by_nvml is not None:
@@ -147,8 +146,8 @@ def _evidence(main: MainThread, idle: float) -> Iterator[Evidence]:
 def _confidence(main: MainThread) -> Confidence:
     if main.cpu is None:
         return "possible"
-    by_nvml = gpu_time.utilization(main.rank)
-    events = 1 - (gpu_time.busy_by_events(main.rank) or 1.0)
+    by_nvml = checks.utilization(main.rank)
+    events = 1 - (checks.busy_by_events(main.rank) or 1.0)
     agree = by_nvml is not None and 1 - by_nvml >= 0.5 * events
     return "certain" if agree and events >= thresholds.WARNING_SHARE else "likely"
 
@@ -167,7 +166,7 @@ _HIDDEN_SYNCS_KIND: Final = "hidden_syncs"
 
 def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
-    if not gpu_time.has_gpu(rank):
+    if not checks.has_gpu(rank):
         return
     yield from (few := list(checks.too_few_steps(rank, _HIDDEN_SYNCS_KIND)))
     if few:
@@ -256,7 +255,7 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
 def _share(rank: RankView) -> float:
     """Of the time; on a GPU only while that is idle for no other reason."""
     share = checks.share_of(rank, _waits(rank))
-    if not gpu_time.has_gpu(rank):
+    if not checks.has_gpu(rank):
         return share
     return min(share, MainThread(rank).unexplained_idle or 0.0)
 
@@ -264,12 +263,12 @@ def _share(rank: RankView) -> float:
 def _waits(rank: RankView) -> NDArray[np.float64]:
     """Seconds of each steady step in which the main thread is neither on a core nor in a wait that
     has a name; 0: not measured. Less than that where two of them cannot be told apart."""
-    step_s, cpu_s = gpu_time.column(rank, "step_s"), gpu_time.column(rank, "cpu_s")
-    named = np.sum([np.nan_to_num(gpu_time.column(rank, f"{each}_s")) for each in _WAITS], axis=0)
-    named += np.nan_to_num(gpu_time.column(rank, "input_s")) * (1 - _computes_batches(rank))
-    if gpu_time.has_gpu(rank) or rank.header.world_size > 1:
+    step_s, cpu_s = checks.column(rank, "step_s"), checks.column(rank, "cpu_s")
+    named = np.sum([np.nan_to_num(checks.column(rank, f"{each}_s")) for each in _WAITS], axis=0)
+    named += np.nan_to_num(checks.column(rank, "input_s")) * (1 - _computes_batches(rank))
+    if checks.has_gpu(rank) or rank.header.world_size > 1:
         # Autograd's thread launches the backward pass; other ranks are waited for in it.
-        named += np.nan_to_num(gpu_time.column(rank, "backward_s"))
+        named += np.nan_to_num(checks.column(rank, "backward_s"))
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
     return waits if _would_get_more(rank, cpu_s, step_s - named) else np.zeros(len(waits))
 
@@ -354,7 +353,7 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             "likely",
             share,
         )
-    elif not gpu_time.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
+    elif not checks.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
         value = max(1, int(cores.idle) + threads)
         yield Finding(
             _ONE_HOT_THREAD_KIND,
@@ -374,7 +373,7 @@ def _own_code(main: MainThread) -> float:
     other = main.other or 0.0
     if main.cpu is not None and main.cpu < thresholds.MAIN_THREAD:
         return 0.0
-    if not gpu_time.has_gpu(main.rank):
+    if not checks.has_gpu(main.rank):
         return other
     # Where launches dominate, or the host waits for the GPU, other rules say so.
     idle = main.unexplained_idle

@@ -11,7 +11,6 @@ import numpy as np
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.watch import Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RunView, known
 
@@ -101,7 +100,7 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     yield from (few := list(checks.too_few_steps(rank, _CHECKPOINT_STALLS_KIND)))
     if few:
         return
-    lost = gpu_time.column(rank, "checkpoint_s")
+    lost = checks.column(rank, "checkpoint_s")
     share = checks.share_of(rank, lost)
     places = np.flatnonzero(lost > 0)
     if share < thresholds.NOTICEABLE:
@@ -155,7 +154,7 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     yield from (few := list(checks.too_few_steps(rank, _EVALUATION_SHARE_KIND)))
     if few:
         return
-    spent = gpu_time.column(rank, "evaluation_s")
+    spent = checks.column(rank, "evaluation_s")
     share = checks.share_of(rank, spent)
     places = np.flatnonzero(spent > 0)
     if share < thresholds.WARNING_SHARE:
@@ -184,7 +183,7 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-def _within_training(share: float, seconds: gpu_time.Seconds, between: float) -> Finding:
+def _within_training(share: float, seconds: checks.Seconds, between: float) -> Finding:
     """Rollouts of reinforcement learning, or a teacher's or target network's outputs."""
     return Finding(
         _EVALUATION_SHARE_KIND,

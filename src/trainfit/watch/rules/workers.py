@@ -11,7 +11,6 @@ from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch import checks as gpu_time
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RunView, median
@@ -36,7 +35,7 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
         Evidence("making batches", share * rank.seconds / len(rank.steps), "s/step"),
         Evidence("num_workers", 0.0),
     ]
-    step_s = gpu_time.step_without_input(rank)
+    step_s = checks.step_without_input(rank)
     if step_s is not None:
         evidence.append(Evidence("step without that", step_s, "s"))
     if fetching.cores is not None:
@@ -166,7 +165,7 @@ def _harm(fetching: Fetching, usable: float, workers: int) -> Iterator[Evidence]
     rank, needed = fetching.rank, fetching.needed_workers
     crowded = checks.is_crowded(rank) and checks.are_workers_the_crowd(rank)
     crowded = crowded and checks.threads_of_worker(rank) <= 1
-    if workers > usable and crowded and not gpu_time.is_kept_busy(rank):
+    if workers > usable and crowded and not checks.is_kept_busy(rank):
         yield Evidence("threads that want to run", median(rank.machine["runnable"]) or 0.0)
         switches = checks.switches_per_s(rank)
         if switches is not None:
@@ -208,7 +207,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     if few or not is_measured(rank):
         return
     loader = checks.training_loader(rank.header)
-    lost = gpu_time.epoch_start_lost(rank)
+    lost = checks.epoch_start_lost(rank)
     share = checks.share_of(rank, lost)
     starts = (rank.steps["flags"] & EPOCH_START) != 0
     if share < thresholds.NOTICEABLE:
