@@ -226,6 +226,8 @@ _LEAST_SHARE: Final = 0.1
 _SPREAD: Final = 1.1
 #: Seconds between looks at the RAM.
 _LOOK_S: Final = 0.5
+#: Seconds between looks whether a run may begin.
+_TICK_S: Final = 0.02
 
 
 class GaveWay(Exception):
@@ -256,7 +258,7 @@ class RamGate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._warn, self._available, self._clock = warn, available, clock
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
         self._active: list[int] = []
         self._idle = available()
         self._peak = 0
@@ -266,20 +268,24 @@ class RamGate:
     @contextlib.contextmanager
     def turn(self, run: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
         """Until the run may begin, and as long as it goes on; ``stopped``: it need not wait."""
-        with self._change:
-            while not self._has_room() and not stopped():
-                self._change.wait(_LOOK_S)
-            self._active.append(run)
+        while not self._begins(run, stopped):
+            time.sleep(_TICK_S)
         try:
             yield
         finally:
-            with self._change:
+            with self._lock:
                 self._active.remove(run)
-                self._change.notify_all()
+
+    def _begins(self, run: int, stopped: Callable[[], bool]) -> bool:
+        with self._lock:
+            if not self._has_room() and not stopped():
+                return False
+            self._active.append(run)
+            return True
 
     def look(self, run: int) -> None:
         """To be called while a run goes on; raises :class:`GaveWay` where it has to end."""
-        with self._change:
+        with self._lock:
             now = self._clock()
             if len(self._active) < 2 or self._active[-1] != run or now < self._next_look:
                 return
@@ -292,7 +298,7 @@ class RamGate:
 
     def learn(self, peak_bytes: int) -> None:
         """A run took so much at its peak."""
-        with self._change:
+        with self._lock:
             self._peak = max(self._peak, peak_bytes)
 
     def _has_room(self) -> bool:

@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 from trainfit.plan.command.parsing import Command
@@ -27,8 +28,8 @@ from trainfit.results.runs.trace import (
 
 #: Simulated runs at a time; each is a process that computes on one core.
 PARALLEL = 2
-#: Seconds between looks whether Ctrl-C came.
-_TICK_S = 0.5
+#: Seconds between looks whether a run is over.
+_TICK_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,9 +208,9 @@ class Runs:
 def result_of(future: Future[Trace]) -> Trace:
     """A run's trace when it is over.
 
-    A signal that comes just before a thread goes to sleep on a lock does not wake it
-    (``Future.result()`` would sleep on after Ctrl-C): the wait is made of short ones.
+    By looks, not by a lock: a signal that comes just before a thread sleeps on one does not wake
+    it, and Ctrl-C while ``threading`` takes its lock again is the RuntimeError of a lock not held.
     """
     while not future.done():
-        wait([future], _TICK_S)
+        time.sleep(_TICK_S)
     return future.result()

@@ -353,7 +353,8 @@ def _wait(
     """Until the process ends; not for long once the outcome is written."""
     deadline = time.monotonic() + limit_s + _OVERTIME_S
     while (code := process.poll()) is None and time.monotonic() < deadline:
-        if stopped.wait(_TICK_S):
+        time.sleep(_TICK_S)  # not on the event: see `result_of`
+        if stopped.is_set():
             raise Stopped
         look()
         if outcome.is_file():
