@@ -18,9 +18,10 @@ SOURCE: Final = ROOT / "src" / "trainfit"
 ROOM: Final = SOURCE / "torch_private"
 #: Modules that hold no name of PyTorch's that could be missing.
 WITHOUT: Final = frozenset({"__init__", "frames", "needed", "tested"})
-#: Names whose use takes what the tests' machines have not, with the reason.
+#: Names that no line of these tests' own processes can take, with the reason.
 UNREACHED: Final[Mapping[str, str]] = {
     "cuda.sleep": "keeps a real GPU awake",
+    "compiled.remove_import_folder": "in the fork server, which is a process of its own",
 }
 
 
