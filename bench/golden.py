@@ -5,7 +5,7 @@ process of its own in a folder with the inputs (tests/):
 
 - every result file and recorded machine of the tests: its screen at 80 and 120 columns,
   ``--explain``, ``--json``, and its page as Markdown;
-- every watched run of the tests, judged anew: the same;
+- every watched run of the tests, judged again: the same;
 - scripts of the tests and the ACT example on simulated GPUs: the recording (a digest of every
   column), its memory and its JSON; and their plans without the DataLoader.
 
@@ -127,13 +127,8 @@ class Bench:
         """The output of each case by its name."""
         # A fork of a process that has trainfit imported: a tenth of the time of a fresh one.
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-            return dict(
-                zip(
-                    (case.name for case in chosen),
-                    pool.imap(self.output, chosen),
-                    strict=True,
-                )
-            )
+            names = (case.name for case in chosen)
+            return dict(zip(names, pool.imap(self.output, chosen), strict=True))
 
     def _fresh(self, words: Sequence[str], work: Path, variables: dict[str, str]) -> Printed:
         ended = subprocess.run(
@@ -264,7 +259,7 @@ def changed(stored: list[str], now: list[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, or write (with ``--only``: those cases anew); the exit code."""
+    """Compare, or write (with ``--only``: those cases again); the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
     bench = Bench(folder, options.python)
     try:

@@ -178,6 +178,11 @@ def progress(text: str) -> None:
     sys.stderr.flush()
 
 
+def discard_output() -> None:
+    """After the reader (head, less) has closed the pipe: nothing may be flushed to it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def only_ascii() -> bool:
     """Does the terminal's (or the file's) encoding lack block characters?"""
     try:

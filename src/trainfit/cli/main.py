@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
+from trainfit.cli.common import discard_output
 from trainfit.cli.parser import Verb, read_words
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import IN_ASCII, laid_out_for, printable
@@ -53,8 +53,7 @@ def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int
         print("trainfit: interrupted", file=sys.stderr)
         return 143 if terminated else 130
     except BrokenPipeError:
-        # The reader (head, less) has closed the pipe; nothing may be flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 141
     except OSError as error:
         name = f"{error.filename!r}: " if error.filename is not None else ""

@@ -11,7 +11,7 @@ from trainfit.doctor.findings import bad, brief, evidence, good, quoted, unsure
 from trainfit.results.doctor import Check, Evidence, Fix
 from trainfit.results.machine import Machine, TorchBuild
 
-_INDEX = "https://download.pytorch.org/whl"
+INDEX: Final = "https://download.pytorch.org/whl"
 #: CUresult of a forward-compatibility libcuda on a GPU that is not entitled to it (cuda.h).
 _COMPAT_NOT_SUPPORTED = 804
 
@@ -115,9 +115,9 @@ def _kind(build: TorchBuild) -> str:
 def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Fix:
     install = "pip install --force-reinstall --no-deps"
     return Fix(
-        f"{install} {quoted(f'torchvision=={version}')} --index-url {_INDEX}/{_index(torch)}",
+        f"{install} {quoted(f'torchvision=={version}')} --index-url {INDEX}/{_index(torch)}",
         f"{install} {quoted(f'torchvision=={vision.version}')}"
-        + (f" --index-url {_INDEX}/{_index(vision)}" if "+" in vision.version else ""),
+        + (f" --index-url {INDEX}/{_index(vision)}" if "+" in vision.version else ""),
         "a download of a few MB; replaces this environment's torchvision",
     )
 
@@ -186,7 +186,6 @@ def _unsupported(name: str, found: list[Evidence]) -> Check:
 # pip commands for PyTorch: the index with a build that matches driver and GPU.
 
 
-INDEX: Final = "https://download.pytorch.org/whl"
 _INSTALL: Final = "pip install --force-reinstall"
 
 _Pair = tuple[int, int]

@@ -16,7 +16,7 @@ from trainfit.results.text import core_count, cores
 # Check of the threads of all DataLoader workers of a script against the usable cores.
 
 
-_CHECK: Final = "threads"
+NAME: Final = "threads"
 #: The most threads of the OpenBLAS in NumPy's wheels (built with NUM_THREADS=64).
 _OPENBLAS_MOST: Final = 64
 _VARIABLE: Final[dict[PoolLibrary, str]] = {
@@ -66,7 +66,7 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
         return _unsure(machine, summary, use, found)
     why = f"{_why(use)} They compete for the cores and lose time to context switches."
     cause = "worker_threads_exceed_cores"
-    return bad(_CHECK, cause, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
+    return bad(NAME, cause, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
 
 
 def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence]) -> Check:
@@ -77,7 +77,7 @@ def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence])
         why += " Whether workers call what starts its threads cannot be read from the script."
     remedies = tuple(_remedies(machine, use))
     why = f"{why} {_limits(use)}"
-    return Check(_CHECK, "cannot_tell", "", summary, why, tuple(found), remedies)
+    return Check(NAME, "cannot_tell", "", summary, why, tuple(found), remedies)
 
 
 def _what(use: PoolUse) -> str:
@@ -129,7 +129,6 @@ def pool_threads(machine: Machine, library: PoolLibrary) -> Fact[int]:
     return affinity.map(lambda cpus: min(len(cpus), _OPENBLAS_MOST) or None, "CPUs")
 
 
-NAME = "threads"
 #: Variables that hold a number of threads. KMP_* and GOMP_* hold other things.
 COUNTS = (
     "OMP_NUM_THREADS",

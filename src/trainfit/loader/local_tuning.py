@@ -175,10 +175,6 @@ def _has(result: LoaderResult, pools: tuple[str, ...]) -> bool:
 # Also of those that stay as they are, or unset: that something gains nothing is a reason.
 
 
-#: Rates that differ by less than this are the same.
-_SAME: Final = 1.01
-
-
 def setting_reasons(
     result: LoaderResult, present: Mapping[str, VariableValue], why_no_cores: str
 ) -> tuple[SettingReason, ...]:
@@ -240,7 +236,7 @@ def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Eviden
     found = result.compared()
     if now != then and found is not None:
         before, after, how = found
-        if after > _SAME * before:
+        if after > _SAME_RATE * before:
             together = _changed_besides(result)
             return f"{now} → {then}: {rate(before)} → {rate(after)} batches/s{together}", how
         if then < now:
@@ -252,7 +248,7 @@ def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Eviden
     other = _best(result, lambda each: each.settings.num_workers != then)
     if other is not None and (rates := result.rates(other.settings, result.recommended)):
         number = other.settings.num_workers
-        if rates[0] <= _SAME * rates[1]:
+        if rates[0] <= _SAME_RATE * rates[1]:
             return f"{_gives(number)} no more ({_against(rates)})", rates[2]
     return result.reason, "measured" if real is not None else "predicted"
 
@@ -290,8 +286,8 @@ def _prefetch(result: LoaderResult) -> SettingReason:
             name, value, present, "no other value was tried with these workers", ""
         )
     what = _gives(other.settings.prefetch_factor)
-    more = "no more" if rates[0] <= _SAME * rates[1] else "little more, and uses memory"
-    why = f"{what} {more if rates[0] > rates[1] / _SAME else 'less'} ({_against(rates)})"
+    more = "no more" if rates[0] <= _SAME_RATE * rates[1] else "little more, and uses memory"
+    why = f"{what} {more if rates[0] > rates[1] / _SAME_RATE else 'less'} ({_against(rates)})"
     return SettingReason(name, value, present, why, rates[2])
 
 
@@ -312,7 +308,7 @@ def _pinning(result: LoaderResult) -> SettingReason:
     if then.pin_memory:
         why = f"{copied}; not pinned: {_against(rates)}"
     else:
-        more = "no more" if rates[0] <= _SAME * rates[1] else "little more"
+        more = "no more" if rates[0] <= _SAME_RATE * rates[1] else "little more"
         why = f"pinned gives {more} ({_against(rates)})"
     return SettingReason(name, value, present, why, rates[2])
 

@@ -27,9 +27,8 @@ from helpers_trees import (
 from trainfit.hardware.machine.files import RecordedFiles, expanded
 from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_limits
 from trainfit.hardware.machine.memory import read_memory
-from trainfit.hardware.machine.mounts import mount_of, read_mounts
 from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, Recorder
-from trainfit.hardware.machine.storage import read_storage
+from trainfit.hardware.machine.storage import mount_of, read_mounts, read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings
 from trainfit.hardware.machine.system import System
 from trainfit.results.files.decoding import decode

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from trainfit.hardware.machine.mounts import mount_of, read_mounts
+from trainfit.hardware.machine.storage import mount_of, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.loader.measure import data_files, processes
 from trainfit.loader.measure.data_files import FileWatch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.machine.mounts import Mount, _mount, read_mounts
+from trainfit.hardware.machine.storage import Mount, _mount, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.report.notes import protection_notes
 from trainfit.results.runs.script import Protection

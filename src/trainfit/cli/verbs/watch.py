@@ -25,7 +25,7 @@ from rich.text import Text
 
 from trainfit.cli.automation import gated
 from trainfit.cli.bug_report import fault_of, report_aside
-from trainfit.cli.common import UsageError, only_ascii
+from trainfit.cli.common import UsageError, discard_output, only_ascii
 from trainfit.cli.output import given_output, make_console, name_report
 from trainfit.cli.verbs.watched import print_noise, print_result, verified
 from trainfit.plan.command.parsing import CommandError, parse_command
@@ -127,11 +127,19 @@ class Terminal:
         return code
 
     def _copied(self, seconds: float) -> bool:
-        if not select.select([self._ours], [], [], seconds)[0]:
-            return False
-        with contextlib.suppress(OSError):  # nobody has the other end, or ours is gone
-            return bool(os.write(sys.stdout.fileno(), os.read(self._ours, 65536)))
+        data = self._read(seconds)
+        with contextlib.suppress(OSError):  # nobody reads our own output any more
+            return bool(data and os.write(sys.stdout.fileno(), data))
         return False
+
+    def _read(self, seconds: float) -> bytes:
+        """What comes in this time; empty: nothing."""
+        if not select.select([self._ours], [], [], seconds)[0]:
+            return b""
+        try:
+            return os.read(self._ours, 65536)
+        except OSError:  # nobody has the other end any more
+            return b""
 
     def close(self) -> None:
         os.close(self._ours)
@@ -139,18 +147,15 @@ class Terminal:
 
     def _pass_on(self, console: Console, seconds: float) -> bool:
         """Print the lines that have come; was there anything?"""
-        if not select.select([self._ours], [], [], seconds)[0]:
-            return False
-        try:
-            data = os.read(self._ours, 65536)
-        except OSError:  # nobody has the other end any more
+        data = self._read(seconds)
+        if not data:
             return False
         text = self._unfinished + _MOVES.sub("", self._text.decode(data))
         *whole, last = text.split("\n")
         for line in whole:
             console.print(Text.from_ansi(_shown(line)), soft_wrap=True)
         self._unfinished = _shown(last)
-        return bool(data)
+        return True
 
 
 def _shown(line: str) -> str:
@@ -263,8 +268,7 @@ def _run(options: argparse.Namespace, command: Sequence[str], output: Path | Non
         sys.stdout.flush()
         return gated(options, result, code)
     except BrokenPipeError:
-        # Nothing may be flushed at exit to a pipe that its reader has closed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
     except (TrainfitError, OSError) as error:  # a disk that has become full
         print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:

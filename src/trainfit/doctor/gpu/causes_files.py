@@ -148,8 +148,6 @@ def _library_facts(stack: DriverStack) -> list[Evidence]:
 # Rows of the decision table whose cause lies in the GPU's device files and MIG instances.
 
 
-_CHECK: Final = "gpu"
-
 # CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
 _UNKNOWN = 999
 
@@ -170,7 +168,7 @@ def device_node(stack: DriverStack) -> Check | None:
         summary = f"{', '.join(closed)} cannot be opened by this user"
         remedies = _open_nodes(stack, closed)
     return bad(
-        _CHECK,
+        NAME,
         "device_node",
         summary,
         "CUDA opens the GPU's device file, nvidiactl and nvidia-uvm; NVML does not need "
@@ -231,7 +229,7 @@ def mig_without_instances(stack: DriverStack) -> Check | None:
         return None
     index = empty[0].index
     return bad(
-        _CHECK,
+        NAME,
         "mig_without_instances",
         f"MIG is on without instances on GPU {', '.join(str(gpu.index) for gpu in empty)}",
         "A GPU in MIG mode exposes only its instances to CUDA, and there are none.",
@@ -264,7 +262,7 @@ def unknown_error(stack: DriverStack) -> Check | None:
     if stack.cuda_code != _UNKNOWN or not stack.cuda.nvml.is_known or stack.in_wsl:
         return None
     return bad(
-        _CHECK,
+        NAME,
         "cuda_unknown_error",
         "CUDA fails with 'unknown error' (999), although the driver works",
         "NVML works and cuInit fails: nvidia_uvm, the kernel module that only CUDA uses, "

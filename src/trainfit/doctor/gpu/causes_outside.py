@@ -172,8 +172,6 @@ def lost_gpu(stack: DriverStack) -> Check | None:
 # Rows of the decision table where the GPU works but other processes use it up.
 
 
-_CHECK: Final = "gpu"
-
 # CUresult: docs.nvidia.com/cuda/cuda-driver-api, "Data types used by CUDA driver".
 _OUT_OF_MEMORY = 2
 _DEVICES_UNAVAILABLE = 46
@@ -192,7 +190,7 @@ def occupied(stack: DriverStack) -> Check | None:
     found += [*stack.driver_evidence(), *stack.torch_evidence()]
     if modes and not closed:
         return bad(
-            _CHECK,
+            NAME,
             "gpu_busy",
             "the GPU is busy or unavailable, although its compute mode is default",
             "The driver refuses a context: the GPU is in an error state, or "
@@ -207,7 +205,7 @@ def occupied(stack: DriverStack) -> Check | None:
             ],
         )
     return bad(
-        _CHECK,
+        NAME,
         "gpu_busy",
         "the GPU's compute mode refuses another process",
         "Its compute mode is exclusive or prohibited, and another process holds it.",
@@ -249,7 +247,7 @@ def full(stack: DriverStack) -> Check | None:
             ),
         )
     return bad(
-        _CHECK,
+        NAME,
         "gpu_full",
         "a GPU that PyTorch sees has no free memory",
         "A context and one small kernel need a few hundred MiB, and less than that is free: "

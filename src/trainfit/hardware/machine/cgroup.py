@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trainfit.hardware.machine.mounts import Mount, normal, read_mounts, relative
 from trainfit.hardware.machine.parsing import cpus_at, natural, natural_at
+from trainfit.hardware.machine.storage import Mount, normal, read_mounts, relative
 from trainfit.hardware.machine.system import System
 from trainfit.results.machine import Fact, absent, cannot_tell, known
 

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 #: Linux has at most 8192 CPUs (x86's NR_CPUS); what counts further is no list of CPUs.
 _MOST_CPUS = 1 << 14
+#: The kernel's, NVML's and CUDA's numbers have at most 64 bits.
 _MOST_NATURAL = 1 << 64
 _DIGITS = re.compile(r"[0-9]{1,20}")
 
@@ -93,24 +94,20 @@ def asked(source: str, call: Callable[[], Fact[T]]) -> Fact[T]:
 # Readers get JSON from other processes and from recorded machines; nothing in it is trusted.
 
 
-Expected = TypeVar("Expected")
-
 _LONGEST_TEXT = 4000
-#: All of NVML's and CUDA's numbers have at most 64 bits.
-_BOUND = 1 << 64
 
 
 def whole(value: Any) -> int | None:
     """An integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
-    return value if 0 <= value < _BOUND else None
+    return value if 0 <= value < _MOST_NATURAL else None
 
 
 def number(value: Any) -> float | None:
     """A finite number from 0 on."""
     if isinstance(value, float):
-        return value if 0 <= value < _BOUND else None  # NaN is neither
+        return value if 0 <= value < _MOST_NATURAL else None  # NaN is neither
     found = whole(value)
     return None if found is None else float(found)
 
@@ -147,7 +144,7 @@ def pair(value: Any) -> tuple[int, int] | None:
     return None if major is None or minor is None else (major, minor)
 
 
-def each(value: Any, read: Callable[[Any], Expected | None]) -> tuple[Expected, ...] | None:
+def each(value: Any, read: Callable[[Any], T | None]) -> tuple[T, ...] | None:
     """What ``read`` makes of a list's items, without those that are not what they should be."""
     if not isinstance(value, list | tuple):
         return None
@@ -171,7 +168,7 @@ def shown(value: Any) -> str:
         return "an object"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _BOUND:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MOST_NATURAL:
         return "a very large number"
     words = repr(value)
     return words if len(words) <= 60 else words[:60] + "…"
@@ -181,16 +178,13 @@ def shown(value: Any) -> str:
 # Calls that may hang, each in a daemon thread.
 
 
-Returned = TypeVar("Returned")
-
-
-def begin(call: Callable[..., Returned], *words: Any) -> Future[Returned]:
+def begin(call: Callable[..., T], *words: Any) -> Future[T]:
     """Call it in a thread of its own.
 
     A daemon, unlike an executor's: where even the start of a command hangs (a dead network
     mount), it keeps neither the reader nor the program from ending.
     """
-    answer: Future[Returned] = Future()
+    answer: Future[T] = Future()
 
     def run() -> None:
         try:

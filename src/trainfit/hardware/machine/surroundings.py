@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.hardware.machine.mounts import MOUNTINFO, mount_of, read_mounts
 from trainfit.hardware.machine.parsing import word_at
 from trainfit.hardware.machine.recorded import VARIABLES
+from trainfit.hardware.machine.storage import MOUNTINFO, mount_of, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import CPUINFO, read_cpuinfo
 from trainfit.results.machine import Fact, Surroundings, absent, cannot_tell, known

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from trainfit.hardware.machine.mounts import mount_of, read_mounts
+from trainfit.hardware.machine.storage import mount_of, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.loader.measure import data_files, processes
 from trainfit.loader.measure.data_files import FileWatch

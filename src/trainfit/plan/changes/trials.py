@@ -117,7 +117,7 @@ class Trial:
 
 
 def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
-    """Settings to replay beside those that the variable holds; PyTorch ``torch`` has them all."""
+    """Settings to replay in addition to the variable's own; PyTorch ``torch`` has them all."""
     keys = {text: text.partition(":")[0] for text in _ALLOCATORS}
     return tuple(t for t, key in keys.items() if key not in present and knows(key, torch))
 

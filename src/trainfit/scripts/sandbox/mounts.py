@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainfit.hardware.machine.mounts import Mount, relative
+from trainfit.hardware.machine.storage import Mount, relative
 
 #: Shared memory: DataLoader workers hand batches over through files in it.
 SHARED_MEMORY = "/dev/shm"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainfit.hardware.machine.mounts import Mount, mount_of, normal, read_mounts, relative
+from trainfit.hardware.machine.storage import Mount, mount_of, normal, read_mounts, relative
 from trainfit.hardware.machine.system import System
 from trainfit.scripts.sandbox import mounts as kernel
 from trainfit.scripts.sandbox.layer import Layer, UnavailableError, is_in_layer
@@ -237,7 +237,7 @@ def _overlay(
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
     stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
-    # What the mount covers is shown to readers of the mount table (hardware/machine/mounts.py).
+    # What the mount covers is shown to readers of the mount table (hardware/machine/storage.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:

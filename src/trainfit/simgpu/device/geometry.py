@@ -112,7 +112,7 @@ def with_subclasses(value: Any, given: dict[int, Any]) -> Any:
 # two dtypes) not at all. People search for the words they know.
 
 
-_aten = torch.ops.aten
+aten = torch.ops.aten
 
 #: Elements of all operands together up to which a failed call is repeated on the CPU.
 _MAX_ELEMENTS = 1 << 26
@@ -171,9 +171,9 @@ def _product(first: int) -> Callable[[Any, Any], None]:
     return check
 
 
-for _func in (_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default):
+for _func in (aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default):
     CHECKS[_func] = _product(0)
-for _func in (_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default):
+for _func in (aten.addmm.default, aten.baddbmm.default, aten.addmv.default):
     CHECKS[_func] = _product(1)
 
 
@@ -187,7 +187,7 @@ def _convolution(args: Any, _: Any) -> None:
             )
 
 
-CHECKS[_aten.convolution.default] = _convolution
+CHECKS[aten.convolution.default] = _convolution
 
 
 def _filled(at: int) -> Callable[[Any, Any], None]:
@@ -203,8 +203,8 @@ def _filled(at: int) -> Callable[[Any, Any], None]:
 
 
 for _at, _fills in (
-    (1, (_aten.fill.Scalar, _aten.fill_.Scalar, _aten.full.default, _aten.full_like.default)),
-    (2, (_aten.masked_fill.Scalar, _aten.masked_fill_.Scalar, _aten.new_full.default)),
+    (1, (aten.fill.Scalar, aten.fill_.Scalar, aten.full.default, aten.full_like.default)),
+    (2, (aten.masked_fill.Scalar, aten.masked_fill_.Scalar, aten.new_full.default)),
 ):
     CHECKS.update(dict.fromkeys(_fills, _filled(_at)))
 
@@ -224,8 +224,6 @@ def indexed_on_host(indices: Any) -> RuntimeError:
 # On CUDA they follow input and weight: cudnn_conv_suggest_memory_format in
 # ATen/native/ConvUtils.h.
 
-
-aten = torch.ops.aten
 
 CHANNELS_LAST = (torch.channels_last, torch.channels_last_3d)
 #: Workspaces that are copies of operands, and the kinds of kernels that make them.

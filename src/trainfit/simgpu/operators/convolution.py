@@ -203,8 +203,6 @@ def _uses_tensor_cores(engine: Engine, dtype: torch.dtype) -> bool:
 # Batch normalization by cuDNN, which requires tensors that are dense in their memory format.
 
 
-_aten = torch.ops.aten
-
 _INDEXED: Final = (1 << 31) - 1
 #: Images that cuDNN takes at once, in training and in evaluation.
 _MOST_TRAINED, _MOST_EVALUATED = 880801, 65535
@@ -231,7 +229,7 @@ def in_its_format(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=suggest_memory_format(tensor))
 
 
-@allocates(_aten.native_batch_norm_backward.default)
+@allocates(aten.native_batch_norm_backward.default)
 def native_batch_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """args as aten::native_batch_norm_backward, which a build without cuDNN has in its place."""
     gradient, source, weight, training = args[0], args[1], args[2], args[7]
@@ -239,7 +237,7 @@ def native_batch_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) 
         _copied(engine, gradient, source)
 
 
-@allocates(_aten.cudnn_batch_norm_backward.default)
+@allocates(aten.cudnn_batch_norm_backward.default)
 def cudnn_batch_norm_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     _copied(engine, args[1], args[0])
 

@@ -176,12 +176,10 @@ def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 # Operators whose behavior on the device does not follow from schema and meta kernel.
 
 
-_aten = torch.ops.aten
-
 MIXED_DEVICE |= {
-    _aten.index.Tensor,
-    _aten.index_put.default,
-    _aten.index_put_.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
     private.index_put_impl_.default,
     private.pack_padded_sequence.default,
     private.foreach_copy_.default,
@@ -245,7 +243,7 @@ def ctc_loss_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return new_result(engine, func, tuple(args[1].shape), args[1].dtype)
 
 
-@handles(_aten.geqrf.default)
+@handles(aten.geqrf.default)
 def geqrf(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     *batch, rows, columns = args[0].shape
     factors = new_result(engine, func, (*batch, columns, rows), args[0].dtype).mT
@@ -260,8 +258,8 @@ def like_first(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @handles(
-    _aten.multi_margin_loss_backward.default,
-    _aten.multilabel_margin_loss_backward.default,
+    aten.multi_margin_loss_backward.default,
+    aten.multilabel_margin_loss_backward.default,
     private.dirichlet_grad.default,
 )
 def like_second(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
@@ -319,5 +317,5 @@ def product(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 if TorchVersion(torch.__version__) < "2.9":
-    for _operator in (_aten.mm.dtype, _aten.addmm.dtype):
+    for _operator in (aten.mm.dtype, aten.addmm.dtype):
         handles(_operator)(product)

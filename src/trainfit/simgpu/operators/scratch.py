@@ -132,9 +132,6 @@ def _contiguous(tensors: tuple[Any, ...]) -> list[tuple[str, tuple[int, ...]]]:
 # Scratch allocations of the attention kernels, operator by operator.
 
 
-_aten = torch.ops.aten
-
-_ATTENTION_HALVES = (torch.float16, torch.bfloat16)
 #: Compute capabilities whose shared memory holds the kernels with 128 x 128 blocks.
 _WIDE = ((8, 0), (8, 7))
 
@@ -166,7 +163,7 @@ def cudnn_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 @allocates(private.scaled_dot_product_efficient_attention.default)
 def efficient_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     query, value = args[0]._spec, args[2]._spec
-    if query.dtype in _ATTENTION_HALVES and value.size[3] > 128:
+    if query.dtype in _HALVES and value.size[3] > 128:
         batch, heads, queries, _ = query.size
         engine.workspace(("efficient_forward", (batch, heads, queries, value.size[3])))
 
@@ -177,7 +174,7 @@ def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     batch, heads, queries, head_size = query.size
     capability = engine.gpu.capability
     widest = 128 if capability in _WIDE or capability[0] in (9, 10) else 64
-    half = query.dtype in _ATTENTION_HALVES
+    half = query.dtype in _HALVES
     products = 0
     if not half:
         products = 1

@@ -125,7 +125,6 @@ GPU_LIMIT: Final = Rule(("memory_near_limit",), _find_gpu_near_limit)
 # RAM and /dev/shm that run short, and processes whose memory grows.
 
 
-_HOST_GIB: Final = 2**30
 #: Seconds after which growth is no start any more: pools and caches have filled.
 _LEAST_S: Final = 20
 
@@ -144,8 +143,8 @@ def _short(view: RankView) -> Iterator[Finding]:
     if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
         yield Finding(
             "ram_near_limit", "critical", "RAM is nearly used up",
-            (Evidence("least available", float(left.min()) / _HOST_GIB, "GiB"),
-             Evidence("of", ram / _HOST_GIB, "GiB")),
+            (Evidence("least available", float(left.min()) / _GIB, "GiB"),
+             Evidence("of", ram / _GIB, "GiB")),
             "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
             "use fewer workers or a smaller prefetch_factor; do not copy the data set into each "
             "worker (NumPy arrays or a memory map instead of Python lists)",
@@ -157,8 +156,8 @@ def _short(view: RankView) -> Iterator[Finding]:
         if whole and free.min() < thresholds.SHM_LEFT * whole:
             yield Finding(
                 "shm_near_limit", "critical", "/dev/shm is nearly full",
-                (Evidence("least free", float(free.min()) / _HOST_GIB, "GiB"),
-                 Evidence("of", whole / _HOST_GIB, "GiB")),
+                (Evidence("least free", float(free.min()) / _GIB, "GiB"),
+                 Evidence("of", whole / _GIB, "GiB")),
                 "batches of workers wait there for the main process",
                 "use fewer workers or a smaller prefetch_factor, or give the container more: "
                 "docker run --shm-size=8g",
@@ -219,9 +218,6 @@ HOST_MEMORY: Final = Rule(
 # Reserved memory far above what tensors hold: fragmentation, or one large moment.
 
 
-_RESERVED_GIB: Final = 2**30
-
-
 def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
     """Of the judged rank, at the peaks of both."""
     steps = run.judged.record.steps
@@ -236,8 +232,8 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
         "warning",
         "PyTorch reserves far more memory than tensors hold",
         (
-            Evidence("reserved at the peak", float(reserved.max()) / _RESERVED_GIB, "GiB"),
-            Evidence("allocated at the peak", float(peak.max()) / _RESERVED_GIB, "GiB"),
+            Evidence("reserved at the peak", float(reserved.max()) / _GIB, "GiB"),
+            Evidence("allocated at the peak", float(peak.max()) / _GIB, "GiB"),
         ),
         "free blocks of the caching allocator do not fit the requested sizes: batches of "
         "changing shapes leave such blocks",

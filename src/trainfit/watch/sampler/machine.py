@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from trainfit.hardware.machine.cgroup import own_levels, shared_quota
 from trainfit.hardware.machine.memory import MEMINFO, SHM, shared_limit
-from trainfit.hardware.machine.mounts import BLOCK
 from trainfit.hardware.machine.parsing import keyed_kilobytes
+from trainfit.hardware.machine.storage import BLOCK
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import CPUS
 from trainfit.results.runs.tables import MACHINE, Table, empty_rows
