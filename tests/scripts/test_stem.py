@@ -15,6 +15,7 @@ import pytest
 from helpers_cli import SCRIPTS
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.script import SandboxRequest
 from trainfit.results.runs.trace import ForcedAmp, InterventionRequest, LoaderOverride
@@ -51,7 +52,8 @@ def traces(
 ) -> list[Trace]:
     """Runs at two values at a time, as a plan makes them."""
     with (
-        Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=warm) as tracer,
+        WarmProcesses() as processes,
+        Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=processes if warm else None) as tracer,
         ThreadPoolExecutor(2) as pool,
     ):
         return list(pool.map(lambda each: tracer.trace(each, amp=amp), values))
@@ -132,7 +134,10 @@ def test_what_comes_before_the_arguments_is_done_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm")
 def test_an_intervention_has_a_process_of_its_own(tmp_path: Path) -> None:
     parsed = command(tmp_path, "")
-    with Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=True) as tracer:
+    with (
+        WarmProcesses() as warm,
+        Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=warm) as tracer,
+    ):
         tracer.trace()
         trace = tracer.trace(interventions=(InterventionRequest("sgd"),))
     assert trace.outcome.steps == 3
@@ -187,7 +192,10 @@ def test_a_script_that_dies_before_its_arguments(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("warm")
 def test_a_loader_gets_another_batch_size_in_a_forked_run() -> None:
     parsed = parse_command(["python", str(SCRIPTS / "train.py")])
-    with Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=True) as tracer:
+    with (
+        WarmProcesses() as warm,
+        Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=warm) as tracer,
+    ):
         first = tracer.trace()
         other = tracer.trace(loader=LoaderOverride(0, 32))
     assert first.outcome.loader is not None and other.outcome.loader is not None

@@ -21,6 +21,7 @@ from trainfit.plan.dataloader.section import (
 )
 from trainfit.plan.launch import with_launch
 from trainfit.plan.planner import Settings, simulated
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.loader import LoaderResult
@@ -87,10 +88,24 @@ def plan(
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
     batch size has no effect, ``KeyboardInterrupt`` where nothing was known by then.
     """
+    with WarmProcesses() as warm:
+        return _planned(command, gpu, settings, real, progress, constants, keep, warm)
+
+
+def _planned(
+    command: Command,
+    gpu: GpuSpec,
+    settings: Settings,
+    real: RealRuns,
+    progress: Say,
+    constants: DeviceConstants | None,
+    keep: Callable[[PlanResult], None],
+    warm: WarmProcesses,
+) -> Planned:
     if real.measures_cpu:
         progress("measuring how fast a core of this machine dispatches operators")
         settings = dataclasses.replace(settings, cpu=measured_cpu(command))
-    found = simulated(command, gpu, settings, progress, constants)
+    found = simulated(command, gpu, settings, progress, constants, warm)
     result, options, interrupt = found.result, found.options, found.interrupt
     launched, tuning = options.proven_command, real.loader
     if tuning is not None and not is_tuned(result, command, asked=tuning.asked):
@@ -104,7 +119,7 @@ def plan(
                 progress("tuning the DataLoader (--no-loader leaves it out)")
                 result, interrupt = _with_loading(result, launched, gpu, settings, tuning, progress)
             if tuning is not None and interrupt is None:
-                launched = with_loader_options(result, options, gpu, settings.time_limit_s)
+                launched = with_loader_options(result, options, gpu, settings.time_limit_s, warm)
         except KeyboardInterrupt as error:
             interrupt = error
         result = dataclasses.replace(result, interrupted=interrupt is not None)

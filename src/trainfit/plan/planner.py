@@ -37,6 +37,7 @@ from trainfit.plan.notes import (
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.option_proof import FirstRun, accumulates
 from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import MAY_CHANGE, FirstAnswer, Notes, Progress, as_progress
 from trainfit.plan.runs.runs import Runs, Variant
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
@@ -134,10 +135,12 @@ def simulated(
     settings: Settings,
     progress: Callable[[str], None] = lambda text: None,
     constants: DeviceConstants | None = None,
+    warm: WarmProcesses | None = None,
 ) -> Simulated:
     """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
 
-    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's).
+    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's). ``warm``:
+    what runs are forked from (``None``: each imports PyTorch by itself).
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
@@ -151,7 +154,7 @@ def simulated(
             steps=settings.steps,
             time_limit_s=settings.time_limit_s,
             constants=constants,
-            warm=True,
+            warm=warm,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):

@@ -24,6 +24,7 @@ from trainfit.plan.dataloader.other_cpu import (
 from trainfit.plan.launch import launch_values, launched_loader
 from trainfit.plan.runs.option_proof import check
 from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import MAY_CHANGE, Notes
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.recommendation import accumulation_for
@@ -364,12 +365,17 @@ def timed_samples(
 
 
 def with_loader_options(
-    plan: PlanResult, options: CommandOptions, gpu: GpuSpec, time_limit_s: float
+    plan: PlanResult,
+    options: CommandOptions,
+    gpu: GpuSpec,
+    time_limit_s: float,
+    warm: WarmProcesses | None = None,
 ) -> Command:
     """The command with its proven tunables and those options of the DataLoader that have their
     effect at the recommended values; the others are left to the user.
 
-    A simulated run of one step is made where there is something to prove.
+    A simulated run of one step is made where there is something to prove, forked from a process of
+    ``warm`` if that is given.
     """
     command, found = options.command, launched_loader(plan.loading)
     values = launch_values(plan, command, found) if found is not None else {}
@@ -381,6 +387,6 @@ def with_loader_options(
     }
     if not wanted:
         return options.proven_command
-    with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s) as tracer:
+    with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s, warm=warm) as tracer:
         effects = check(command, wanted, tracer)
     return options.proven([each.name for each in effects if each.had]).proven_command

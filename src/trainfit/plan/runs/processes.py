@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,6 +146,37 @@ class WarmProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_TERM_S)
         _end_group(self._process)
+
+
+class WarmProcesses:
+    """The processes that runs are forked from, one for each environment; a context manager.
+
+    They are started when they are asked for, and wait at no cost: who makes a last run much later
+    than the others need not import PyTorch again.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[tuple[str, ...], WarmProcess] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> WarmProcesses:
+        self._logs = tempfile.TemporaryDirectory(prefix="trainfit-")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._started.values():
+            process.close()
+        self._logs.cleanup()
+
+    def of(self, command: Command, environment: Mapping[str, str]) -> WarmProcess:
+        """That of the command's interpreter in this environment."""
+        variables = (f"{name}={value}" for name, value in sorted(environment.items()))
+        key = (*_python(command, ""), "", *variables)
+        with self._lock:
+            if key not in self._started:
+                log = Path(self._logs.name) / f"warm-{len(self._started)}.txt"
+                self._started[key] = WarmProcess(command, environment, log)
+            return self._started[key]
 
 
 class _ForkedProcess:

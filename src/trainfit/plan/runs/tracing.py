@@ -19,7 +19,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.loader.faults.tracebacks import own_fault_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcess, available_ram, can_fork
+from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcesses, available_ram, can_fork
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.runs.recording import Recording
@@ -84,8 +84,8 @@ def recording_of(trace: Trace) -> Recording:
 class Tracer:
     """Runs traces of one command, from any thread; a context manager.
 
-    It owns a scratch directory, and no process outlives it. With ``warm`` its runs are forked
-    from a process that has imported PyTorch already, where the system allows that.
+    It owns a scratch directory, and no run outlives it. With ``warm`` its runs are forked from
+    processes that have imported PyTorch already, where the system allows that.
     ``steps`` of ``None`` are as many as memory needs to settle, within bounds. With
     ``keeps_interrupted`` a run in the main thread that the user interrupts is asked for what it
     has.
@@ -100,14 +100,12 @@ class Tracer:
         limited: bool = False,
         time_limit_s: float = 600.0,
         constants: DeviceConstants | None = None,
-        warm: bool = False,
+        warm: WarmProcesses | None = None,
         keeps_interrupted: bool = False,
     ) -> None:
         self._command = command
         self._keeps_interrupted = keeps_interrupted
-        self._warm = warm and can_fork()
-        self._servers: dict[Any, WarmProcess] = {}
-        self._lock = threading.Lock()
+        self._warm = warm if can_fork() else None
         self._common: dict[str, Any] = {
             "gpu": gpu,
             "steps": MOST_STEPS if steps is None else steps,
@@ -130,8 +128,6 @@ class Tracer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for server in self._servers.values():
-            server.close()
         self._scratch.cleanup()
 
     @property
@@ -227,14 +223,9 @@ class Tracer:
         return Trace(outcome, recording, child.output, interrupt)
 
     def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:
-        if not self._warm:
+        if self._warm is None:
             return OwnProcess(self._command, folder, environment)
-        key = tuple(sorted(environment.items()))
-        with self._lock:
-            if key not in self._servers:
-                log = folder.with_name(f"warm-{len(self._servers)}.txt")
-                self._servers[key] = WarmProcess(self._command, environment, log)
-        return self._servers[key].start(folder, grow=grows)
+        return self._warm.of(self._command, environment).start(folder, grow=grows)
 
 
 @dataclasses.dataclass(frozen=True)
