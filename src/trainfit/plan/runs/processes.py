@@ -152,7 +152,8 @@ class WarmProcesses:
     """The processes that runs are forked from, one for each environment; a context manager.
 
     They are started when they are asked for, and wait at no cost: who makes a last run much later
-    than the others need not import PyTorch again.
+    than the others need not import PyTorch again. The folders of runs are here: a process that
+    others are forked from is one of these runs, and says in its folder how it ended.
     """
 
     def __init__(self) -> None:
@@ -160,13 +161,17 @@ class WarmProcesses:
         self._lock = threading.Lock()
 
     def __enter__(self) -> WarmProcesses:
-        self._logs = tempfile.TemporaryDirectory(prefix="trainfit-")
+        self._scratch = tempfile.TemporaryDirectory(prefix="trainfit-")
         return self
 
     def __exit__(self, *error: object) -> None:
         for process in self._started.values():
             process.close()
-        self._logs.cleanup()
+        self._scratch.cleanup()
+
+    def folder(self) -> Path:
+        """A new one, for the folders of runs; it is removed when the processes have ended."""
+        return Path(tempfile.mkdtemp(dir=self._scratch.name))
 
     def of(self, command: Command, environment: Mapping[str, str]) -> WarmProcess:
         """That of the command's interpreter in this environment."""
@@ -174,7 +179,7 @@ class WarmProcesses:
         key = (*_python(command, ""), "", *variables)
         with self._lock:
             if key not in self._started:
-                log = Path(self._logs.name) / f"warm-{len(self._started)}.txt"
+                log = Path(self._scratch.name) / f"warm-{len(self._started)}.txt"
                 self._started[key] = WarmProcess(command, environment, log)
             return self._started[key]
 

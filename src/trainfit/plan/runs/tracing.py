@@ -119,7 +119,12 @@ class Tracer:
         self._stopped = threading.Event()
 
     def __enter__(self) -> Tracer:
-        self._scratch = tempfile.TemporaryDirectory(prefix="trainfit-")
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        if self._warm is not None:
+            self._scratch = self._warm.folder()
+        else:
+            self._own = tempfile.TemporaryDirectory(prefix="trainfit-")
+            self._scratch = Path(self._own.name)
         return self
 
     def __exit__(
@@ -128,7 +133,8 @@ class Tracer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._scratch.cleanup()
+        if self._own is not None:
+            self._own.cleanup()
 
     @property
     def is_stopped(self) -> bool:
@@ -168,7 +174,7 @@ class Tracer:
         """
         values = dict(values or {})
         batch = values.get("batch_size", self._command.present.get("batch_size"))
-        folder = Path(self._scratch.name) / f"trace-{next(self._numbers)}"
+        folder = self._scratch / f"trace-{next(self._numbers)}"
         folder.mkdir()
         request = TraceRequest(
             target=dataclasses.replace(

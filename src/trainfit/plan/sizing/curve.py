@@ -113,6 +113,21 @@ def _nearly_as_fast(curve: Sequence[StepSpeed], noise_scale: float | None) -> li
     return [step for step, rate in timed if rate >= KNEE * most]
 
 
+def rate_at(curve: Curve, batch: int) -> float | None:
+    """Samples a second at a batch size, or what is in proportion to them; in proportion between
+    the nearest steps of the curve, ``None`` outside it."""
+    sizes = [each.batch_size or 0 for each in curve.steps]
+    place = bisect.bisect_left(sizes, batch)
+    if place == len(sizes) or (place == 0 and sizes[0] != batch):
+        return None
+    above = curve.steps[place]
+    if sizes[place] == batch:
+        return _rate(above)
+    low, below = sizes[place - 1], curve.steps[place - 1]
+    share = (batch - low) / (sizes[place] - low)
+    return _rate(below) + share * (_rate(above) - _rate(below))
+
+
 def _rate(step: StepSpeed) -> float:
     """Samples a second, or what is in proportion to them at all batch sizes."""
     if step.samples_per_s is not None:

@@ -12,15 +12,23 @@ from typing import Final
 
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS
-from trainfit.plan.sizing.curve import Curve, saturation_batch
+from trainfit.plan.sizing.curve import Curve, rate_at, saturation_batch
 from trainfit.results.configuration import FEW_STEPS, BatchLimits
 from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.text import percent
 
 # ---
 # What becomes of the effective batch size when the launch command has another micro-batch.
 
 
 _NAME: Final = "grad_accum"
+#: By how much the ratio of two rates on one curve may be wrong, though both steps may be wrong by
+#: far more: ResNet-50's images/s on a T4, measured from 4 to 256 a batch, lie between 4% below and
+#: 2% above the curve (``bench/speed_knee.py``; docs/figures.md). Below 4 the curve was up to three
+#: times too fast.
+CURVE_ERROR: Final = 0.06
+#: Below this share a gain is none.
+_NOTHING: Final = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +220,8 @@ def recommend(
     unfit: str = "",
     effective: EffectiveBatch | None = None,
 ) -> Recommendation:
-    """The saturation batch size within the bounds.
+    """The saturation batch size within the bounds; the ``present`` one where that is not faster
+    by more than the curve may be wrong.
 
     ``curve`` has the steps up to ``bounds.most``. Where it is empty the ``present`` batch size
     stays, if that fits, and ``without_curve`` says why there is none. ``unfit`` says why no batch
@@ -243,6 +252,9 @@ def recommend(
     best: int | None
     if most is not None and wanted is not None:
         best = min(most, wanted)
+        stays = present is not None and trains is None and present <= most and best != present
+        if stays and (reason := _no_clear_gain(curve, present or 0, best)):
+            best, limits = present, dataclasses.replace(limits, reason=reason)
     else:
         best, reason = _present(present, most, without_curve, curve.tile)
         limits = dataclasses.replace(limits, reason=reason)
@@ -256,6 +268,31 @@ def recommend(
     else:
         few = _few_steps(bounds, best or 0)
     return Recommendation(best, dataclasses.replace(limits, epoch_steps=few))
+
+
+def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
+    """Why the ``present`` batch size stays: ``best`` is not faster by more than the curve may be
+    wrong; empty where it is, or where that is not known.
+
+    That is :data:`CURVE_ERROR` for a larger one. The steps of small batches are predicted too fast
+    at times, so that a smaller one has to gain more than its own step may be wrong.
+    """
+    now, then = rate_at(curve, present), rate_at(curve, best)
+    if now is None or then is None:
+        return ""
+    error, what = CURVE_ERROR, "curve's"
+    if best < present:
+        fast = min(curve.steps, key=lambda each: abs((each.batch_size or 0) - best))
+        error, what = max(error, fast.range_s[1] / fast.seconds - 1), "step's"
+    if then > now * (1 + error):
+        return ""
+    gain = then / now - 1
+    if gain < _NOTHING:
+        return f"keeping {present}: {best} is no faster"
+    return (
+        f"keeping {present}: {percent(gain)} more samples/s at {best} is less than the "
+        f"{what} own error of {percent(error)}"
+    )
 
 
 def rounded(batch: int, tile: int) -> int:
