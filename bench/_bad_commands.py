@@ -23,7 +23,7 @@ trainfit Plan --gpu T4 -- python train.py
 trainfit train.py
 trainfit -- python train.py
 trainfit --gpu T4 plan -- python train.py
-trainfit help
+trainfit help plna
 trainfit doktor
 trainfit gpu
 trainfit reports plan.json
