@@ -164,8 +164,10 @@ def read_words(words: Sequence[str]) -> tuple[Verb, argparse.Namespace, list[str
     if first in VERBS:
         options, command = OptionParser(VERBS[first]).read(words[1:])
         return VERBS[first], options, command
-    if first == "help" and len(words) == 2 and words[1] in VERBS:
-        OptionParser(VERBS[words[1]]).read(["--help"])
+    if first == "help" and len(words) > 1:
+        first, words = words[1], words[1:]
+        if first in VERBS:
+            OptionParser(VERBS[first]).read(["--help"])
     if first in ("-h", "--help", "help"):
         print(overview())
         sys.exit(0)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any, Final
@@ -91,6 +92,10 @@ _FRAMEWORKS: tuple[tuple[str, Framework], ...] = (
 )
 
 
+#: Calls of what is trained whose lines are looked at: some steps'.
+_CALLS: Final = 64
+
+
 class AmpWatch:
     """Watches a run; ``accelerate`` knows of the script's Accelerator."""
 
@@ -98,7 +103,8 @@ class AmpWatch:
         self._accelerate = accelerate
         self._scaled = False
         self._scaler_at: str | None = None
-        self._forward_at: str | None = None
+        self._forwards: Counter[str] = Counter()
+        self._frozen_at: str | None = None
         self._framework: Framework = ""
         self._was_called = False
         self._functions: dict[str, str] = {}
@@ -120,11 +126,21 @@ class AmpWatch:
 
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""
-        if self._was_called or not torch.is_grad_enabled():
+        if self._forwards.total() == _CALLS or not torch.is_grad_enabled():
             return
-        self._was_called = True
-        self._forward_at = user_frame()
-        self._framework = _framework(sys._getframe(1))
+        at = user_frame()
+        if at is not None and any(each.requires_grad for each in module.parameters()):
+            self._forwards[at] += 1
+        if not self._was_called:
+            self._was_called = True
+            self._frozen_at = at
+            self._framework = _framework(sys._getframe(1))
+
+    @property
+    def _forward_at(self) -> str | None:
+        """Where the step calls what is trained: the line that did most often, as a script may call
+        it, or a frozen network, before its loop; of several the first."""
+        return max(self._forwards, key=self._forwards.__getitem__, default=self._frozen_at)
 
     def seen(self) -> AmpSeen:
         """What was seen so far."""

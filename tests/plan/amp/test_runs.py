@@ -29,6 +29,8 @@ from trainfit.plan.sizing.costing import machine_of
 from trainfit.results.changes import LaunchPart
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.trace import TraceOutcome
+from trainfit.scripts import precision
+from trainfit.scripts.precision import AccelerateWatch
 from trainfit.simgpu import simulate
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -93,6 +95,27 @@ def test_names_of_operators_as_autocasts_lists_have_them() -> None:
     assert {"layer_norm", "softmax", "nll_loss", "sum", "norm"} <= float32_operators()
     assert float32_operators() >= OVERFLOWING
     assert not float32_operators() & {"addmm", "gelu", "to_copy", "linear"}
+
+
+@pytest.mark.parametrize(
+    ("calls", "line"),
+    [
+        (["frozen", "loop", "loop"], "loop"),
+        (["dry", "frozen", "loop", "loop"], "loop"),  # to see the shapes, before the loop
+        (["loop", "second", "loop", "second"], "loop"),
+        (["frozen", "frozen"], "frozen"),  # nothing is trained by calls of modules
+        ([], None),
+    ],
+)
+def test_the_line_of_the_forward_pass(
+    calls: list[str], line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = precision.AmpWatch(AccelerateWatch())
+    frozen = torch.nn.Linear(1, 1).requires_grad_(False)
+    for each in calls:
+        monkeypatch.setattr(precision, "user_frame", lambda each=each: each)
+        watch.called(frozen if each == "frozen" else torch.nn.Linear(1, 1))
+    assert watch.seen().forward_at == line
 
 
 @pytest.mark.parametrize("scaler", [True, pytest.param(False, marks=pytest.mark.slow)])
