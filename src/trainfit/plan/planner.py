@@ -34,6 +34,7 @@ from trainfit.plan.notes import (
     note_options,
     note_steps,
 )
+from trainfit.plan.remainder import note_remainder
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.option_proof import FirstRun, accumulates
 from trainfit.plan.runs.options import CommandOptions
@@ -223,6 +224,7 @@ class _Planner:
             job.notes.add(choice.by_hand, kind="action")
         note_steps(job, self._settings.steps)
         note_batches(job, chosen.batches)
+        note_remainder(job, chosen.batches, chosen.variant)
         remedies = None if job.infers else self._remedies(job, present, flipped)
         inference = (
             gradients_both_ways(self._runs, job.memory_model, job.batch, job.first)
