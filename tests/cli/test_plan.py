@@ -182,17 +182,20 @@ def test_a_plan_agrees_with_simulate(result: dict[str, Any], tmp_path: Path) -> 
 
 
 def test_without_placeholders_the_loader_of_the_first_step_is_varied(tmp_path: Path) -> None:
-    result = plan("python", str(SCRIPTS / "plain.py"), cwd=tmp_path)
+    script = tmp_path / "plain.py"
+    text, many = (SCRIPTS / "plain.py").read_text(), "torch.randn(64, 256).expand(8192, 64, 256)"
+    script.write_text(text.replace("torch.randn(512, 64, 256)", many))
+    result = plan("python", str(script), cwd=tmp_path)
     now = result["now"]
     assert (now["batch_size"], now["amp"], result["other_amp"]["amp"]) == (16, "off", "bfloat16")
     assert now["recommended_batch"] > 16
     notes = "\n".join(result["notes"])
     part = next(part for part in result["launch_parts"] if part["name"] == "batch_size")
-    assert (part["status"], part["place"]) == ("by hand", f"{SCRIPTS / 'plain.py'}:7")
+    assert (part["status"], part["place"]) == ("by hand", f"{script}:7")
     assert (part["call"], part["line"]) == ("DataLoader", f"batch_size={now['recommended_batch']}")
     assert result["coverage"]["evaluated"] is result["coverage"]["saved"] is False
     assert "AMP on was simulated by torch.autocast around the model" in notes
-    assert result["launch"] == f"python {SCRIPTS / 'plain.py'}"
+    assert result["launch"] == f"python {script}"
 
 
 @pytest.mark.slow

@@ -441,7 +441,7 @@ parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--num-workers", type=int, default=0)
 parser.add_argument("--pin-memory", action="store_true")
 options = parser.parse_args()
-data = TensorDataset(torch.ones(64, 192))
+data = TensorDataset(torch.ones(6400, 192))
 loader = DataLoader(
     data, options.batch_size, num_workers=options.num_workers, {pinned}
 )

@@ -91,6 +91,25 @@ def test_present(present: int, batch: int, reason: str) -> None:
     assert (found.batch, found.limits.reason) == (batch, reason)
 
 
+@pytest.mark.parametrize(
+    ("samples", "present", "batch", "reason"),
+    [
+        (2048, 32, 40, "leaves an epoch of 2048 samples 50 steps (1000 would be faster)"),
+        (16_000, 32, 320, "leaves an epoch of 16000 samples 50 steps (1000 would be faster)"),
+        (200, 8, 8, "keeping 8: an epoch of 200 samples has few steps as it is"),
+        (1_000_000, 32, 1000, ""),
+        (None, 32, 1000, ""),
+    ],
+)
+def test_an_epoch_keeps_its_steps(
+    samples: int | None, present: int, batch: int, reason: str
+) -> None:
+    one = EffectiveBatch(accumulating().command, None, present)
+    flat = curve(lambda size: 1.0, 1000)
+    found = recommend(Bounds(1000, samples), flat, present, effective=one)
+    assert (found.batch, found.limits.reason) == (batch, reason)
+
+
 def test_a_present_batch_that_is_slower_is_left() -> None:
     """Also for a smaller one: beyond 64 each sample takes twice as long."""
     slower = curve(lambda size: max(1.0, size / 64) + max(0, size - 64) / 64, 1000)
@@ -140,10 +159,10 @@ def accumulating(*words: str, accumulation: int = 4) -> EffectiveBatch:
 
 
 def test_steps_of_an_epoch_are_the_optimizers() -> None:
-    """Of four micro-batches each: 16 batches of 80 are 4 steps."""
+    """Of four micro-batches each: 160 batches of 8 are 40 steps."""
     bounds, flat = Bounds(1000, 16 * 80), curve(lambda batch: 1.0, 80)
     found = recommend(bounds, flat, 8, effective=accumulating("{batch_size:8}"))
-    assert (found.batch, found.limits.epoch_steps) == (80, 4)
+    assert (found.batch, found.limits.epoch_steps) == (8, None)
     # With no curve, too: what stays is the current batch size.
     kept = recommend(Bounds(1000, 64), Curve(), 8, effective=accumulating())
     assert (kept.batch, kept.limits.epoch_steps) == (8, 2)

@@ -27,6 +27,8 @@ _NAME: Final = "grad_accum"
 #: 2% above the curve (``bench/speed_knee.py``; docs/figures.md). Below 4 the curve was up to three
 #: times too fast.
 CURVE_ERROR: Final = 0.06
+#: Steps of an epoch that a larger batch leaves at least.
+LEAST_STEPS: Final = 50
 #: Below this share a gain is none.
 _NOTHING: Final = 0.005
 
@@ -264,10 +266,30 @@ def recommend(
             best, samples = effective.most, effective.samples_at(effective.most)
             reason = f"{effective.keeper} keeps the effective batch size of {samples}"
             limits = dataclasses.replace(limits, reason=reason)
+        elif most is not None and not effective.is_kept:
+            best, limits = _with_steps_left(bounds, effective, best, limits, curve.tile)
         few = _few_steps(bounds, effective.samples_at(best))
     else:
         few = _few_steps(bounds, best or 0)
     return Recommendation(best, dataclasses.replace(limits, epoch_steps=few))
+
+
+def _with_steps_left(
+    bounds: Bounds, effective: EffectiveBatch, best: int, limits: BatchLimits, tile: int
+) -> tuple[int, BatchLimits]:
+    """No more than leaves an epoch :data:`LEAST_STEPS` steps, or as many as it has now: with a few
+    large ones a script learns something else, or nothing."""
+    present, samples = effective.present, bounds.data_set
+    if not present or not samples or best <= present or limits.by_noise is not None:
+        return best, limits
+    least = min(LEAST_STEPS, samples / max(1, effective.samples_at(present)))
+    most = max(present, rounded(int(best * samples / least / effective.samples_at(best)), tile))
+    if most >= best:
+        return best, limits
+    reason = f"leaves an epoch of {samples} samples {LEAST_STEPS} steps ({best} would be faster)"
+    if most == present:
+        reason = f"keeping {present}: an epoch of {samples} samples has few steps as it is"
+    return most, dataclasses.replace(limits, reason=reason)
 
 
 def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
