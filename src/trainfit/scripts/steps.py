@@ -18,7 +18,6 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from trainfit.results.runs.step_cycle import makes_gradients
 from trainfit.results.runs.steps import Coverage, Framework, StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, StepFeed
 from trainfit.scripts.batch_sizes import samples_in
@@ -76,7 +75,7 @@ class StepWatch:
         backward = ENGINE_RUN_BACKWARD.now
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            counts = not self._in_backward and _is_pass(args, kwargs)
+            counts = not self._in_backward and self._is_pass(args, kwargs)
             if counts:
                 if not self._stepping:
                     self._tell(self._simulation.cycle.next_pass)
@@ -210,6 +209,13 @@ class StepWatch:
             each.counted += 0 if repeats else each.pending
             each.pending = 0
 
+    def _is_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Does this call of autograd's engine make gradients that the training uses?"""
+        if kwargs.get("accumulate_grad"):
+            return True
+        # Outputs, their gradients, retain_graph, create_graph, inputs.
+        return len(args) > 4 and self._simulation.cycle.is_pass(args[4], args[3])
+
     def _trained(self, module: torch.nn.Module) -> int:
         """Elements of its parameters that are trained."""
         known = self._sizes.get(module)
@@ -240,13 +246,6 @@ class StepWatch:
         frame = sys._getframe(1)
         self.where = frame_of_user(frame)
         self.loop = loop_of(frame)
-
-
-def _is_pass(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Does this call of autograd's engine make gradients of parameters, to train by them?"""
-    if kwargs.get("accumulate_grad"):
-        return True
-    return len(args) > 4 and makes_gradients(args[4], args[3])
 
 
 # ---

@@ -170,6 +170,18 @@ class StepCycle:
             self._passes_alone += 1
         return over
 
+    def is_pass(self, inputs: Any, create_graph: Any) -> bool:
+        """Does ``torch.autograd.grad`` by ``inputs`` make the gradients that the training uses?
+
+        With an optimizer those of backward passes are. A gradient that is differentiated again (a
+        gradient penalty, the inner steps of MAML) is part of the loss, and one by what was computed
+        (activations) is none of parameters.
+        """
+        if self.has_optimizer or create_graph:
+            return False
+        given = inputs if isinstance(inputs, tuple | list) else (inputs,)
+        return any(getattr(each, "is_leaf", False) for each in given)
+
     def _next_iteration(self) -> bool:
         if not self._passes or self._running:
             return False
@@ -280,15 +292,3 @@ def _is_within(frame: FrameType | None, outer: int) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-# ---
-# Is a call of ``torch.autograd.grad`` a pass of the training's gradients?
-
-
-def makes_gradients(inputs: Any, create_graph: Any) -> bool:
-    """Of a call with these ``inputs``. A gradient that is differentiated again (a gradient penalty,
-    the inner steps of MAML) is part of the loss, and one by what was computed (activations) is
-    none of parameters."""
-    given = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    return not create_graph and any(getattr(each, "is_leaf", False) for each in given)

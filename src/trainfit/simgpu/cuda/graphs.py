@@ -158,7 +158,9 @@ class _Capture:
 class Graphs:
     """The captures of one simulation."""
 
-    def __init__(self, engine: Engine, kernels: KernelLog, count_step: Callable[[Any], None]) -> None:
+    def __init__(
+        self, engine: Engine, kernels: KernelLog, count_step: Callable[[Any], None]
+    ) -> None:
         self._engine, self._kernels, self._count_step = engine, kernels, count_step
         self._memory = engine.memory
         self._numbers = itertools.count(1)
@@ -269,8 +271,8 @@ class Graphs:
                 self._engine.leave()
         self.replaying = True
         try:
-            for each in capture.stepped:
-                optimizer = each()
+            for stepped in capture.stepped:
+                optimizer = stepped()
                 if optimizer is not None:
                     self._count_step(optimizer)
         finally:
