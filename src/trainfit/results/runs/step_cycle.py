@@ -14,8 +14,9 @@ where none is, where the next model is called; where none is called, with the ne
 
 Which optimizers are used shows in the first period only when it is over. Until then, one that was
 made and has not stepped is awaited if the loop has called what it trains, or given that a gradient.
-One that is not used any more is awaited no longer; one that comes when the others have long stepped
-without it begins another training.
+One that appears later ends the step that it appears in, and from then on the periods. One that is
+not used any more is awaited no longer; one that comes when the others have long stepped without it
+begins another training.
 
 Free of PyTorch: optimizers and models are what the hooks give, and are never kept alive.
 """
@@ -134,6 +135,7 @@ class StepCycle:
         used = self._used.get(key)
         if used is None or used.optimizer() is not optimizer:
             used = self._meet(optimizer)
+            self._waiting.clear()  # the last to appear ends the periods
         used.times += 1
         used.last = self.optimizer_steps
         self._waiting.pop(key, None)
