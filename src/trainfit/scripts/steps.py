@@ -124,6 +124,7 @@ class StepWatch:
                 call_samples=common[0][0] if common else None,
                 backwards=self._backwards,
                 others=self._others,
+                rounds=max(1, self._rounds),
             )
         )
         self._begin()
@@ -144,13 +145,15 @@ class StepWatch:
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
         self._calls = weakref.WeakKeyDictionary()
         self._backwards = 0
-        self._within = self._others = self._stepped = self._has_called = False
+        self._rounds = 0
+        self._within = self._others = self._stepped = self._has_called = self._is_fed = False
 
     # -- batches -------------------------------------------------------------------------
 
     def _give(self, batch: GivenBatch) -> None:
         self._tell(self._simulation.cycle.next_batch)
         self._batches.append(batch)
+        self._is_fed = True
 
     def _fed(self) -> tuple[int | None, ...]:
         """Sizes of the batches of the loader that gave the latest; not those of an evaluation."""
@@ -231,7 +234,8 @@ class StepWatch:
         if self._stepping == 1:
             # Another one of the step's, with calls of its own.
             self._others |= self._stepped and self._has_called
-            self._stepped, self._has_called = True, False
+            self._rounds += self._is_fed
+            self._stepped, self._has_called, self._is_fed = True, False, False
 
     def _after_step(self, *_: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
