@@ -28,6 +28,8 @@ from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import LoaderIterator
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
 
 class ScriptRun(abc.ABC):
@@ -43,7 +45,7 @@ class ScriptRun(abc.ABC):
         self._target = target
         self._time_limit_s = time_limit_s
         self._cycle = StepCycle()
-        self._made = 0
+        self._made = self._in_pass = 0
         self._listener: Any = None
         self._stopper = Stopper()
         self._counts = counts
@@ -91,6 +93,9 @@ class ScriptRun(abc.ABC):
             ]
         patches.hook(optim.Optimizer, "__init__", self._making)
         patches.hook(grad_scaler.GradScaler, "step", self._scaling)
+        patches.hook(LoaderIterator, "__next__", self._fetching)
+        patches.set(*ENGINE_RUN_BACKWARD, self._passing(ENGINE_RUN_BACKWARD.now))
+        self._listener = nn_module.register_module_forward_pre_hook(self._call)
         return [
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
@@ -109,9 +114,38 @@ class ScriptRun(abc.ABC):
 
     def _call(self, module: torch.nn.Module, _: Any) -> None:
         """A module is called, as long as it is not known which optimizers are used."""
+        trains = False
         with contextlib.suppress(Exception):
             if self._cycle.awaits:
                 self._cycle.called(module.parameters(recurse=False))
+            trains = module.training and torch.is_grad_enabled() and has_parameters(module)
+        if trains and not self._in_pass:
+            self._tell(self._cycle.next_call)
+
+    def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def __next__(batches: Any) -> Any:
+            self._tell(self._cycle.next_batch)
+            return fetch(batches)
+
+        return __next__
+
+    def _passing(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_pass and self._cycle.is_engine_pass(args, kwargs):
+                self._tell(self._cycle.next_pass)
+            self._in_pass += 1
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._in_pass -= 1
+
+        return watched
+
+    def _tell(self, happens: Callable[[], bool]) -> None:
+        """Where no optimizer tells the steps, the loop does."""
+        if not self._cycle.has_optimizer and happens():
+            self._step_over()
 
     def _scaling(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)

@@ -75,10 +75,11 @@ class StepWatch:
         backward = ENGINE_RUN_BACKWARD.now
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            counts = not self._in_backward and self._is_pass(args, kwargs)
+            cycle = self._simulation.cycle
+            counts = not self._in_backward and cycle.is_engine_pass(args, kwargs)
             if counts:
                 if not self._stepping:
-                    self._tell(self._simulation.cycle.next_pass)
+                    self._tell(cycle.next_pass)
                 self._commit()
             self._in_backward += 1
             try:
@@ -211,13 +212,6 @@ class StepWatch:
         for each in self._calls.values():
             each.counted += 0 if repeats else each.pending
             each.pending = 0
-
-    def _is_pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Does this call of autograd's engine make gradients that the training uses?"""
-        if kwargs.get("accumulate_grad"):
-            return True
-        # Outputs, their gradients, retain_graph, create_graph, inputs.
-        return len(args) > 4 and self._simulation.cycle.is_pass(args[4], args[3])
 
     def _trained(self, module: torch.nn.Module) -> int:
         """Elements of its parameters that are trained."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import trainfit as package
 from helpers_cli import json_of, trainfit
 from helpers_recorder import recorded
 from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.watched import load_run
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.scripts.steps import StepWatch
@@ -237,3 +237,32 @@ def test_the_same_steps_without_an_optimizer(loop: Callable[[str], None], tmp_pa
 @pytest.mark.parametrize("loop", [wgan, scaled], ids=lambda loop: loop.__name__)
 def test_a_real_run_has_them_too(loop: Callable[[str], None], tmp_path: Path) -> None:
     assert real(loop, tmp_path) == BATCHES * SIZE // LOOPS[loop]
+
+
+@pytest.mark.parametrize("loop", WITHOUT_OPTIMIZER, ids=lambda loop: loop.__name__)
+def test_a_real_run_without_an_optimizer(loop: Callable[[str], None], tmp_path: Path) -> None:
+    assert real(loop, tmp_path) == BATCHES - 8 + (loop is by_grad)
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_wgan_is_simulated_and_watched_by_its_periods(tmp_path: Path) -> None:
+    script = tmp_path / "gan.py"
+    functions = "\n\n".join(map(inspect.getsource, (batches, net, adversarial, wgan)))
+    script.write_text(
+        "from __future__ import annotations\nimport torch\nfrom torch import nn\n"
+        f"from torch.utils.data import DataLoader\nBATCHES, SIZE = {BATCHES}, {SIZE}\n{functions}\n"
+        "wgan('cuda' if torch.cuda.is_available() else 'cpu')\n"
+    )
+    command = ("--", "python", script)
+    done = trainfit("simulate", "--gpu", "T4", "--steps", "4", "--json", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json_of(done)
+    assert found["pattern"]["steps"] == 4
+    assert found["step"]["loader_batches"] == 5
+    assert found["step"]["effective_batch"] == 5 * SIZE
+    folder = tmp_path / "run"
+    done = trainfit("watch", "--quiet", "--folder", folder, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps = load_run(folder).ranks[0].steps
+    assert list(steps["batches"]) == [5] * (BATCHES // 5)
+    assert set(steps["samples"]) == {5 * SIZE}

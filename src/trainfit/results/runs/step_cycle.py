@@ -24,7 +24,7 @@ Free of PyTorch: optimizers and models are what the hooks give, and are never ke
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, Final
 
@@ -183,6 +183,13 @@ class StepCycle:
             return False
         given = inputs if isinstance(inputs, tuple | list) else (inputs,)
         return any(getattr(each, "is_leaf", False) for each in given)
+
+    def is_engine_pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """… or a call of autograd's engine, for a backward pass or ``torch.autograd.grad``?"""
+        if kwargs.get("accumulate_grad"):
+            return True
+        # Outputs, their gradients, retain_graph, create_graph, inputs.
+        return len(args) > 4 and self.is_pass(args[4], args[3])
 
     def _next_iteration(self) -> bool:
         if not self._passes or self._running:
