@@ -86,6 +86,7 @@ class Script:
         self._inference = InferenceWatch(self._simulation, self._watch)
         self._outcome: TraceOutcome | None = None
         self._finishing = threading.Lock()
+        self._over = False
 
     def run(self) -> None:
         """Run the script and use what was found."""
@@ -94,6 +95,9 @@ class Script:
         with self._installed:
             self._install()
             status, details = run_script(self._target)
+            self._over = True
+            if status == "ended" and not self._done.is_set():
+                self._simulation.script_ended()
             self._finish(status, details)
         self._use(self._found())
 
@@ -115,7 +119,8 @@ class Script:
     def _after_step(self, steps: int) -> None:
         self._loaders.note_step()
         self._step.note_step()
-        self._end()
+        if not self._over:
+            self._end()
 
     def _after_call(self) -> None:
         if self._inference.only_infers():

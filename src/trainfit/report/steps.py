@@ -123,7 +123,9 @@ def step_lines(makeup: StepMakeup | None) -> list[str]:
     if makeup.effective_batch is None:
         return [f"samples of an optimizer step: not known; {printable(makeup.why)}"]
     if makeup.accumulation == 1:
-        return []
+        several = (makeup.loader_batches or 1) > 1
+        samples = f"= {makeup.effective_batch} samples"
+        return [f"{makeup.loader_batches} batches of the DataLoader {samples}"] if several else []
     lines = [
         f"micro-batch {makeup.micro_batch} × accumulation {makeup.accumulation} "
         f"= effective batch {makeup.effective_batch}"

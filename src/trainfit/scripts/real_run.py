@@ -10,25 +10,32 @@ from __future__ import annotations
 import abc
 import contextlib
 import faulthandler
+import functools
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from torch.amp import grad_scaler
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
+from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
-from trainfit.simgpu.device.settling import MainOptimizer
+from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import LoaderIterator
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
 
 class ScriptRun(abc.ABC):
     """One run; what is noted, when it is enough, and what is kept say the subclasses.
 
-    ``steps`` is how many there were so far: of the optimizer, or calls of outermost modules with
+    ``steps`` is how many there were so far: of the training, or calls of outermost modules with
     parameters, as ``counts`` says.
     """
 
@@ -37,7 +44,9 @@ class ScriptRun(abc.ABC):
     ) -> None:
         self._target = target
         self._time_limit_s = time_limit_s
-        self._optimizer = MainOptimizer()
+        self._cycle = StepCycle()
+        self._made = self._in_pass = 0
+        self._listener: Any = None
         self._stopper = Stopper()
         self._counts = counts
         self._depth = 0
@@ -62,24 +71,92 @@ class ScriptRun(abc.ABC):
     def run(self) -> None:
         """Run the script to its stop or its end and keep what came of it."""
         watch(self._started, self._time_limit_s, self._done, self._late, self._stopped)
-        hooks = self._hooks()
+        patches = PatchSet()
+        hooks = self._hooks(patches)
         try:
             status, details = run_script(self._target)
         finally:
-            for hook in hooks:
+            for hook in [*hooks, *filter(None, [self._listener])]:
                 hook.remove()
+            patches.restore()
+        if status == "ended" and not self.steps and self._cycle.is_unfinished:
+            self.steps = 1
+            with contextlib.suppress(Exception):
+                self.note()
         self._finish(status, details)
 
-    def _hooks(self) -> list[Any]:
+    def _hooks(self, patches: PatchSet) -> list[Any]:
         if self._counts == "calls":
             return [
                 nn_module.register_module_forward_pre_hook(self._enter),
                 nn_module.register_module_forward_hook(self._leave, always_call=True),
             ]
+        patches.hook(optim.Optimizer, "__init__", self._making)
+        patches.hook(grad_scaler.GradScaler, "step", self._scaling)
+        patches.hook(LoaderIterator, "__next__", self._fetching)
+        patches.set(*ENGINE_RUN_BACKWARD, self._passing(ENGINE_RUN_BACKWARD.now))
+        self._listener = nn_module.register_module_forward_pre_hook(self._call)
         return [
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
         ]
+
+    def _making(self, construct: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(construct)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            with contextlib.suppress(Exception):
+                self._cycle.made(optimizer)
+                if self._listener is None:
+                    self._listener = nn_module.register_module_forward_pre_hook(self._call)
+            construct(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _call(self, module: torch.nn.Module, _: Any) -> None:
+        """A module is called, as long as it is not known which optimizers are used."""
+        trains = False
+        with contextlib.suppress(Exception):
+            if self._cycle.awaits:
+                self._cycle.called(module.parameters(recurse=False))
+            trains = module.training and torch.is_grad_enabled() and has_parameters(module)
+        if trains and not self._in_pass:
+            self._tell(self._cycle.next_call)
+
+    def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def __next__(batches: Any) -> Any:
+            self._tell(self._cycle.next_batch)
+            return fetch(batches)
+
+        return __next__
+
+    def _passing(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self._in_pass and self._cycle.is_engine_pass(args, kwargs):
+                self._tell(self._cycle.next_pass)
+            self._in_pass += 1
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._in_pass -= 1
+
+        return watched
+
+    def _tell(self, happens: Callable[[], bool]) -> None:
+        """Where no optimizer tells the steps, the loop does."""
+        if not self._cycle.has_optimizer and happens():
+            self._step_over()
+
+    def _scaling(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._made
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self._made == before:
+                self._stepped(optimizer)  # it was left out
+            return result
+
+        return scaled_step
 
     def _enter(self, *_: Any) -> None:
         self._depth += 1
@@ -91,10 +168,24 @@ class ScriptRun(abc.ABC):
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         with contextlib.suppress(Exception):
-            self._optimizer.before_step(optimizer)
+            self._cycle.enter(optimizer, sys._getframe(1))
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if self._optimizer.made(optimizer):
+        self._made += 1
+        outermost = False
+        with contextlib.suppress(Exception):
+            outermost = self._cycle.leave(optimizer)
+        if outermost:
+            self._stepped(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
+        over = False
+        with contextlib.suppress(Exception):
+            over = self._cycle.stepped(optimizer)
+        if over:
+            if self._listener is not None and not self._cycle.awaits:
+                self._listener.remove()
+                self._listener = None
             self._step_over()
 
     def _step_over(self) -> None:

@@ -109,6 +109,10 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
         per_step = [max(feed.calls, feed.backwards) for feed in feeds]
         found = _made(size, trained, size * trained, trained, per_step, sizes)
         return dataclasses.replace(found, source="model calls")
+    rounds = most_frequent([feed.rounds for feed in feeds])
+    if rounds > 1:  # optimizers that step in turns: each accumulates as many
+        per_step = [round(len(feed.batches) / feed.rounds) for feed in feeds]
+        return _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
     per_step = [len(feed.batches) for feed in feeds]
     if calls == batches:  # what was fetched ahead is no part of a step
         per_step = [feed.calls for feed in feeds]
@@ -123,9 +127,10 @@ def _made(
     per_step: Iterable[int],
     sums: Sequence[int],
 ) -> StepMakeup:
-    """Batches of different sizes have their mean as micro-batch."""
+    """Batches of different sizes have their mean as micro-batch; without ``micro``, what is left of
+    the samples for each."""
     per_step = tuple(per_step)
-    if micro is not None and micro * accumulation != samples:
+    if micro is None or micro * accumulation != samples:
         micro = round(samples / accumulation)
     varied = len(set(per_step)) > 1 or len(set(sums)) > 1
     return StepMakeup(micro, accumulation, samples, "DataLoader", batches, per_step, varied)

@@ -33,7 +33,7 @@ from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
 @dataclasses.dataclass
 class _Calls:
-    """Calls of one outermost module since the last optimizer step.
+    """Calls of one outermost module since the last training step.
 
     ``pending`` are those that no backward pass followed so far; ``sizes`` the first dimensions
     of what the calls were given.
@@ -45,7 +45,9 @@ class _Calls:
 
 
 class StepWatch:
-    """Notes what each optimizer step of a run is given (:class:`StepFeed`).
+    """Notes what each training step of a run is given (:class:`StepFeed`), and tells the
+    simulation's :class:`~trainfit.results.runs.step_cycle.StepCycle` what a loop without an
+    optimizer does.
 
     A model's call counts if gradients were enabled and a backward pass followed; of several
     outermost modules, those of the one with the most trained parameters. What checkpointing
@@ -62,7 +64,7 @@ class StepWatch:
         #: The outermost call that goes on, as long as its size may be that of the time.
         self._sized: tuple[_Calls, int] | None = None
         self.after_backward: Callable[[], None] = lambda: None
-        """Called after each outermost backward pass that makes gradients of parameters."""
+        """Called after each outermost pass that makes gradients of parameters."""
         self.feeds: list[StepFeed] = []
         self.loop: Framework = ""
         self.where: str | None = None
@@ -73,14 +75,18 @@ class StepWatch:
         backward = ENGINE_RUN_BACKWARD.now
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("accumulate_grad") and not self._in_backward:
+            cycle = self._simulation.cycle
+            counts = not self._in_backward and cycle.is_engine_pass(args, kwargs)
+            if counts:
+                if not self._stepping:
+                    self._tell(cycle.next_pass)
                 self._commit()
             self._in_backward += 1
             try:
                 found = backward(*args, **kwargs)
             finally:
                 self._in_backward -= 1
-            if kwargs.get("accumulate_grad") and not self._in_backward:
+            if counts:
                 self.after_backward()
             return found
 
@@ -99,7 +105,7 @@ class StepWatch:
         self._handles = []
 
     def note_step(self) -> None:
-        """The main optimizer's step is over."""
+        """A training step is over."""
         if not self.feeds:
             self._look_around()
         calls = max(
@@ -119,6 +125,7 @@ class StepWatch:
                 call_samples=common[0][0] if common else None,
                 backwards=self._backwards,
                 others=self._others,
+                rounds=max(1, self._rounds),
             )
         )
         self._begin()
@@ -139,12 +146,15 @@ class StepWatch:
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
         self._calls = weakref.WeakKeyDictionary()
         self._backwards = 0
-        self._within = self._others = False
+        self._rounds = 0
+        self._within = self._others = self._stepped = self._has_called = self._is_fed = False
 
     # -- batches -------------------------------------------------------------------------
 
     def _give(self, batch: GivenBatch) -> None:
+        self._tell(self._simulation.cycle.next_batch)
         self._batches.append(batch)
+        self._is_fed = True
 
     def _fed(self) -> tuple[int | None, ...]:
         """Sizes of the batches of the loader that gave the latest; not those of an evaluation."""
@@ -160,6 +170,9 @@ class StepWatch:
         if self._depth == 1:
             self._needs_size = self._sized = None
             if torch.is_grad_enabled() and self._trained(module):
+                if module.training and not self._stepping:
+                    self._tell(self._simulation.cycle.next_call)
+                self._has_called = True
                 self._needs_size = self._calls.setdefault(module, _Calls())
                 self._needs_size.pending += 1
         if self._needs_size is not None and given:
@@ -212,11 +225,19 @@ class StepWatch:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._stepping += 1
-        if not self._simulation.counts_steps_of(optimizer):
-            self._others = self._others or bool(self._calls)
+        if self._stepping == 1:
+            # Another one of the step's, with calls of its own.
+            self._others |= self._stepped and self._has_called
+            self._rounds += self._is_fed
+            self._stepped, self._has_called, self._is_fed = True, False, False
 
     def _after_step(self, *_: Any) -> None:
         self._stepping = max(0, self._stepping - 1)
+
+    def _tell(self, happens: Callable[[], bool]) -> None:
+        """Where no optimizer tells the steps, the loop does."""
+        if self._simulation.cycle.counts_every_pass and happens():
+            self._simulation.end_step()
 
     def _look_around(self) -> None:
         """Whose loop makes the step, and where is it called?"""

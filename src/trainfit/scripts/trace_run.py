@@ -1,6 +1,6 @@
 """Runs a user's script on the simulated GPU: ``main()`` with a request file as argument.
 
-This is the child process. The script is stopped with the optimizer step that completes the
+This is the child process. The script is stopped with the training step that completes the
 wanted number of them, or with which memory has settled. What happened goes to the outcome
 file; it and the recording are written before the script is unwound (see
 :mod:`trainfit.scripts.execute`).
@@ -88,6 +88,7 @@ class Runner:
         self._inference = InferenceWatch(self._simulation, self._interventions)
         self._cache = CacheWatch(self._simulation)
         self._finishing = threading.Lock()
+        self._over = False
         self._begin()
 
     def run(self) -> None:
@@ -107,6 +108,7 @@ class Runner:
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
             self._interventions.install(self._patches)
+            self._simulation.cycle.counts_every_pass = self._request.count == "backwards"
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
             self._interventions.after_call(self._after_call)
@@ -114,6 +116,9 @@ class Runner:
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
                 status, details = run_script(target, arguments)
+                self._over = True
+                if status == "ended":
+                    self._simulation.script_ended()
             finally:
                 self._step.remove()
                 self._interventions.remove()
@@ -179,6 +184,8 @@ class Runner:
         self._loaders.note_step()
         self._step.note_step()
         self._coverage.stepped(steps)
+        if self._over:
+            return
         if not self._seen_enough(steps):
             self._tell()
             self._steps_at.append(time.monotonic())
@@ -233,11 +240,8 @@ class Runner:
             self._stopper.stop()
 
     def _after_backward(self) -> None:
-        """A step where backward passes are counted, else maybe the last of a training that makes no
-        other."""
-        if self._request.count == "backwards":
-            self._simulation.end_step()
-        elif self._request.count == "steps" and self._inference.updates_by_itself():
+        """Maybe the last pass of a training that makes no step of an optimizer."""
+        if self._request.count == "steps" and self._inference.updates_by_itself():
             self._finish("ended", {})
             self._stopper.stop()
 

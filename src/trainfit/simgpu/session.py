@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +16,7 @@ from torch.optim import optimizer as optim
 from trainfit.hardware import GpuSpec, device_constants, find_gpu
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
@@ -29,7 +32,7 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.modes import Modes
 from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
-from trainfit.simgpu.device.settling import MainOptimizer, StepUse
+from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
 from trainfit.simgpu.operators import compilation
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
@@ -159,7 +162,7 @@ class Simulation:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps completed so far."""
+        """Training steps completed so far."""
         return self._recorder.step
 
     @property
@@ -173,12 +176,12 @@ class Simulation:
         return self._graphs.warm_up_steps
 
     def step_uses(self) -> list[StepUse]:
-        """Memory use of each optimizer step completed so far."""
+        """Memory use of each training step completed so far."""
         self._memory.flush()
         return self._recorder.step_uses()
 
     def on_step(self, callback: Callable[[int], None]) -> None:
-        """Call ``callback(steps)`` after each optimizer step of the first optimizer seen."""
+        """Call ``callback(steps)`` after each training step."""
         self._on_step.append(callback)
 
     # -- parts ---------------------------------------------------------------------------
@@ -187,7 +190,8 @@ class Simulation:
         version = str(torch.__version__)
         settings = self._settings or AllocatorSettings.from_environment(os.environ, version)
         self._alloc_conf = settings.to_conf()
-        self._optimizer = ""
+        #: Says where a step is over.
+        self.cycle = StepCycle()
         self._recorder = Recorder()
         self.allocator = CachingAllocator(
             self.gpu.memory_bytes if self._limited else UNLIMITED,
@@ -200,7 +204,7 @@ class Simulation:
         self.engine = Engine(self.gpu, self._memory, self._modules)
         self.engine.on_library = self._grow_context
         self._compilation = Compilation(self.engine)
-        self._modules.on_call = self._compilation.called
+        self._modules.on_call = self._call
         self._kernels = KernelLog(self.engine)
         self.engine.on_launch, self._memory.on_wait = self._kernels.operator, self._wait
         self._time = ScriptTime(clock_of(self._recorder, self.gpu), self.engine.in_framework)
@@ -209,7 +213,6 @@ class Simulation:
         self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)
-        self._main_optimizer = MainOptimizer()
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._lifts_cpu_only = False
@@ -221,7 +224,7 @@ class Simulation:
         self._default_device = device_names.DefaultDevice()
         self._collectives = Collectives(self._recorder)
         self._triton = TritonKernels(self.engine, self._kernels)
-        self._graphs = Graphs(self.engine, self._kernels, self.end_step)
+        self._graphs = Graphs(self.engine, self._kernels, self._count_step)
 
     def _install(self) -> None:
         # Every optimizer imports torch._dynamo; it must see PyTorch as it is, not patched.
@@ -249,6 +252,7 @@ class Simulation:
             compiled=self._compilation.compile,
         )
         self._modules.install()
+        self._patches.hook(optim.Optimizer, "__init__", self._making)
         self._optimizer_hooks = [
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
@@ -297,20 +301,35 @@ class Simulation:
     # -- what is what ----------------------------------------------------------------------
 
     def end_step(self) -> None:
-        """A step is over: of the main optimizer, or whatever else is counted as one."""
+        """A step is over: of the training, or whatever else is counted as one."""
         self._recorder.step_end()
         self._graphs.step_ended()
         self._modules.step_end()
         for callback in self._on_step:
             callback(self._recorder.step)
 
-    def count_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the steps of ``optimizer`` be the run's, not those of the first that steps."""
-        self._main_optimizer.choose(optimizer)
+    def script_ended(self) -> None:
+        """The script has come to its end: that ends its step, if it was the only one."""
+        if not self.steps and self.cycle.is_unfinished:
+            self.end_step()
 
-    def counts_steps_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Are the steps of ``optimizer`` the run's?"""
-        return self._main_optimizer.made(optimizer)
+    def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """``optimizer`` has stepped."""
+        if self.cycle.stepped(optimizer):
+            self.end_step()
+
+    def _making(self, construct: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(construct)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.cycle.made(optimizer)
+            construct(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _call(self, module: torch.nn.Module, given: Any) -> None:
+        self._compilation.called(module, given)
+        if self.cycle.awaits:
+            self.cycle.called(module.parameters(recurse=False))
 
     def _meet_module(self, module: torch.nn.Module, name: int) -> None:
         self._ownership.meet(module, name)
@@ -318,11 +337,10 @@ class Simulation:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         with self._time.simulating():
-            self._begin_step(optimizer)
+            self._begin_step(optimizer, sys._getframe(1))
 
-    def _begin_step(self, optimizer: Any) -> None:
-        if self._main_optimizer.before_step(optimizer):
-            self._optimizer = type(optimizer).__name__
+    def _begin_step(self, optimizer: Any, frame: FrameType) -> None:
+        self.cycle.enter(optimizer, frame)
         self._ownership.before_step(optimizer)
         self.engine.in_optimizer += 1
 
@@ -333,12 +351,12 @@ class Simulation:
     def _finish_step(self, optimizer: Any) -> None:
         self.engine.in_optimizer = max(0, self.engine.in_optimizer - 1)
         self._ownership.after_step(optimizer)
-        if not self._main_optimizer.made(optimizer):
+        if not self.cycle.leave(optimizer):
             return
         if self._graphs.capturing:
-            self._graphs.note_step()
+            self._graphs.note_step(optimizer)
         else:
-            self.end_step()
+            self._count_step(optimizer)
 
     def _assumptions(self) -> dict[str, int]:
         """Texts with how often each was assumed."""
@@ -368,7 +386,7 @@ class Simulation:
                 "assumptions": self._assumptions(),
                 "module_calls": self._modules.calls,
                 "limited": self._limited,
-                "optimizer": self._optimizer,
+                "optimizer": self.cycle.optimizer,
                 "alloc_conf": self._alloc_conf,
                 "parameters": list(self._ownership.parameters.values()),
             }

@@ -181,7 +181,7 @@ def test_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:
     assert list(steps["batches"]) == [4, 4] and list(steps["samples"]) == [16, 16]
 
 
-def test_of_several_optimizers_the_largest_ends_the_step(tmp_path: Path) -> None:
+def test_of_several_optimizers_the_last_ends_the_step(tmp_path: Path) -> None:
     small, large = Net(2), Net(32)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (small, large)]
     with recorded(tmp_path) as run:
@@ -189,7 +189,7 @@ def test_of_several_optimizers_the_largest_ends_the_step(tmp_path: Path) -> None
             for model, optimizer in zip((small, large), optimizers, strict=True):
                 loss_of(model, batch).backward()
                 optimizer.step()
-    # Until the larger one was seen, the first was the main one.
+    # That there is a second one showed when it stepped.
     assert list(run.record.steps["samples"][1:]) == [-1, 8, 8, 8]
 
 
@@ -214,7 +214,7 @@ def test_a_closure_that_is_called_again_and_again(tmp_path: Path) -> None:
 def test_iterations_are_steps_where_no_optimizer_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder_module, "_has_optimizer", lambda: False)  # of other tests
+    monkeypatch.setattr(recorder_module, "_made_optimizers", list)  # of other tests
     model = Net()
     with recorded(tmp_path) as run:
         for batch in DataLoader(DATA, batch_size=1):
@@ -231,7 +231,7 @@ def test_steps_without_an_optimizer_and_without_a_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's word_language_model: an epoch was one step, of as many samples as time steps."""
-    monkeypatch.setattr(recorder_module, "_has_optimizer", lambda: False)
+    monkeypatch.setattr(recorder_module, "_made_optimizers", list)
     model = nn.LSTM(4, 4)
     with recorded(tmp_path) as run:
         for _ in range(20):

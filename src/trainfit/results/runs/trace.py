@@ -217,13 +217,14 @@ class ForwardCalls:
 
 @dataclasses.dataclass(frozen=True)
 class StepFeed:
-    """What a run saw between two optimizer steps.
+    """What a run saw of a training step.
 
     ``batches`` are the samples of each batch that the feeding DataLoader gave (``None``: not
     known how many), without those fetched while gradients were disabled. ``calls`` counts calls
     of the model that a backward pass followed, ``call_samples`` is the first dimension of what
     they were given (the most frequent; ``None``: no tensor was). ``backwards`` counts backward
-    passes. ``others``: another optimizer made a step, and the model was called in between.
+    passes. ``others``: several steps of optimizers were made, and the model was called in between.
+    ``rounds`` are the steps of optimizers that batches were fetched for: five of a WGAN's critic.
     """
 
     batches: tuple[int | None, ...] = ()
@@ -231,6 +232,7 @@ class StepFeed:
     call_samples: int | None = None
     backwards: int = 0
     others: bool = False
+    rounds: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -151,15 +151,17 @@ class _Capture:
     def __init__(self, handle: Handle, pool: int) -> None:
         self.handle, self.pool = handle, pool
         self.kernels: list[KernelRow] = []
-        self.steps = 0
+        self.stepped: list[weakref.ref[Any]] = []
         self.random = False
 
 
 class Graphs:
     """The captures of one simulation."""
 
-    def __init__(self, engine: Engine, kernels: KernelLog, end_step: Callable[[], None]) -> None:
-        self._engine, self._kernels, self._end_step = engine, kernels, end_step
+    def __init__(
+        self, engine: Engine, kernels: KernelLog, count_step: Callable[[Any], None]
+    ) -> None:
+        self._engine, self._kernels, self._count_step = engine, kernels, count_step
         self._memory = engine.memory
         self._numbers = itertools.count(1)
         #: By handle: the number of the allocator's private pool, and how many graphs use it.
@@ -195,7 +197,7 @@ class Graphs:
         return self._engine.recorder.step if self.awaited else self._warm_up
 
     def step_ended(self) -> None:
-        """A step of the main optimizer is over."""
+        """A training step is over."""
         self._beside = self._memory.stream != 0
 
     def await_capture(self, graph: Any) -> None:
@@ -247,10 +249,10 @@ class Graphs:
         if self._present is not None:
             self._present.random = True
 
-    def note_step(self) -> None:
-        """The main optimizer made a step, which is captured."""
+    def note_step(self, optimizer: Any) -> None:
+        """An optimizer made a step, which is captured."""
         if self._present is not None:
-            self._present.steps += 1
+            self._present.stepped.append(weakref.ref(optimizer))
 
     def replay(self, capture: _Capture) -> None:
         """Launch all captured kernels with one launch, and count the steps among them."""
@@ -269,8 +271,10 @@ class Graphs:
                 self._engine.leave()
         self.replaying = True
         try:
-            for _ in range(capture.steps):
-                self._end_step()
+            for stepped in capture.stepped:
+                optimizer = stepped()
+                if optimizer is not None:
+                    self._count_step(optimizer)
         finally:
             self.replaying = False
 

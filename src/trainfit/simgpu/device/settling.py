@@ -1,9 +1,8 @@
-"""The step from which a run's memory is steady, the step that represents it, its optimizer."""
+"""The step from which a run's memory is steady, and the step that represents it."""
 
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
@@ -185,30 +184,3 @@ def steady_step(
     alike = sorted((step for step in found if operators[step] == shape), key=lambda s: work[s])
     median = work[alike[(len(alike) - 1) // 2]]
     return max(step for step in alike if work[step] == median)
-
-
-# ---
-# Identifies the optimizer whose steps are the training's.
-
-
-class MainOptimizer:
-    """The optimizer whose steps count: the first one alive (a search by trial makes one for
-    each batch size)."""
-
-    def __init__(self) -> None:
-        self._first: weakref.ref[Any] | None = None
-
-    def before_step(self, optimizer: Any) -> bool:
-        """``optimizer`` is about to make a step; is it the first to, and the one from now on?"""
-        if self._first is not None and self._first() is not None:
-            return False
-        self.choose(optimizer)
-        return True
-
-    def choose(self, optimizer: Any) -> None:
-        """Let the steps of ``optimizer`` count."""
-        self._first = weakref.ref(optimizer)
-
-    def made(self, optimizer: Any) -> bool:
-        """Is a step of ``optimizer`` one that counts?"""
-        return self._first is not None and self._first() is optimizer

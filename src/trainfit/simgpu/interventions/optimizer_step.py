@@ -65,10 +65,11 @@ class OptimizerInBackward(Intervention):
             return self.no("the script creates no torch.optim optimizer")
         for need in self._needs_all:
             return self.no(f"the script {need}, which needs all of them at once")
-        if self._backwards > scene.simulation.steps * len(scene.optimizers):
+        steps = scene.simulation.cycle.optimizer_steps
+        if self._backwards > steps:
             return self.no(
                 f"gradients are accumulated: {self._backwards} backward passes in "
-                f"{scene.simulation.steps} optimizer steps"
+                f"{steps} optimizer steps"
             )
         return Applicability(
             self.name, True, places=lines_of(scene), detail=scene.optimizers[0].kind
@@ -78,13 +79,7 @@ class OptimizerInBackward(Intervention):
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
-        scene.on_optimizer.append(self._follow)
         scene.on_call.append(self._register)
-
-    def _follow(self, made: MadeOptimizer) -> None:
-        """Steps are counted by the script's own optimizer, which finds no gradients left."""
-        if len(self.scene.optimizers) == 1:
-            self.scene.simulation.count_steps_of(made.optimizer)
 
     def _register(self, module: torch.nn.Module) -> None:
         """Before a forward pass: by now the parameters are what they stay."""
@@ -102,6 +97,8 @@ class OptimizerInBackward(Intervention):
         options |= {name: False for name in ("foreach", "fused") if name in known}
         with self.scene.own():
             inner = type(optimizer)([parameter], **options)
+        # Steps are those of the script's own optimizers, which find no gradients left.
+        self.scene.simulation.cycle.ignore(inner)
         self._inner[id(parameter)] = inner
 
         def update(tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a script trains and what feeds it: its largest model and optimizer, and each DataLoader."""
+"""What a script trains and what feeds it: its largest model, and each DataLoader."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import itertools
 import operator
 import weakref
 from collections.abc import Hashable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.scripts.batch_sizes import samples_in
 from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
-
-#: Steps of other optimizers after which the main one is taken to be done with.
-_STALE: Final = 20
 
 
 class CalledModels:
@@ -54,49 +51,6 @@ class CalledModels:
         if sized and given and elements == self._largest and module not in self._timed:
             self.samples += samples_in(given[0]) or 0
         return is_largest
-
-
-class MainOptimizer:
-    """The optimizer with the most parameters, of those that are used."""
-
-    def __init__(self) -> None:
-        self._elements: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._main: weakref.ref[Any] | None = None
-        self._others = self._steps = 0
-
-    def is_main(self, optimizer: Any) -> tuple[bool, bool]:
-        """Does this step of ``optimizer`` end a training step? And does a training begin with
-        it, another than before: its main optimizer is gone, or not used any more?"""
-        main = None if self._main is None else self._main()
-        if main is optimizer:
-            self._others = 0
-            self._steps += 1
-            return True, False
-        self._others += 1
-        # A larger one that comes late is of another model; a GAN's two begin together.
-        is_late = self._steps >= _STALE and optimizer not in self._elements
-        elements = self._count(optimizer)
-        gone = self._main is not None and (main is None or self._others >= _STALE or is_late)
-        replaces = main is None or self._others >= _STALE or elements > self._count(main)
-        if replaces:
-            self._main = weakref.ref(optimizer)
-            self._others = self._steps = 0
-            return True, gone
-        return False, False
-
-    @property
-    def name(self) -> str:
-        """The class of the main one; empty: none has stepped."""
-        main = None if self._main is None else self._main()
-        return "" if main is None else type(main).__name__
-
-    def _count(self, optimizer: Any) -> int:
-        found = self._elements.get(optimizer)
-        if found is None:
-            groups = optimizer.param_groups
-            found = sum(each.numel() for group in groups for each in group["params"])
-            self._elements[optimizer] = found
-        return found
 
 
 # ---

@@ -126,7 +126,9 @@ class Recorder:
     def start(self, late: bool = True) -> None:
         """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
-        self.steps.has_optimizer = late and _has_optimizer()
+        if late:
+            for optimizer in _made_optimizers():
+                self.steps.cycle.made(optimizer)
         if torch.version.cuda is not None or torch.version.hip is not None:
             self._cuda_hooked = True
             cuda_hooks.install(self, self._cuda_patches, late)
@@ -315,8 +317,8 @@ class Recorder:
         if self._flops is not None and not self._flops_known and row[0] == _COUNTED_STEP:
             self.learn(flops_per_sample=self._flops.per_sample(row[_SAMPLES]))
             self._flops_known = True
-        if self._facts.get("optimizer") != self.steps.optimizers.name:
-            self.learn(optimizer=self.steps.optimizers.name)
+        if self._facts.get("optimizer") != self.steps.cycle.optimizer:
+            self.learn(optimizer=self.steps.cycle.optimizer)
         self._look_for_gpu()
 
     def _look_for_gpu(self) -> None:
@@ -408,9 +410,9 @@ class Recorder:
         )
 
 
-def _has_optimizer() -> bool:
-    """Has the script made an optimizer before it was recorded?"""
-    return any(issubclass(type(each), torch.optim.Optimizer) for each in gc.get_objects())
+def _made_optimizers() -> list[torch.optim.Optimizer]:
+    """Those that the script has made before it was recorded."""
+    return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 
 def _noise_scale() -> WatchedNoiseScale:

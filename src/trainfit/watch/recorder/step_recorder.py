@@ -1,7 +1,6 @@
 """Steps of a training, put together from what the hooks tell.
 
-A step ends with the step of the main optimizer: the one with the most parameters. Without any
-optimizer that PyTorch knows, it ends where the next iteration begins.
+Where a step ends says :mod:`trainfit.results.runs.step_cycle`.
 
 What is an evaluation? A forward pass without gradients of a module in ``eval()`` mode that has
 parameters to train; the batches of a DataLoader that no backward pass follows; and what lies
@@ -16,20 +15,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.current_step import CurrentStep
 from trainfit.watch.recorder.gpu_step import number
-from trainfit.watch.recorder.job import LoaderRecord, MainOptimizer
+from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.rows import Sink
 
-#: Backward passes without an optimizer's step after which iterations count as steps: where the
-#: script has no optimizer that PyTorch knows, and where it has one that it may accumulate for.
-_NO_OPTIMIZER: Final = 8
-_ACCUMULATED: Final = 1024
 #: What a call of a model, or a backward pass, is given in a light step, and gives back.
 _LIGHTLY: Final = (ph.FORWARD, ph.NOT_ENTERED)
 LIGHT_BACKWARD: Final = -2
@@ -52,13 +49,10 @@ class StepRecorder(CurrentStep):
         cpu_clock: Callable[[], float],
     ) -> None:
         super().__init__(sink, clock, origin, cpu_clock)
-        self.optimizers = MainOptimizer()
+        self.cycle = StepCycle()
         self.optimizer_steps = 0
-        self.has_optimizer = False
-        """Is there an optimizer in this process, as far as is known?"""
+        """Calls of an optimizer's ``step`` so far."""
         self._stepping: list[tuple[Any, int]] = []
-        self._stepped_main = False
-        self._backwards_without_step = 0
 
     # -- the DataLoader ------------------------------------------------------------------------
 
@@ -73,8 +67,8 @@ class StepRecorder(CurrentStep):
             segment = self._segment
             if segment.trains or segment.evaluates or segment.calls:
                 self._close_segment()
-                if segment.trains:
-                    self._end_iteration()
+                if segment.trains and self.cycle.next_batch():
+                    self.commit()
                 self._open_segment()
             if self._gpu is not None:
                 self.rows.poll(self.now)
@@ -116,6 +110,8 @@ class StepRecorder(CurrentStep):
     def enter_root(self, module: torch.nn.Module, given: tuple[Any, ...]) -> tuple[int, int] | None:
         """A module is called that no other module calls; ``None``: it belongs to what it is
         called in (transforms of a batch, what checkpointing calls again, a checkpoint)."""
+        if self.cycle.awaits:
+            self.cycle.called(module.parameters())
         if self.light:
             trains = torch.is_grad_enabled()
             if trains or module.training or not self.models.elements(module):
@@ -135,8 +131,8 @@ class StepRecorder(CurrentStep):
                 return ph.EVALUATION, self.enter(ph.EVALUATION)
             self._segment.calls = True
         elif trained and module.training:
-            if self._loader is None and (self._backwards or not self._segment.trains):
-                self._end_iteration()
+            if self._loader is None and self.cycle.next_call():
+                self.commit()
             self._segment.trains = True
         else:
             self._segment.calls = True
@@ -157,8 +153,9 @@ class StepRecorder(CurrentStep):
         """A backward pass begins, from ``roots`` (a tensor or several)."""
         if self.phases.current == ph.BACKWARD:  # of a checkpointed part
             return ph.NOT_ENTERED
+        if self.cycle.next_pass() and self._loader is None:
+            self.commit()
         self._backwards += 1
-        self._backwards_without_step += 1
         if self.light:
             self.phases.current = ph.BACKWARD  # of the clock nothing else is used
             self._note_loss_lightly(roots)
@@ -190,8 +187,9 @@ class StepRecorder(CurrentStep):
 
     # -- the optimizer -------------------------------------------------------------------------
 
-    def enter_optimizer(self, optimizer: Any) -> None:
-        """An optimizer's ``step`` begins."""
+    def enter_optimizer(self, optimizer: Any, frame: FrameType) -> None:
+        """An optimizer's ``step`` begins, in ``frame``."""
+        self.cycle.enter(optimizer, frame)
         if self.light and not self._stepping and getattr(optimizer, "found_inf", None) is None:
             self._stepping.append((optimizer, ph.NOT_ENTERED))
             return
@@ -217,10 +215,7 @@ class StepRecorder(CurrentStep):
             self._sink.stepped()
         if token >= 0:
             self.leave(token)
-        self._backwards_without_step = 0
-        self._stepped_main |= self._is_main(optimizer)
-        if not self._stepping and self._stepped_main:  # else another one wraps it
-            self._stepped_main = False
+        if self.cycle.leave(optimizer) and self._ends_step(optimizer):
             if self.light:
                 self._commit_lightly()
             else:
@@ -230,25 +225,21 @@ class StepRecorder(CurrentStep):
         """``GradScaler`` left the optimizer's step out."""
         self.look()
         self._note_training()
-        self._backwards_without_step = 0
         self._skipped = True
-        if self._is_main(optimizer):
+        if self._ends_step(optimizer):
             self.commit()
 
-    def _is_main(self, optimizer: Any) -> bool:
-        is_main, again = self.optimizers.is_main(optimizer)
-        if again and self.count:
+    def _ends_step(self, optimizer: Any) -> bool:
+        ends = self.cycle.stepped(optimizer)
+        if self.cycle.restarted and self.count:
             self._restarted = True
             self._sink.event("restart", text=type(optimizer).__name__)
-        return is_main
-
-    def _end_iteration(self) -> None:
-        most = _ACCUMULATED if self.has_optimizer or self.optimizer_steps else _NO_OPTIMIZER
-        if self._backwards and self._backwards_without_step >= most:
-            self.commit()
+        return ends
 
     def finish(self) -> None:
         """The training is over: pass on the rows that wait, and what no step followed."""
+        if not self.count and self.cycle.is_unfinished:
+            self.commit()
         self.rows.drain()
         if self.phases.seconds[ph.EVALUATION] > 0:
             self._sink.event("evaluation", seconds=self.phases.seconds[ph.EVALUATION])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -26,6 +28,7 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called."""
     patches.hook(torch.nn.Module, "__call__", functools.partial(_module_call, host))
     patches.hook(torch.autograd, "backward", functools.partial(_backward, host))
+    patches.hook(torch.autograd, "grad", functools.partial(_grad, host))
     patches.hook(grad_scaler.GradScaler, "scale", functools.partial(_scale, host))
     patches.hook(grad_scaler.GradScaler, "step", functools.partial(_scaled_step, host))
     patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
@@ -93,31 +96,64 @@ def _backward(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
     # torch.compile stops before a backward pass, as it does without us.
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        token = ph.NOT_ENTERED
-        steps = host.steps
+        return _in_pass(host, original, tensors, args, kwargs)
+
+    return backward
+
+
+def _grad(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.autograd.grad``, where a training without an optimizer gets its gradients by it."""
+    bind = inspect.signature(original).bind
+
+    @in_place_of(original)
+    def grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = False
         try:
-            # The first backward pass tells which thread trains.
-            if host.live and (steps.mine or not steps.trains):
+            if host.live and not host.steps.cycle.has_optimizer:
+                given = bind(outputs, *args, **kwargs).arguments
+                counts = host.steps.cycle.is_pass(given["inputs"], given.get("create_graph"))
+        except Exception as error:
+            # A wrong argument is the training's own error, which comes in a moment.
+            if not isinstance(error, TypeError):
+                host.failed("grad", error)
+        if not counts:
+            return original(outputs, *args, **kwargs)
+        return _in_pass(host, original, outputs, args, kwargs)
+
+    return grad
+
+
+def _in_pass(
+    host: Host,
+    original: Callable[..., Any],
+    roots: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call what makes gradients, from ``roots``."""
+    token = ph.NOT_ENTERED
+    steps = host.steps
+    try:
+        # The first pass tells which thread trains.
+        if host.live and (steps.mine or not steps.trains):
+            began = _clock()
+            token = steps.enter_backward(roots)
+            steps.cost_s += _clock() - began
+    except Exception as error:
+        host.failed("backward", error)
+    try:
+        return original(roots, *args, **kwargs)
+    except BaseException as error:
+        host.saw(error)
+        raise
+    finally:
+        try:
+            if token != ph.NOT_ENTERED:
                 began = _clock()
-                token = steps.enter_backward(tensors)
+                steps.leave_backward(token)
                 steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("backward", error)
-        try:
-            return original(tensors, *args, **kwargs)
-        except BaseException as error:
-            host.saw(error)
-            raise
-        finally:
-            try:
-                if token != ph.NOT_ENTERED:
-                    began = _clock()
-                    steps.leave_backward(token)
-                    steps.cost_s += _clock() - began
-            except Exception as error:
-                host.failed("backward", error)
-
-    return backward
 
 
 def _hook_optimizers(host: Host) -> list[Any]:
@@ -126,7 +162,7 @@ def _hook_optimizers(host: Host) -> list[Any]:
         try:
             if host.live and (steps.mine or not steps.trains):
                 began = _clock()
-                steps.enter_optimizer(optimizer)
+                steps.enter_optimizer(optimizer, sys._getframe(1))
                 steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("optimizer", error)
@@ -147,7 +183,8 @@ def _hook_optimizers(host: Host) -> list[Any]:
 def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
     @in_place_of(construct)
     def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        host.steps.has_optimizer = True
+        with careful(host, "optimizer"):
+            host.steps.cycle.made(optimizer)
         construct(optimizer, *args, **kwargs)
 
     return __init__
