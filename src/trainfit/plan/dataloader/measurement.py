@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
-from trainfit.loader.faults.tracebacks import own_fault_in
 from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.prefix import Prefix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.faults.tracebacks import ParsedException, parse
+from trainfit.findings.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.files.errors import TrainfitError

@@ -162,7 +162,7 @@ def short_tail(lines: Sequence[str]) -> str:
 
 @functools.cache
 def _own_folder() -> str:
-    return str(Path(__file__).resolve().parents[2]) + os.sep
+    return str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @functools.cache
