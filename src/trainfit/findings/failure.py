@@ -74,6 +74,8 @@ _NOT_PICKLABLE: Final = re.compile(
 _PICKLED: Final = re.compile(r"multiprocessing/popen_(?:spawn_posix|spawn_win32|forkserver)\.py")
 _DUMPED: Final = re.compile(r"multiprocessing/reduction\.py\", line \d+, in dump")
 _OF_LOADER: Final = "torch/utils/data/dataloader.py"
+#: A process that is started by spawn or by the fork server reads what it is given.
+_UNPICKLED: Final = "multiprocessing/spawn.py"
 #: `multiprocessing/spawn.py`.
 _BOOTSTRAPPING: Final = "finished its bootstrapping phase"
 _NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
@@ -152,7 +154,7 @@ def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
 def _resources(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
 ) -> Fault | None:
-    text = "\n".join((failure.message, failure.traceback, seen.output))
+    text = _text(failure, seen)
     said = short(raised.message or failure.message) or spoken(failure, seen)
     if _FILES.search(text):
         return _open_files(settings, said, seen)
@@ -208,19 +210,38 @@ def _start(
     """What only happens to processes that are not forked."""
     if _is_pickled(failure, raised):
         return _not_picklable(failure, settings, raised)
-    if settings is None or settings.start_method == "fork" or settings.num_workers == 0:
+    if settings is not None and (settings.start_method == "fork" or settings.num_workers == 0):
         return None
-    text = "\n".join((failure.message, failure.traceback, seen.output))
+    text = _text(failure, seen)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
         return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
-    if missing := _NOT_FOUND.search(text):
+    missing = _NOT_FOUND.search(text)
+    # A checkpoint with a class that is gone says the same.
+    if missing and (settings is not None or _UNPICKLED in text):
         summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
         return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
+    if settings is None:
+        return None
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         summary = f"Workers exit before they start under {settings.start_method}"
         return Fault("spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings)
     return None
+
+
+def _text(failure: Failure, seen: FailureContext) -> str:
+    """What says why: an exception by itself; where it only tells that another process is gone or
+    silent, also what the processes printed."""
+    said = f"{failure.message}\n{failure.traceback}"
+    is_answer = (
+        failure.error_type
+        and not _EXITED.search(said)
+        and not _KILLED_BY.search(said)
+        and not _broke_off(failure)
+        and not _TIMEOUT.search(failure.message)
+        and not failure.message.startswith(_PIN_THREAD)
+    )
+    return said if is_answer else f"{said}\n{seen.output}"
 
 
 def _is_pickled(failure: Failure, raised: ParsedException) -> bool:
