@@ -17,6 +17,15 @@ from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.dataloader import Fault, LoaderSettings
 from trainfit.results.text import short, signal_name, size
 
+#: Kinds of what :func:`of_failure` gives.
+KINDS: Final = (
+    *("deadlock", "hung", "slow_dataset", "slow_sampler", "slow_start", "start_hangs"),
+    *("batch_lost", "batch_not_picklable", "open_files", "shm_full", "out_of_memory"),
+    *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
+    *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
+    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork"),
+    *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
+)
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
 _SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}
@@ -104,6 +113,14 @@ def of_failure(
     return found and dataclasses.replace(found, evidence=clipped(found.evidence))
 
 
+def of_exception(
+    traceback: str, settings: LoaderSettings | None = None, seen: FailureContext | None = None
+) -> Fault | None:
+    """What the exception means that a printed traceback ends with, as :func:`of_failure`."""
+    name, message = tracebacks.exception_in(traceback)
+    return of_failure(Failure(name, message, traceback), settings, seen) if name else None
+
+
 def clipped(text: str) -> str:
     """Text whose beginning and end are kept: of a traceback, and of what a process printed,
     the end says the most."""
@@ -164,7 +181,8 @@ def _resources(
         return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, seen)
     if _SHM_OPEN.search(text):
         return _open_files(settings, said, seen)
-    if _signal(failure) == signal.SIGBUS and (settings is None or settings.num_workers):
+    shares = failure.exit_code is None or (settings is not None and settings.num_workers > 0)
+    if _signal(failure) == signal.SIGBUS and shares:
         return _shm_full(settings, spoken(failure, seen), seen)
     if failure.error_type in _MEMORY_TYPES or _MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
@@ -274,6 +292,8 @@ def _ended(failure: Failure, settings: LoaderSettings | None, seen: FailureConte
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The main process"
     kind = "worker" if is_worker else "process"
+    if number == signal.SIGINT:
+        return None  # the user's Ctrl-C
     if number in (signal.SIGKILL, signal.SIGTERM):
         return _killed(kind, who, number, settings, said, seen)
     if number:
