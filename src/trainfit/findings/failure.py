@@ -228,18 +228,17 @@ def _start(
     """What only happens to processes that are not forked."""
     if _is_pickled(failure, raised):
         return _not_picklable(failure, settings, raised)
-    if settings is not None and (settings.start_method == "fork" or settings.num_workers == 0):
-        return None
+    is_spawned = settings is not None and settings.num_workers and settings.start_method != "fork"
     text = _text(failure, seen)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
         return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     missing = _NOT_FOUND.search(text)
     # A checkpoint with a class that is gone says the same.
-    if missing and (settings is not None or _UNPICKLED in text):
+    if missing and (is_spawned or _UNPICKLED in text):
         summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
         return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
-    if settings is None:
+    if settings is None or not is_spawned:
         return None
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         summary = f"Workers exit before they start under {settings.start_method}"

@@ -126,7 +126,7 @@ def exception_in(text: str) -> tuple[str, str]:
         name, _, first = lines[start].partition(": ")
         found = name.rpartition(".")[2], "\n".join([first, *lines[start + 1 :]]).strip()
         if _CAUGHT.match(found[1]):
-            return found[0], "\n\n".join([found[1], *blocks[number + 1 :]])
+            return found[0], "\n\n".join([found[1], *blocks[number + 1 :]]).strip()
     return found
 
 
