@@ -10,6 +10,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -320,7 +321,7 @@ def test_collation_is_told_from_a_stack_of_the_models() -> None:
     "call",
     [
         lambda: {}["a"],
-        lambda: open("/no/such/file"),
+        lambda: Path("/no/such/file").read_text(),
         lambda: torch.zeros(2) + torch.zeros(3),
         lambda: int("x"),
         lambda: __import__("no_such_module_here"),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import signal
+from pathlib import Path
 from typing import Final
 
 from trainfit.findings import exceptions, fixes, hangs, tracebacks
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.tracebacks import ParsedException
+from trainfit.findings.main_guard import unguarded_line
+from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.dataloader import Fault, LoaderSettings
 from trainfit.results.text import short, signal_name, size
 
@@ -69,6 +71,7 @@ _MEMORY: Final = re.compile(
     r"Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
 )
+_TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
 _MEMORY_TYPES: Final = ("MemoryError", "_ArrayMemoryError")
 #: "DataLoader timed out after 5 seconds", "Pin memory thread exited unexpectedly"
 #: (`torch/utils/data/dataloader.py`).
@@ -186,7 +189,9 @@ def _resources(
         return _shm_full(settings, spoken(failure, seen), seen)
     if failure.error_type in _MEMORY_TYPES or _MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
-        summary = f"Out of memory (RAM): {said}"
+        asked = _TRIED.search(raised.message)
+        what = f"{size(int(asked[1]))} were requested" if asked else said
+        summary = f"Out of memory (RAM): {what}"
         has_workers = settings is not None and settings.num_workers > 0
         fix = fixes.memory(settings) if has_workers else fixes.RAM
         return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
@@ -240,10 +245,20 @@ def _start(
         return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
     if settings is None or not is_spawned:
         return None
+    script = _outermost(failure.traceback)
+    if _exit_code(failure) == 1 and script is not None and unguarded_line(Path(script.path)):
+        said = f"{spoken(failure, seen)}; {script} runs when the script is imported"
+        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         summary = f"Workers exit before they start under {settings.start_method}"
         return Fault("spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings)
     return None
+
+
+def _outermost(text: str) -> Frame | None:
+    """The line of the script that led to it, at its top level; ``None`` without one."""
+    frame = next((each for each in tracebacks.frames(text) if each.is_user), None)
+    return frame if frame is not None and frame.function == "<module>" else None
 
 
 def _text(failure: Failure, seen: FailureContext) -> str:

@@ -7,12 +7,11 @@ Nothing of that happens here: the pickle is counted, not kept, and tensors stay 
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +21,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings import fixes
+from trainfit.findings.main_guard import unguarded_line
 from trainfit.loader.faults.held import described, held, open_handles
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
@@ -248,40 +248,8 @@ def guard_problem(main: Any = None) -> Fault | None:
     """
     main = sys.modules["__main__"] if main is None else main
     path = getattr(main, "__file__", None)
-    line = _unguarded_line(Path(path)) if path is not None else None
+    line = unguarded_line(Path(path)) if path is not None else None
     if line is None:
         return None
     said = f"{path}:{line} runs when the script is imported"
     return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
-
-
-def _unguarded_line(path: Path) -> int | None:
-    """The first line at a script's top level that iterates or calls, without a guard."""
-    try:
-        body = ast.parse(path.read_text(errors="replace")).body
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return _working_line(body)
-
-
-def _working_line(body: Sequence[ast.stmt]) -> int | None:
-    for node in body:
-        if isinstance(node, ast.For | ast.While):
-            return node.lineno
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            # "main()", "train(args)"; modules' functions ("torch.manual_seed(0)") only set up.
-            if isinstance(function, ast.Name) and function.id != "print":
-                return node.lineno
-        if isinstance(node, ast.With | ast.Try | ast.If) and not _is_guard(node):
-            line = _working_line(node.body)
-            if line is not None:
-                return line
-    return None
-
-
-def _is_guard(node: ast.stmt) -> bool:
-    """Is it `if __name__ == "__main__":`, or another question of the name?"""
-    test = node.test if isinstance(node, ast.If) else None
-    names = ast.walk(test) if test is not None else ()
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 from collections.abc import Iterator
 from typing import Final
@@ -11,7 +12,7 @@ from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_exception, of_failure
 from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import short
 from trainfit.results.watch import Evidence, Finding, Unknown
@@ -69,17 +70,22 @@ def _settings(header: RunHeader) -> LoaderSettings | None:
     loader = next((each for each in loaders if each.num_workers), None)
     if loader is None:
         return None
-    settings = LoaderSettings(
+    return LoaderSettings(
         loader.num_workers,
         max(1, loader.prefetch_factor or 2),
         loader.pin_memory,
         persistent_workers=loader.persistent_workers,
+        start_method=_start_method(loader.start_method, header.python),
     )
-    if loader.start_method == "spawn":
-        return dataclasses.replace(settings, start_method="spawn")
-    if loader.start_method == "forkserver":
-        return dataclasses.replace(settings, start_method="forkserver")
-    return settings
+
+
+def _start_method(said: str, python: str) -> StartMethod:
+    """How workers were started; Linux' default changed in Python 3.14."""
+    for method in ("fork", "spawn", "forkserver"):
+        if said == method:
+            return method
+    version = tuple(int(part) for part in re.findall(r"\d+", python)[:2])
+    return "forkserver" if version >= (3, 14) else "fork"
 
 
 def _killed(header: RunHeader) -> Fault | None:
