@@ -88,6 +88,7 @@ _DUMPED: Final = re.compile(r"multiprocessing/reduction\.py\", line \d+, in dump
 _OF_LOADER: Final = "torch/utils/data/dataloader.py"
 #: A process that is started by spawn or by the fork server reads what it is given.
 _UNPICKLED: Final = "multiprocessing/spawn.py"
+_FORKING: Final = "multiprocessing/popen_fork.py"
 #: `multiprocessing/spawn.py`.
 _BOOTSTRAPPING: Final = "finished its bootstrapping phase"
 _NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
@@ -192,8 +193,8 @@ def _resources(
         asked = _TRIED.search(raised.message)
         what = f"{size(int(asked[1]))} were requested" if asked else said
         summary = f"Out of memory (RAM): {what}"
-        has_workers = settings is not None and settings.num_workers > 0
-        fix = fixes.memory(settings) if has_workers else fixes.RAM
+        by_workers = raised.worker is not None or _FORKING in failure.traceback
+        fix = fixes.memory(settings) if by_workers else fixes.RAM
         return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
     return None
 

@@ -53,8 +53,8 @@ OPEN_FILES: Final = (
     "a script that keeps batches in a list keeps their files open: clone what it keeps"
 )
 OPEN_IN_WORKER: Final = (
-    "open it in the worker: set the attribute to None in __init__ and open at the first "
-    "__getitem__ (one handle per worker), or in worker_init_fn"
+    "open it in the worker, at the first __getitem__ (the attribute is None until then), or in "
+    "worker_init_fn: one handle per worker"
 )
 NOT_PICKLABLE: Final = (
     "make every attribute picklable: module-level functions instead of lambdas, locks and "

@@ -101,10 +101,23 @@ def open_handles(workload: Workload) -> dict[str, str]:
 def _handle_library(value: Any) -> str:
     kind = type(value)
     library = library_of(kind.__module__ or "", kind.__name__)
+    if not library or _is_closed(value, library):
+        return ""
     # What is only written to has no position that matters (logs); nor do the standard streams.
-    if library == "_io" and (value.closed or not value.readable() or value is sys.__stdin__):
+    if library == "_io" and (not value.readable() or value is sys.__stdin__):
         return ""
     return library
+
+
+def _is_closed(value: Any, library: str) -> bool:
+    try:
+        if library == "h5py":
+            return not value
+        if library == "zipfile":
+            return getattr(value, "fp", value) is None
+        return getattr(value, "closed", False) is True or not getattr(value, "isopen", True)
+    except Exception:  # a library's object may raise anything
+        return False
 
 
 def is_within(path: str, outer: Iterable[str]) -> bool:

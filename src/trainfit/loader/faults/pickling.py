@@ -57,8 +57,9 @@ class PickleReport:
         if not self.handles:
             return None
         path, kind = next(iter(self.handles.items()))
-        more = f" and {len(self.handles) - 1} more" if len(self.handles) > 1 else ""
-        summary = f"{path} ({kind}){more} is opened before the workers start"
+        others = len(self.handles) - 1
+        more = f" and {others} more are" if others else " is"
+        summary = f"{path} ({kind}){more} opened before the workers start"
         evidence = (
             f"{', '.join(f'{path} ({kind})' for path, kind in self.handles.items())}: forked "
             "workers share its position and caches, so that one reads what another asked for; "
