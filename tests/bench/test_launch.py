@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeeds
-from trainfit.loader.measure.records import Failure, Run, warm_up
+from trainfit.loader.measure.records import Run, warm_up
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainfit.loader.measure.records import Failure, Run
+from trainfit.findings.facts import Failure
+from trainfit.loader.measure.records import Run
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.loader.faults.tracebacks import own_fault_in
+from trainfit.findings.tracebacks import own_fault_in
 from trainfit.results.files.errors import TrainfitError
 from trainfit.scripts import fault
 from trainfit.scripts.fault import own_fault, script_traceback

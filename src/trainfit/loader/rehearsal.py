@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import between, oom_kills
 from trainfit.loader import idle_time as idle
 from trainfit.loader import idle_time as utilisation
-from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.hangs import FailureContext
+from trainfit.loader.faults.diagnose import context_of, diagnose_run
 from trainfit.loader.idle_time import WORKER, RehearsalRecord
 from trainfit.loader.measure.loop import (
     OtherProcesses,
@@ -30,7 +30,7 @@ from trainfit.loader.measure.loop import (
     take_step,
 )
 from trainfit.loader.measure.processes import current
-from trainfit.loader.measure.records import BEGAN, Failure, Records, Run, WorkerRecords
+from trainfit.loader.measure.records import BEGAN, Records, Run, WorkerRecords
 from trainfit.loader.measure.running import PATIENCE_S, emulated_pinning, watched
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.results.dataloader import LoaderSettings
@@ -314,7 +314,7 @@ def rehearse(
         run = _run_of(observed, consumer, notebook, end)
     fault = None
     if end.how in ("fault", "empty"):
-        seen = FailureContext.of(
+        seen = context_of(
             run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills())
         )
         fault = diagnose_run(run, workload, seen)

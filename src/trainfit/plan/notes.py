@@ -8,7 +8,7 @@ from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.runs.batches import is_full
-from trainfit.plan.runs.failures import INTERRUPTED, shortfall
+from trainfit.plan.runs.failures import INTERRUPTED, cause_of, shortfall, with_cause
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.progress import CHANGES, MAY_CHANGE, Notes
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -52,7 +52,9 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
     first = job.first
     what = shortfall(first, job.command)
     if what is not None:
-        job.notes.add(f"{what}; planned from what it did before that", CHANGES, first=True)
+        text = f"{what}; planned from what it did before that"
+        cause = cause_of(first.outcome, first.output)
+        job.notes.add(with_cause(text, cause), CHANGES, first=True)
         return
     wanted = asked or LEAST_STEPS
     if first.outcome.status == "ended" and first.outcome.steps < wanted:

@@ -17,8 +17,9 @@ from trainfit.memory.explanation import summarize
 from trainfit.plan.calibration import CalibrationError, NoGpuError, Processes
 from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.failures import ScriptError, cause_of_error, with_cause
 from trainfit.plan.runs.tracing import run_child
+from trainfit.results.dataloader import Fault
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
@@ -142,10 +143,11 @@ def verify(
     outcome, output = gpu.run(command, steps, time_limit_s)
     if outcome.status != "out_of_memory" and outcome.steps == 0:
         message = f"{command.name}: {_without_step(outcome)}"
-        raise ScriptError(message, outcome.traceback or output, outcome.own_fault)
+        cause = _cause(outcome, output)
+        raise ScriptError(message, outcome.traceback or output, outcome.own_fault, cause)
     if outcome.status != "out_of_memory" and not outcome.allocated_bytes:
         raise ScriptError(f"{command.name}: no memory of the GPU was used in its steps", output)
-    notes = _notes(prediction, device, outcome, how)
+    notes = _notes(prediction, device, outcome, how, _cause(outcome, output))
     if command.interpreter.note:
         notes.insert(0, command.interpreter.note)
     if gpu.stand_in is not None:
@@ -242,13 +244,27 @@ def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
     return outcome.reserved_bytes + max(0, outcome.outside_bytes - held)
 
 
-def _notes(prediction: Prediction, device: Device, outcome: RealRunOutcome, how: str) -> list[str]:
+def _cause(outcome: RealRunOutcome, output: str) -> Fault | None:
+    """Why the script failed, if that is known; out of GPU memory is what is verified."""
+    if outcome.status != "failed" or outcome.own_fault is not None:
+        return None
+    return cause_of_error(outcome.message, outcome.traceback, output)
+
+
+def _notes(
+    prediction: Prediction,
+    device: Device,
+    outcome: RealRunOutcome,
+    how: str,
+    cause: Fault | None,
+) -> list[str]:
     notes = []
     if outcome.status in ("failed", "exited", "timeout"):
-        notes.append(
+        stopped = (
             f"the script stopped after {count(outcome.steps, 'optimizer step')}: "
             f"{outcome.message or outcome.status}; measured by then"
         )
+        notes.append(with_cause(stopped, cause))
     with contextlib.suppress(GpuNameError):  # a custom GPU specification has any name
         wanted = find_gpu(prediction.gpu).name
         if wanted != device.gpu and not prediction.gpu.startswith("custom"):

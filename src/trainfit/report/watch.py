@@ -9,6 +9,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from trainfit.findings.failure import KINDS
 from trainfit.report.layout import (
     Line,
     ScreenBlock,
@@ -72,7 +73,18 @@ _LIMITS: Final = {
 
 
 def answer(result: WatchResult) -> str:
-    """The verdict in one line."""
+    """The verdict in one line: why the run failed, if it did and that is known, or its limit."""
+    failure = failure_of(result)
+    return _limit(result) if failure is None else f"The run failed: {title(failure)}"
+
+
+def failure_of(result: WatchResult) -> Finding | None:
+    """Why the run failed, if it did and that is known."""
+    first = next(iter(result.findings), None)
+    return first if first is not None and first.kind in KINDS else None
+
+
+def _limit(result: WatchResult) -> str:
     if not result.steps:
         return "No training step was recorded"
     speed = ""
@@ -209,6 +221,9 @@ def _next(result: WatchResult) -> Line:
 
 def progress_line(result: WatchResult) -> str:
     """One line while the run goes on, for a terminal that cannot be redrawn."""
+    failure = failure_of(result)
+    if failure is not None:
+        return f"failed: {title(failure)}"
     if not result.steps or not result.step_s:
         return "no training step yet"
     text = f"{duration(result.step_s)} a step"
@@ -240,6 +255,8 @@ def _context(result: WatchResult) -> Iterator[str]:
         parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")
     if result.mfu is not None:
         parts.append(f"MFU {percent(result.mfu)}")
+    if failure_of(result) is not None and result.steps:
+        yield _limit(result)
     if result.steps:
         yield ", ".join(parts)
     if header.ending in ("failed", "interrupted"):
@@ -293,7 +310,7 @@ def _finding(each: Finding, *, whole: bool) -> list[Line]:
         lines += _wrapped(evidence + sure, "quiet", "   ")[:2]
     setting = setting_text(each)
     fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
-    if whole:
+    if whole or each.kind in KINDS:
         return [*lines, *_wrapped(fix, "plain", "   ")]
     return [*lines, *lines_of(shortened(fix, _FIX_LINES, "   ", "     "))]
 
@@ -325,7 +342,7 @@ def live_view(result: WatchResult | None, seconds: float, printed: str = "") -> 
     """What is drawn again each second; ``printed`` is a line that the script has not ended."""
     head = Text(f"trainfit watch  {duration(seconds)}", style="dim")
     tail = [Text(printable(printed), overflow="ellipsis", no_wrap=True)] if printed else []
-    if result is None or not result.steps:
+    if result is None or (not result.steps and failure_of(result) is None):
         return Group(*tail, head, Text("no training step yet"))
     parts: list[RenderableType] = [*tail, head, Text(answer(result), style="bold")]
     parts.append(_phase_bar(result))

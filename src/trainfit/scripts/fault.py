@@ -20,6 +20,7 @@ from trainfit.results.runs.trace import OwnFault
 from trainfit.simgpu.device.user_location import is_library
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
+_OF_LOADER: Final = "/torch/utils/data/"
 #: What PyTorch itself raises for a wrong call, also where a frame of ours made the call for the
 #: script. What is wrong with a file, or with the memory that there is, is nobody's bug.
 _OF_A_CALL: Final = (RuntimeError, IndexError)
@@ -82,11 +83,13 @@ def script_traceback(error: BaseException) -> str:
 
 def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """From the script's first frame to what it called last. What PyTorch did behind that for a
-    frame of ours is left out: how the simulated device works is no matter."""
+    frame of ours is left out: how the simulated device works is no matter. A DataLoader behind it
+    is real: its frames tell whether it was starting workers, or collating."""
     users = [at for at, each in enumerate(frames) if not is_library(each.filename)]
     if users:
         ours = [at for at, each in enumerate(frames) if at > users[-1] and is_own(each.filename)]
-        frames = frames[users[0] : ours[0] if ours else None]
+        loads = any(_OF_LOADER in each.filename for each in frames[users[-1] :])
+        frames = frames[users[0] : ours[0] if ours and not loads else None]
     return [each for each in frames if not (is_own(each.filename) or _starts(each.filename))]
 
 

@@ -12,7 +12,7 @@ from trainfit.results.watch import Finding, Limit, Unknown, WatchResult
 from trainfit.watch import checks, measures, thresholds
 from trainfit.watch import view as trainings
 from trainfit.watch.measures import ledger
-from trainfit.watch.rules import gpu, host, input, memory, training
+from trainfit.watch.rules import ending, gpu, host, input, memory, training
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.rule import Rule, look, worst_first
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
@@ -100,6 +100,7 @@ def _bounds(finding: Finding, rank: RankView) -> bool:
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    *ending.RULES,
     *input.RULES,
     *host.RULES,
     *gpu.RULES,
@@ -143,14 +144,21 @@ def judge(run: RunRecord) -> WatchResult:
 
 
 def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
-    """Findings, the most severe first; and of what nothing can be said."""
+    """Findings, first why the run failed, then by severity; and of what nothing can be said."""
     said = [each for rule in RULES for each in look(rule, view)]
-    findings = sorted((each for each in said if isinstance(each, Finding)), key=worst_first)
+    findings = sorted((each for each in said if isinstance(each, Finding)), key=_first)
     return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
+
+
+def _first(finding: Finding) -> tuple[bool, int, float, str]:
+    """What ended the run comes before what cost it time."""
+    return finding.kind not in ending.ENDING.kinds, *worst_first(finding)
 
 
 def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
     ranks = [rank for machine in run.machines for rank in machine.ranks]
+    if said := ending.unexplained(view):
+        yield said
     for rank in ranks:
         yield from rank.header.notes
         yield from _out_of_memory(rank)
@@ -206,6 +214,9 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     header, rank = view.run.header, view.judged
     if not header.command:
         return ""  # a notebook
+    if findings and findings[0].kind in ending.ENDING.kinds:
+        verb = "plan" if findings[0].kind == "gpu_out_of_memory" else "watch"
+        return f"trainfit {verb} -- {header.command}"
     if len(rank.steps) < thresholds.LEAST_STEPS:
         return f"trainfit watch -- {header.command}"
     if any(_is_said(header.command, finding) for finding in findings):

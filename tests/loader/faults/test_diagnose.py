@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
+from trainfit.findings import tracebacks
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.tracebacks import parse
 from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
 from trainfit.hardware.machine.files import RecordedFiles
 from trainfit.hardware.machine.system import System
-from trainfit.loader.faults import tracebacks
-from trainfit.loader.faults.diagnose import diagnose, diagnose_run
-from trainfit.loader.faults.hangs import FailureContext
-from trainfit.loader.faults.tracebacks import parse
-from trainfit.loader.measure.records import Failure, Run
+from trainfit.loader.faults.diagnose import context_of, diagnose, diagnose_run
+from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import Fault, LoaderSettings
@@ -54,7 +54,7 @@ def real(
     """The fault of a real run."""
     workload = Workload(DataLoader(Calls(function), 2))
     run = run_loader(workload, met, seconds=5.0, limit_s=limit_s, most_batches=12)
-    seen = FailureContext.of(run, limit_s=limit_s, **known)
+    seen = context_of(run, limit_s=limit_s, **known)
     return diagnose_run(run, workload if give_workload else None, seen)
 
 
@@ -393,7 +393,7 @@ def test_a_slow_data_set_is_not_a_deadlock() -> None:
 
     workload = Workload(DataLoader(Calls(sample), 2))
     run = run_loader(workload, LoaderSettings(1), seconds=60.0, limit_s=1.5)
-    fault = diagnose_run(run, workload, FailureContext.of(run, limit_s=1.5))
+    fault = diagnose_run(run, workload, context_of(run, limit_s=1.5))
     assert fault.kind == "slow_dataset"
 
 
@@ -403,7 +403,7 @@ def test_a_batch_that_cannot_be_sent_is_found() -> None:
     assert fault.kind == "collate"
     workload = Workload(DataLoader(Calls(lambda i: (x for x in ())), 2, collate_fn=list))
     run = run_loader(workload, FORK2, seconds=1.0, limit_s=1.5)
-    seen = FailureContext.of(run, limit_s=1.5)
+    seen = context_of(run, limit_s=1.5)
     assert diagnose_run(run, workload, seen).kind == "batch_lost"
     # What the worker's queue thread prints, where standard error is recorded.
     seen = dataclasses.replace(seen, output="TypeError: cannot pickle 'generator' object")
@@ -607,7 +607,7 @@ def test_seen_counts_what_a_run_noted() -> None:
 
     records = np.array([[100.0, 2.0, 1.0, 0.0], [102.0, 3.0, 1.0, 1.0]])
     run = Run(FORK2, 0.0, fetches=(records, records[:1]), started=(99.0, 98.0))
-    seen = FailureContext.of(run, limit_s=20.0)
+    seen = context_of(run, limit_s=20.0)
     assert seen.fetched == (2, 1) and seen.longest_s == 3.0 and seen.started == 2
     assert seen.silent_s == pytest.approx(98.0 + 20.0 - 105.0)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import subprocess
 import sys
 import threading
 import time
 import types
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,13 @@ from trainfit.loader.faults.preflight import (
     judge_sampler,
 )
 from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, digest, judge
-from trainfit.loader.measure.probe_runs import HARMLESS, SettingConstraints, bounds, fallback
+from trainfit.loader.measure.probe_runs import (
+    HARMLESS,
+    SettingConstraints,
+    bounds,
+    bounds_of,
+    fallback,
+)
 from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
@@ -86,6 +94,56 @@ def test_an_open_file_and_a_generator_are_named_by_their_types(tmp_path: Path) -
         culprits = find_culprits(Samples(file=stream, rows={"a": iter(lambda: 1, 2)}), "dataset")
     assert culprits[0].startswith("dataset.file (_io.TextIOWrapper): TypeError")
     assert len(culprits) == 1 or "dataset.rows['a']" in culprits[1]
+
+
+class Environment:
+    """As lmdb's: its type does not say which module it is of, and it refuses to be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'Environment' object")
+
+
+Environment.__module__ = "builtins"
+
+
+class Reopens(Samples):
+    """Leaves its handle out of the pickle."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"env": None}
+
+
+def test_a_handle_that_is_open_before_the_workers_is_opened_in_them(tmp_path: Path) -> None:
+    """Under fork, too: "use fork" would share it."""
+    (tmp_path / "f").write_text("text")
+    with open(tmp_path / "f") as stream, zipfile.ZipFile(tmp_path / "z", "w") as archive:
+        for held in (Environment(), stream, archive):
+            data = workload(Samples(env=held))
+            for start in ("fork", "spawn"):
+                (fault,) = check_start(data, LoaderSettings(2, start_method=start))
+                assert fault.kind == "shared_handle" and "dataset.env" in fault.summary
+                assert fault.fix.startswith("open it in the worker") and "fork" not in fault.fix
+                # It can only be measured as it is.
+                assert bounds_of(fault).start_methods == ("fork",)
+    fork, spawn = LoaderSettings(2), LoaderSettings(2, start_method="spawn")
+    assert [each.kind for each in check_start(workload(Reopens(env=Environment())), fork)] == [
+        "shared_handle"
+    ]
+    assert check_start(workload(Reopens(env=Environment())), spawn) == ()
+
+
+def test_a_handle_and_a_lambda_are_two_faults() -> None:
+    found = check_start(workload(Samples(env=Environment(), f=lambda: 1)), LoaderSettings(2))
+    assert [each.kind for each in found] == ["shared_handle", "not_picklable"]
+    assert "dataset.f" in found[1].summary and "env" not in found[1].evidence
+
+
+def test_closed_files_and_logs_are_no_handles(tmp_path: Path) -> None:
+    with open(tmp_path / "f", "w") as stream:
+        log = workload(Samples(log=logging.StreamHandler(stream)))
+        assert [each.kind for each in check_start(log, LoaderSettings(2))] == ["not_picklable"]
+    assert not pickled(workload(Samples(env=stream))).handles
+    assert not pickled(workload(Samples(stdin=sys.__stdin__))).handles
 
 
 def test_the_collate_function_is_sent_too() -> None:

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_loader import machine, probe, result
+from trainfit.findings.facts import Failure
 from trainfit.loader import tuning
 from trainfit.loader.faults.preflight import run_watched
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.model import BatchCost, Transfer
-from trainfit.loader.measure.records import Failure, Run
+from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import alone_note, others
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured

@@ -21,6 +21,7 @@ from helpers_loader import probe, result
 from tests.loader.calibration.test_constants import TWO_CORES, readings, truth
 from tests.loader.tune.test_search import fitted, goal, real
 from tests.report.plan.test_text import PLAN
+from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.loader.bottleneck import limit
 from trainfit.loader.confirmation import TRIES, Confirmation, ConfirmingRun
@@ -28,7 +29,7 @@ from trainfit.loader.measure.constants import fit
 from trainfit.loader.measure.loop import waits_for_cores
 from trainfit.loader.measure.noise_correction import without_core_waits
 from trainfit.loader.measure.probe_runs import Readings
-from trainfit.loader.measure.records import BEGAN, CPU, WALL, Failure, Run
+from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
 from trainfit.loader.verdicts import decide, doubts
 from trainfit.report.loader import loader_text

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_costs import lognormal_costs
+from trainfit.findings.facts import Failure
 from trainfit.loader.confirmation import SURPRISE, Confirmation, ConfirmingRun
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted, fit_contention
 from trainfit.loader.measure.model import BatchCost, Transfer
-from trainfit.loader.measure.records import Failure, Run, warm_up
+from trainfit.loader.measure.records import Run, warm_up
 from trainfit.loader.search import (
     OWN_ERROR,
     WITHIN,

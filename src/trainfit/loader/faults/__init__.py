@@ -1,1 +1,1 @@
-"""Why a DataLoader fails or hangs, and how to fix it."""
+"""Faults of a DataLoader that its data set shows: before any run, and after one that failed."""

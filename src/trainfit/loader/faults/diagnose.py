@@ -1,79 +1,67 @@
-"""Diagnosis of a failed loader: what it means, and the fix.
+"""Diagnosis of a loader that failed under measurement: the failure, and what its data set tells.
 
-Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
-address next to a text is where it is raised. :mod:`trainfit.loader.faults.preflight` looks for
-faults before any run, :mod:`trainfit.loader.measure.probe_runs` says which settings a fault leaves.
+:mod:`trainfit.findings.failure` knows the causes; this adds what only a look at the data set can
+say. :mod:`trainfit.loader.faults.preflight` looks for faults before any run,
+:mod:`trainfit.loader.measure.probe_runs` says which settings a fault leaves.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-import signal
-from typing import Final
 
-from trainfit.loader.faults import fixes, hangs, tracebacks
-from trainfit.loader.faults.hangs import FailureContext
+from trainfit.findings import fixes, tracebacks
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.failure import clipped, of_failure, raised_words, spoken
+from trainfit.hardware.machine.cgroup import OomKills
+from trainfit.loader.faults.held import open_handles
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
-from trainfit.loader.faults.tracebacks import ParsedException
-from trainfit.loader.measure.records import Failure, Run
+from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import Fault, LoaderSettings
-from trainfit.results.text import count, short, signal_name, size
+from trainfit.results.text import count, short
 
-#: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
-_KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
-_SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}
-#: "… exited unexpectedly with exit code 3." (`torch/csrc/DataLoader.cpp`).
-_EXITED: Final = re.compile(r"exited unexpectedly(?: with exit code (\d+))?")
-#: A worker that died while its batch was taken over, before PyTorch saw it dead: what reads the
-#: queue or asks the worker for a descriptor (`multiprocessing/resource_sharer.py`) breaks off.
-_BROKEN: Final = re.compile(
-    r"multiprocessing/(?:connection|queues|reduction|resource_sharer)\.py|rebuild_storage_"
-)
-_BREAKS: Final = (
-    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
-    *("EOFError", "FileNotFoundError"),
-)
-#: A full /dev/shm: the bus error handler (`torch/csrc/DataLoader.cpp`), and
-#: `aten/src/ATen/MapAllocator.cpp`: "unable to write to file </torch_1_2_3>: No space left …",
-#: "unable to allocate shared memory(shm) for file <…>: Resource temporarily unavailable".
-_SHM: Final = re.compile(
-    r"insufficient shared memory|out of shared memory|unable to allocate shared memory"
-    r"|unable to (?:resize|write to|stat the) file <[^>]*torch_"
-    r"|torch_shm_manager[^\n]*(?:No space left|error)"
-    r"|Couldn't allocate shared memory segment",
-    re.IGNORECASE,
-)
-#: Characters of evidence that are kept.
-_LONGEST: Final = 4000
-_NO_SPACE: Final = re.compile(r"No space left on device|\[Errno 28\]")
-_SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchronize\.py|SemLock")
-#: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
-#: (`aten/src/ATen/MapAllocator.cpp`; before 1.12 without the reason: files, most often).
-_SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
-#: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
-_FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
-#: `unable to mmap … Cannot allocate memory (12)`, and the allocator's and Python's own.
-_MEMORY: Final = re.compile(
-    r"Cannot allocate memory|can't allocate memory|not enough memory|MemoryError|\[Errno 12\]"
-)
-#: "DataLoader timed out after 5 seconds", "Pin memory thread exited unexpectedly"
-#: (`torch/utils/data/dataloader.py`).
-_TIMEOUT: Final = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
-_PIN_THREAD: Final = "Pin memory thread exited unexpectedly"
-_NOT_PICKLABLE: Final = re.compile(r"[Cc]an't pickle|cannot pickle|[Cc]an't get local object")
-_STARTING: Final = re.compile(r"multiprocessing/(?:popen_|reduction|context|process)")
-#: `multiprocessing/spawn.py`.
-_BOOTSTRAPPING: Final = "finished its bootstrapping phase"
-_NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
+
+def context_of(
+    run: Run,
+    *,
+    limit_s: float | None = None,
+    alone_s: float | None = None,
+    batch_bytes: int | None = None,
+    batch_tensors: int | None = None,
+    shm_free_bytes: int | None = None,
+    open_files: int | None = None,
+    oom_kills: OomKills | None = None,
+    output: str = "",
+) -> FailureContext:
+    """The context of a run, with what the caller knows in addition."""
+    records = [each for each in run.fetches if len(each)]
+    started = [at for at in run.started if at]
+    silent = None
+    if records and started and limit_s is not None:
+        last = max(float((each[:, BEGAN] + each[:, WALL]).max()) for each in records)
+        # The time limit ran from before the first worker had started.
+        silent = max(0.0, min(started) + limit_s - last)
+    return FailureContext(
+        fetched=tuple(len(each) for each in run.fetches) or None,
+        longest_s=max((float(each[:, WALL].max()) for each in records), default=None),
+        silent_s=silent,
+        started=len(started) if run.settings.num_workers else None,
+        limit_s=limit_s,
+        alone_s=alone_s,
+        batch_bytes=run.batch_bytes or batch_bytes,
+        batch_tensors=run.batch_tensors or batch_tensors,
+        shm_free_bytes=shm_free_bytes,
+        open_files=open_files,
+        oom_kills=oom_kills,
+        output=output,
+    )
 
 
 def diagnose_run(
     run: Run, workload: Workload | None = None, seen: FailureContext | None = None
 ) -> Fault:
     """What went wrong in a run that failed, or that ended before its loader should."""
-    seen = seen if seen is not None else FailureContext.of(run)
+    seen = seen if seen is not None else context_of(run)
     if run.failure is not None:
         return diagnose(run.failure, run.settings, workload, seen)
     handed = count(len(run.handed), "batch", "batches")
@@ -97,276 +85,43 @@ def diagnose(
     Args:
         settings: what the loader ran with.
         workload: what it loaded; where it is given and the failure leaves it open, the data
-            set's attributes are looked at, and a batch is made in a process of its own.
+            set's attributes are looked at.
         seen: what else is known; evidence that is not given is said to be missing.
     """
     seen = seen or FailureContext()
-    raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
-    found = (
-        _hung(failure, settings, workload, seen)
-        or _resources(failure, settings, raised, seen)
-        or _start(failure, settings, workload, seen)
-        or _ended(failure, settings, seen)
-        or _exception(failure, settings, raised, workload)
-    )
-    found = found or Fault(
-        "died",
-        "The run failed without an error message",
-        _said(failure, seen),
-        fixes.DIED,
-        settings,
-    )
-    return dataclasses.replace(found, evidence=_clipped(found.evidence))
+    if workload is not None and failure.error_type:
+        seen = dataclasses.replace(seen, handles=open_handles(workload))
+    found = of_failure(failure, settings, seen)
+    if found is None:
+        found = _unexplained(failure, settings, seen)
+    return _looked_closer(found, workload)
 
 
-def _clipped(text: str) -> str:
-    """Text whose beginning and end are kept: of a traceback, and of what a process printed,
-    the end says the most."""
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[: _LONGEST // 4]} … {text[-_LONGEST * 3 // 4 :]}"
-
-
-# --- Hangs ------------------------------------------------------------------------------------
-
-
-def _hung(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
-) -> Fault | None:
-    if not failure.hung:
-        return None
-    hang = hangs.explain(failure.stacks, settings, seen)
-    if hang.kind == "batch_lost":
-        return _lost(hang, settings, workload, seen)
-    fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
-    if hang.kind in ("deadlock", "hung") and hang.library:
-        fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
-    return Fault(hang.kind, hang.summary, hang.evidence, fix, settings)
-
-
-def _lost(
-    hang: hangs.Hang, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
-) -> Fault:
-    """A batch was made and not sent: what holds it up?"""
-    if _FILES.search(seen.output) or _too_many_files(settings, seen):
-        return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
-    if _SHM.search(seen.output) or _NO_SPACE.search(seen.output):
-        return _shm_full(settings, f"{hang.summary}; {hang.evidence}", seen)
-    if _NOT_PICKLABLE.search(seen.output):
-        culprit = _line(seen.output, _NOT_PICKLABLE)
-        summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
-        evidence = f"{hang.evidence}; {culprit}"
-        return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
-    return Fault(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
-
-
-def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
-    """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
-    if seen.batch_tensors is None or seen.open_files is None:
-        return False
-    return seen.batch_tensors * (settings.tokens + 1) > seen.open_files
-
-
-# --- Memory, shared memory and files ----------------------------------------------------------
-
-
-def _resources(
-    failure: Failure, settings: LoaderSettings, raised: ParsedException, seen: FailureContext
-) -> Fault | None:
-    text = "\n".join((failure.message, failure.traceback, seen.output))
-    said = short(raised.message or failure.message) or _said(failure, seen)
-    if _FILES.search(text):
-        return _open_files(settings, said, seen)
-    if _SHM.search(text) or (_NO_SPACE.search(text) and _SHM_PLACES.search(text)):
-        return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, seen)
-    if _SHM_OPEN.search(text):
-        return _open_files(settings, said, seen)
-    if _signal(failure) == signal.SIGBUS:
-        return _shm_full(settings, _said(failure, seen), seen)
-    if failure.error_type == "MemoryError" or _MEMORY.search(raised.message):
-        where = f" at {raised.culprit}" if raised.culprit else ""
-        summary = f"Out of memory: {said}"
-        fix = fixes.memory(settings)
-        return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
-    return None
-
-
-def _shm_full(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
-    need = None
-    if seen.batch_bytes is not None:
-        need = (settings.tokens + 1) * seen.batch_bytes
-    evidence = said
-    if need is not None and seen.batch_bytes is not None:
-        batches = f"{settings.tokens} prefetched batches and the one in use"
-        evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
-    if seen.shm_free_bytes is not None:
-        evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
-    if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
-        evidence += "; that is enough: a truncated memory-mapped file has the same effect"
-    summary = "Shared memory (/dev/shm) is full"
-    return Fault("shm_full", summary, evidence, fixes.shm(settings, need), settings)
-
-
-def _open_files(settings: LoaderSettings, said: str, seen: FailureContext) -> Fault:
-    evidence = said
-    if seen.batch_tensors is not None:
-        need = seen.batch_tensors * (settings.tokens + 1)
-        evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
-    if seen.open_files is not None:
-        evidence += f"; the limit is {seen.open_files} (ulimit -n)"
-    return Fault("open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings)
-
-
-# --- Starting workers -------------------------------------------------------------------------
-
-
-def _start(
-    failure: Failure, settings: LoaderSettings, workload: Workload | None, seen: FailureContext
-) -> Fault | None:
-    """What only happens to workers that are not forked."""
-    if settings.start_method == "fork" or settings.num_workers == 0:
-        return None
-    text = "\n".join((failure.message, failure.traceback, seen.output))
-    if _NOT_PICKLABLE.search(failure.message) and _STARTING.search(failure.traceback):
-        found = pickled(workload) if workload is not None else None
-        if found is not None and found.fault is not None:
-            return found.fault
-        summary = "The data set cannot be pickled for spawned workers"
-        return Fault("not_picklable", summary, failure.message, fixes.NOT_PICKLABLE, settings)
-    if _BOOTSTRAPPING in text:
-        said = _line(text, re.compile(_BOOTSTRAPPING))
-        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
-    if missing := _NOT_FOUND.search(text):
-        summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
-        return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
-    if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
-        problem = guard_problem() or (session_problem(workload) if workload else None)
-        if problem is not None:
-            evidence = f"{_said(failure, seen)}; {problem.evidence}"
-            return dataclasses.replace(problem, evidence=evidence, settings=settings)
-        summary = f"Workers exit before they start under {settings.start_method}"
-        return Fault("spawn_start", summary, _said(failure, seen), fixes.SPAWN_START, settings)
-    return None
-
-
-# --- Processes that ended ---------------------------------------------------------------------
-
-
-def _ended(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Fault | None:
-    number, said = _signal(failure), _said(failure, seen)
-    is_worker = failure.exit_code is None
-    who = "A worker" if is_worker else "The main process"
-    kind = "worker" if is_worker else "process"
-    if number in (signal.SIGKILL, signal.SIGTERM):
-        return _killed(kind, who, number, settings, said, seen)
-    if number:
-        words = fixes.CRASHES.get(number, f"crashed ({signal_name(number)})")
-        return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
-    code = _exit_code(failure)
-    if _TIMEOUT.search(failure.message):
-        return Fault("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
-    if failure.message.startswith(_PIN_THREAD):
-        return Fault("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
-    if code is not None or _EXITED.search(failure.message):
-        summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
-        return Fault(f"{kind}_exited", summary, said, fixes.EXITED, settings)
-    return None
-
-
-def _killed(
-    kind: str, who: str, number: int, settings: LoaderSettings, said: str, seen: FailureContext
-) -> Fault:
-    """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
-    name, kills = signal_name(number), seen.oom_kills
-    if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
-        source = "this cgroup's" if kills.cgroup else "the kernel's"
-        evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
-        summary = f"{who} was killed by the OOM killer: memory ran out"
-        return Fault(f"{kind}_killed", summary, evidence, fixes.memory(settings), settings)
-    if number != signal.SIGKILL:
-        known = ""
-    elif kills is None or (kills.cgroup is None and kills.machine is None):
-        known = "; whether by the OOM killer is unknown: its count could not be read"
-    else:
-        known = "; the kernel counted no OOM kill in this time"
-    summary = f"{who} was killed by another process ({name})"
-    return Fault(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
-
-
-def _signal(failure: Failure) -> int | None:
-    """The signal that ended the first process to end; terminated ones are the aftermath."""
+def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Fault:
+    """A failure of unknown cause still bounds the settings."""
+    said = clipped(spoken(failure, seen))
     if failure.exit_code is not None:
-        return -failure.exit_code if failure.exit_code < 0 else None
-    words = _KILLED_BY.search(failure.traceback) or _KILLED_BY.search(failure.message)
-    if words is not None and words[1] in _SIGNAL_WORDS:
-        return _SIGNAL_WORDS[words[1]]
-    if failure.error_type and not _EXITED.search(failure.message) and not _broke_off(failure):
-        return None  # an exception; the workers were ended after it
-    numbers = [-code for code in failure.worker_exits if code < 0]
-    return next((each for each in numbers if each != signal.SIGTERM), next(iter(numbers), None))
-
-
-def _broke_off(failure: Failure) -> bool:
-    """Whether a worker seems to have gone while its batch was taken over."""
-    broke = failure.error_type in _BREAKS
-    return broke and _BROKEN.search(failure.traceback) is not None
-
-
-def _exit_code(failure: Failure) -> int | None:
-    """The exit code of the process that ended first, if it was not a signal."""
-    if failure.exit_code is not None:
-        return failure.exit_code if failure.exit_code >= 0 else None
-    found = _EXITED.search(failure.traceback)
-    if found is not None and found[1]:
-        return int(found[1])
-    if not _EXITED.search(failure.message) and not _broke_off(failure):
-        return None
-    return next((code for code in failure.worker_exits if code > 0), None)
-
-
-# --- Exceptions -------------------------------------------------------------------------------
-
-
-def _exception(
-    failure: Failure, settings: LoaderSettings, raised: ParsedException, workload: Workload | None
-) -> Fault | None:
+        summary = f"The main process ended with exit code {failure.exit_code}"
+        return Fault("process_exited", summary, said, fixes.EXITED, settings)
     if not failure.error_type:
-        return None
-    culprit = raised.culprit
-    at = f" at {culprit}" if culprit is not None else ", not in your code"
-    if culprit is not None and culprit.code:
-        at += f": `{culprit.code}`"
-    where = f"{raised.where}: " if raised.where else ""
-    evidence = f"{where}{raised.type}: {raised.message}{at}"
-    if known := fixes.known(raised, workload):
-        return Fault(known.kind, known.summary, evidence, known.fix, settings)
+        summary = "The run failed without an error message"
+        return Fault("died", summary, said, fixes.DIED, settings)
+    raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
-    if "pin memory thread" in raised.where:
-        return Fault("pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings)
+    evidence = clipped(raised_words(raised))
     if raised.worker is not None:
         who = f"Worker {raised.worker} raises {words}"
         return Fault("worker_exception", who, evidence, fixes.EXCEPTION, settings)
     return Fault("exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings)
 
 
-def _said(failure: Failure, seen: FailureContext) -> str:
-    """What was seen of processes that ended, in words."""
-    parts = []
-    if failure.error_type:
-        parts.append(f"{failure.error_type}: {short(failure.message, 300)}")
-    if failure.exit_code is not None:
-        parts.append(f"exit code of the process that iterates: {failure.exit_code}")
-    if failure.worker_exits:
-        codes = ", ".join(str(code) for code in failure.worker_exits)
-        parts.append(f"exit codes of workers: {codes}")
-    found = _KILLED_BY.search(failure.traceback)
-    if found is not None:
-        parts.append(f"PyTorch: {found[0]}")
-    if seen.output:
-        parts.append(f"stderr: {seen.output.strip()}")
-    return "; ".join(parts) or "no exception, no exit code, no output"
-
-
-def _line(text: str, pattern: re.Pattern[str]) -> str:
-    """The line of a text that a pattern is found in."""
-    return next((line.strip() for line in text.split("\n") if pattern.search(line)), "")
+def _looked_closer(fault: Fault, workload: Workload | None) -> Fault:
+    """The fault with the attribute of the data set, or the line of the script, that causes it."""
+    if fault.kind == "not_picklable" and workload is not None:
+        return pickled(workload).fault or fault
+    if fault.kind == "spawn_start":
+        problem = guard_problem() or (session_problem(workload) if workload else None)
+        if problem is not None:
+            evidence = clipped(f"{fault.evidence}; {problem.evidence}")
+            return dataclasses.replace(problem, evidence=evidence, settings=fault.settings)
+    return fault

@@ -7,13 +7,12 @@ Nothing of that happens here: the pickle is counted, not kept, and tensors stay 
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,8 +20,9 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.loader.faults import fixes
-from trainfit.loader.faults.fixes import described, held
+from trainfit.findings import fixes
+from trainfit.findings.main_guard import unguarded_line
+from trainfit.loader.faults.held import described, held, open_handles
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import Fault
@@ -41,23 +41,44 @@ class PickleReport:
 
     ``nbytes`` is the pickle's size, ``shared_bytes`` that of the tensors, which go through
     shared memory; ``None`` where there is no pickle. ``culprits`` are what cannot be pickled,
-    each with its path, type and the reason.
+    each with its path, type and the reason. ``handles`` are files and connections that the data
+    set holds open: path → type.
     """
 
     nbytes: int | None
     shared_bytes: int | None
     culprits: tuple[str, ...] = ()
     reason: str = ""
+    handles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shared_handle(self) -> Fault | None:
+        """A file or connection that is open before the workers start, however they start."""
+        if not self.handles:
+            return None
+        path, kind = next(iter(self.handles.items()))
+        others = len(self.handles) - 1
+        more = f" and {others} more are" if others else " is"
+        summary = f"{path} ({kind}){more} opened before the workers start"
+        evidence = (
+            f"{', '.join(f'{path} ({kind})' for path, kind in self.handles.items())}: forked "
+            "workers share its position and caches, so that one reads what another asked for; "
+            "spawned ones cannot be given it"
+        )
+        return Fault("shared_handle", summary, evidence, fixes.OPEN_IN_WORKER)
 
     @property
     def fault(self) -> Fault | None:
         """What is wrong with that, under any start method but fork."""
-        if self.culprits:
-            first = self.culprits[0].partition(": ")[0]
-            more = f" and {len(self.culprits) - 1} more" if len(self.culprits) > 1 else ""
-            summary = f"{first}{more} cannot be pickled: workers must be started with fork"
-            evidence = "; ".join(self.culprits)
-            return Fault("not_picklable", summary, evidence, fixes.NOT_PICKLABLE)
+        others = [each for each in self.culprits if not self._is_handle(each)]
+        if self.culprits and not others:
+            return self.shared_handle
+        if others:
+            first = others[0].partition(": ")[0]
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            summary = f"{first}{more} cannot be pickled: only fork starts workers with it"
+            evidence = "; ".join(others)
+            return Fault("not_picklable", summary, evidence, fixes.not_picklable(evidence))
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
             said = size(self.nbytes)
             if self.shared_bytes:
@@ -65,6 +86,13 @@ class PickleReport:
             summary = f"Each spawned worker receives {size(self.nbytes)} at its start"
             return Fault("large_pickle", summary, said, fixes.HANGS["slow_start"])
         return None
+
+    def _is_handle(self, culprit: str) -> bool:
+        """Is the culprit one of the handles, or a part of one?"""
+        path = culprit.partition(" (")[0]
+        return any(
+            path == each or path.startswith((f"{each}.", f"{each}[")) for each in self.handles
+        )
 
 
 def pickled(workload: Workload, limit_s: float = 10.0) -> PickleReport:
@@ -90,12 +118,13 @@ def _pickled(workload: Workload) -> PickleReport:
     context.set_spawning_popen(standing_in)
     try:
         culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
+        handles = open_handles(workload)
         if culprits:
-            return PickleReport(None, None, culprits)
+            return PickleReport(None, None, culprits, handles=handles)
         sink = _Sink()
         pickler = _Counting(sink)
         pickler.dump([parts[name] for name in _PARTS])
-        return PickleReport(sink.nbytes, pickler.shared_bytes)
+        return PickleReport(sink.nbytes, pickler.shared_bytes, handles=handles)
     finally:
         context.set_spawning_popen(None)
 
@@ -220,40 +249,8 @@ def guard_problem(main: Any = None) -> Fault | None:
     """
     main = sys.modules["__main__"] if main is None else main
     path = getattr(main, "__file__", None)
-    line = _unguarded_line(Path(path)) if path is not None else None
+    line = unguarded_line(Path(path)) if path is not None else None
     if line is None:
         return None
     said = f"{path}:{line} runs when the script is imported"
     return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
-
-
-def _unguarded_line(path: Path) -> int | None:
-    """The first line at a script's top level that iterates or calls, without a guard."""
-    try:
-        body = ast.parse(path.read_text(errors="replace")).body
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return _working_line(body)
-
-
-def _working_line(body: Sequence[ast.stmt]) -> int | None:
-    for node in body:
-        if isinstance(node, ast.For | ast.While):
-            return node.lineno
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            # "main()", "train(args)"; modules' functions ("torch.manual_seed(0)") only set up.
-            if isinstance(function, ast.Name) and function.id != "print":
-                return node.lineno
-        if isinstance(node, ast.With | ast.Try | ast.If) and not _is_guard(node):
-            line = _working_line(node.body)
-            if line is not None:
-                return line
-    return None
-
-
-def _is_guard(node: ast.stmt) -> bool:
-    """Is it `if __name__ == "__main__":`, or another question of the name?"""
-    test = node.test if isinstance(node, ast.If) else None
-    names = ast.walk(test) if test is not None else ()
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in names)

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainfit.findings import fixes
+from trainfit.findings.facts import FailureContext
 from trainfit.hardware.machine.cgroup import between, oom_kills
-from trainfit.loader.faults import fixes
-from trainfit.loader.faults.diagnose import diagnose_run
-from trainfit.loader.faults.hangs import FailureContext
+from trainfit.loader.faults.diagnose import context_of, diagnose_run
 from trainfit.loader.faults.pickling import pickled, session_problem
 from trainfit.loader.faults.sharding import check_sharding
 from trainfit.loader.measure import processes
@@ -76,13 +76,20 @@ def check_start(
     """Can workers be started by other means than a fork, and what are they sent?
 
     A data set that cannot be pickled is named under "fork", too: it bounds what may be tried.
+    So is a file that is open before the workers start, which forked ones share.
     Its size, and whether workers can import its class, matter under the other methods only.
     """
-    found = pickled(workload, limit_s).fault
+    report = pickled(workload, limit_s)
+    found, shared = report.fault, report.shared_handle
     if settings.start_method == "fork":
-        return (found,) if found is not None and found.kind == "not_picklable" else ()
-    problem = session_problem(workload)
-    return tuple(each for each in (found, problem) if each is not None)
+        if found is not None and found.kind != "not_picklable":
+            found = None
+        problem = None
+    else:
+        # A data set that leaves it out of its pickle opens it in the worker.
+        shared, problem = (shared if report.culprits else None), session_problem(workload)
+    faults = (shared, found if found != shared else None, problem)
+    return tuple(each for each in faults if each is not None)
 
 
 # --- The sampler ------------------------------------------------------------------------------
@@ -288,7 +295,7 @@ def _try(
         run = run_loader(
             workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
         )
-    seen = FailureContext.of(
+    seen = context_of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,
@@ -340,7 +347,7 @@ def run_watched(
         run = dataclasses.replace(run, ranks=1 + at_work.working())
     if run.failure is None and not run.exhausted:
         return run, None
-    seen = FailureContext.of(
+    seen = context_of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,

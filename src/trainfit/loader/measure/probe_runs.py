@@ -48,7 +48,9 @@ _OF_START: Final = (
 )
 #: Faults of the data, whoever makes the batches.
 _OF_DATA: Final = ("collate", "no_batches")
-_ONLY_FORK: Final = ("not_picklable", "no_main_guard", "not_importable", "spawn_start")
+_ONLY_FORK: Final = (
+    *("not_picklable", "shared_handle", "no_main_guard", "not_importable", "spawn_start"),
+)
 #: Faults that leave every setting: they cost time, or a number that a script may count on.
 HARMLESS: Final = (
     "slow_dataset",

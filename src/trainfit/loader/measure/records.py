@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.results.dataloader import LoaderSettings
 
@@ -260,25 +261,6 @@ def _watch_stacks(path: str) -> None:
 #: system, for the first time. The ACT example's take 33, 23, 23, 20, 20 ms and then 18.5
 #: (docs/figures.md).
 _SETTLING: Final = 4
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run came to nothing.
-
-    ``error_type``, ``message`` and ``traceback`` are what iterating raised; ``exit_code`` is of
-    the process that iterated, if it died (negative: signal); ``worker_exits`` of its workers,
-    as far as they had ended. ``hung``: no end within the time limit; ``stacks`` are then those
-    of all threads of all processes (faulthandler's format).
-    """
-
-    error_type: str = ""
-    message: str = ""
-    traceback: str = ""
-    exit_code: int | None = None
-    worker_exits: tuple[int, ...] = ()
-    hung: bool = False
-    stacks: str = ""
 
 
 def _no_records() -> Records:

@@ -22,13 +22,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
+from trainfit.findings.facts import Failure
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.loop import Loop, shut_down, take_step
 from trainfit.loader.measure.records import (
     COLUMNS,
     STACKS_SIGNAL,
     WALL,
-    Failure,
     Run,
     TransferTimes,
     WorkerRecords,

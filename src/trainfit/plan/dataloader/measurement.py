@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
-from trainfit.loader.faults.tracebacks import own_fault_in
 from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.prefix import Prefix
@@ -20,6 +20,8 @@ from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, S
 from trainfit.plan.launch_line import launch, useless_variables
 from trainfit.plan.runs.failures import (
     ScriptError,
+    cause_of,
+    cause_of_error,
     exit_hint,
     last_lines,
     one_line,
@@ -245,14 +247,16 @@ def _failure(loaded: Loaded, command: Command | None, options: LoadingOptions) -
         assert outcome.trace is not None
         output = outcome.trace.traceback or last_lines(loaded.output)
         said = f"{name}: {_script_failed(outcome.trace, output)}"
-        return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault)
+        cause = cause_of(outcome.trace, loaded.output)
+        return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault, cause)
     if outcome.status == "loader" and not outcome.traceback:
         return ScriptError(f"{name}: {outcome.error}" if command is not None else outcome.error)
+    cause = None if outcome.own_fault else cause_of_error(outcome.error, outcome.traceback)
     if outcome.status == "loader":
-        return ScriptError(outcome.error, outcome.traceback)
+        return ScriptError(outcome.error, outcome.traceback, cause=cause)
     where = f" ({outcome.loader})" if outcome.loader else ""
     said = f"{name}: its loader{where} could not be measured: {outcome.error}"
-    return ScriptError(said, output, outcome.own_fault)
+    return ScriptError(said, output, outcome.own_fault, cause)
 
 
 def _remedy(code: int | None) -> str:

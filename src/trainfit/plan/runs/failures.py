@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
-from trainfit.loader.faults.tracebacks import ParsedException, parse
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.failure import of_failure
+from trainfit.findings.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.dataloader import Fault, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
@@ -23,15 +26,20 @@ class ScriptError(TrainfitError):
     """The script did not do what a plan needs.
 
     ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
-    With ``own_fault`` it is trainfit that failed.
+    With ``own_fault`` it is trainfit that failed. ``cause`` is why, with the fix, if that is known.
     """
 
     def __init__(
-        self, message: str, script_output: str = "", own_fault: OwnFault | None = None
+        self,
+        message: str,
+        script_output: str = "",
+        own_fault: OwnFault | None = None,
+        cause: Fault | None = None,
     ) -> None:
         super().__init__(message)
         self.script_output = script_output
         self.own_fault = own_fault
+        self.cause = cause
 
 
 class NotSimulated(ScriptError):
@@ -57,7 +65,8 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0:
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
-        raise ScriptError(message, unsaid(outcome, output), outcome.own_fault)
+        cause = cause_of(outcome, trace.output)
+        raise ScriptError(message, unsaid(outcome, output), outcome.own_fault, cause)
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
@@ -86,12 +95,41 @@ def _trains(trace: Trace) -> bool:
     return recording is not None and bool((recording.op_phase == PHASES.index("backward")).any())
 
 
+def cause_of(outcome: TraceOutcome, output: str) -> Fault | None:
+    """Why a script failed that printed ``output``, and the fix; ``None`` where that is not known,
+    or the simulated GPU was full, which is what a plan is about."""
+    if outcome.status != "failed" or outcome.own_fault is not None:
+        return None
+    loader = outcome.loader
+    settings = None
+    if loader is not None:
+        prefetch = loader.prefetch_factor or 2
+        settings = LoaderSettings(loader.num_workers, prefetch, loader.pin_memory)
+    return cause_of_error(outcome.message, outcome.traceback, output, settings)
+
+
+def cause_of_error(
+    message: str, traceback: str, output: str = "", settings: LoaderSettings | None = None
+) -> Fault | None:
+    """The cause and the fix of an exception that is told as "TypeError: what it says"."""
+    name, _, said = message.partition(": ")
+    if not name.replace(".", "_").isidentifier():
+        return None
+    failure = Failure(name, said, traceback)
+    return of_failure(failure, settings, FailureContext(output=output))
+
+
 def shortfall(trace: Trace, command: Command) -> str | None:
     """What went wrong after the first step, in one line; ``None`` if nothing did."""
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
     return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
+
+
+def with_cause(text: str, cause: Fault | None) -> str:
+    """What happened, in one line with its cause and fix, for a note."""
+    return text if cause is None else f"{text}; cause: {cause.summary}; fix: {cause.fix}"
 
 
 def script_output(trace: Trace) -> str:

@@ -13,7 +13,13 @@ from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.runs.failures import ScriptError, require_step, script_output, shortfall
+from trainfit.plan.runs.failures import (
+    ScriptError,
+    cause_of,
+    require_step,
+    script_output,
+    shortfall,
+)
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.files.decoding import as_json
@@ -92,7 +98,8 @@ def simulate_command(
     failure = None if full else shortfall(trace, command)
     if failure is None:
         return summary, None
-    return summary, ScriptError(failure, script_output(trace), outcome.own_fault)
+    cause = cause_of(outcome, trace.output)
+    return summary, ScriptError(failure, script_output(trace), outcome.own_fault, cause)
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:

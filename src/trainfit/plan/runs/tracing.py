@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuSpec
-from trainfit.loader.faults.tracebacks import own_fault_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcesses, available_ram, can_fork

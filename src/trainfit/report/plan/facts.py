@@ -209,6 +209,14 @@ def _loader(result: PlanResult) -> str:
     return text
 
 
+def _wrong_data(result: PlanResult) -> str:
+    """What makes workers read other data than they are asked for, and its fix."""
+    found = result.loading.result if result.loading is not None else None
+    faults = found.faults if found is not None else ()
+    wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
+    return f"{wrong.summary}; fix: {wrong.fix}" if wrong is not None else ""
+
+
 def _threads(result: PlanResult) -> str:
     """Variables and cores before the command."""
     return threads_text(result.launch_parts)
@@ -254,6 +262,8 @@ def _files(result: PlanResult) -> str:
     return "; ".join(protection_notes(result.protection))
 
 
+#: Kinds of faults of a DataLoader by which its workers give wrong samples.
+_WRONG_DATA = ("shared_handle", "handle_before_fork", "iterable_not_sharded")
 #: What is shown, in this order: its name, its rank (see :class:`Fact`), its text.
 _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("batch size", 0, _batch),
@@ -262,6 +272,7 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
     ("micro-batch", 25, _makeup),
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
+    ("fault", 5, _wrong_data),
     ("threads", 12, _threads),
     ("variables", 0, _removed),
     ("not set", 55, _left_out),

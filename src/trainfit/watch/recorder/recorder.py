@@ -349,9 +349,12 @@ class Recorder:
                 self.event("out_of_memory", text=str(error)[:_LONGEST_TRACEBACK])
 
     def ended_by(self, error: BaseException, traceback: str) -> None:
-        """The process ends by an exception."""
+        """The process ends by an exception. Before it trained, that is recorded only where the
+        cause is known: any program that imports PyTorch may end so."""
         self.saw(error)
         self._last_error = None
+        if self._files is None and _is_explained(traceback):
+            self._claim()
         self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
 
     @property
@@ -413,6 +416,13 @@ class Recorder:
 def _made_optimizers() -> list[torch.optim.Optimizer]:
     """Those that the script has made before it was recorded."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+
+
+def _is_explained(traceback: str) -> bool:
+    # Not before: no run needs it but one that failed.
+    from trainfit.findings.failure import of_exception
+
+    return of_exception(traceback) is not None
 
 
 def _noise_scale() -> WatchedNoiseScale:

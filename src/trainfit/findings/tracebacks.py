@@ -21,6 +21,8 @@ _CAUGHT: Final = re.compile(
     r"Caught (?P<type>\S+) (?P<where>in [^\n]*?)\.\n(?:Original )?(?P<text>.*)", re.DOTALL
 )
 _HEADING: Final = "Traceback (most recent call last):\n"
+#: The line of a traceback that names the exception.
+_RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
 _OF_THE_MACHINE: Final = (OSError, MemoryError, ModuleNotFoundError)
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
@@ -108,6 +110,26 @@ def parse(error_type: str, message: str, text: str) -> ParsedException:
     return ParsedException(name, _message(name, inner), found["where"], frames(inner))
 
 
+def exception_in(text: str) -> tuple[str, str]:
+    """Type and message of the exception that a printed traceback ends with; empty: there is none.
+
+    A worker's traceback, chains in it included, is part of the message of what the main process
+    raised (`torch/_utils.py`, ``ExceptionWrapper``).
+    """
+    blocks = _CHAINED.split(text)
+    found = ("", "")
+    for number, block in enumerate(blocks):
+        lines = block.strip("\n").split("\n")
+        start = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)
+        if start is None:
+            continue
+        name, _, first = lines[start].partition(": ")
+        found = name.rpartition(".")[2], "\n".join([first, *lines[start + 1 :]]).strip()
+        if _CAUGHT.match(found[1]):
+            return found[0], "\n\n".join([found[1], *blocks[number + 1 :]]).strip()
+    return found
+
+
 def own_fault_in(text: str) -> OwnFault | None:
     """That what a process of trainfit's printed ends with a traceback of trainfit's own code;
     ``None`` where it does not. Missing files, packages and memory are no faults of the code."""
@@ -162,7 +184,7 @@ def short_tail(lines: Sequence[str]) -> str:
 
 @functools.cache
 def _own_folder() -> str:
-    return str(Path(__file__).resolve().parents[2]) + os.sep
+    return str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 @functools.cache

@@ -1,0 +1,291 @@
+"""Causes that an exception's message and traceback reveal, with their fixes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from trainfit.findings import fixes
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.tracebacks import ParsedException
+from trainfit.results.dataloader import Fault
+from trainfit.results.text import short
+
+
+def known(raised: ParsedException, seen: FailureContext) -> Fault | None:
+    """The known cause of an exception, if it has one; without evidence."""
+    return next((fault for rule in _RULES if (fault := rule(raised, seen)) is not None), None)
+
+
+def _fault(kind: str, summary: str, fix: str) -> Fault:
+    return Fault(kind, summary, "", fix)
+
+
+# --- Of data sets and their collation ---------------------------------------------------------
+
+
+#: torch/cuda/__init__.py (and xpu, mtia); in a worker also the driver's own words.
+_REINITIALIZED: Final = re.compile(r"Cannot re-initialize \w+ in forked subprocess")
+_INITIALIZATION: Final = "CUDA error: initialization error"
+#: multiprocessing/process.py
+_DAEMONIC: Final = "daemonic processes are not allowed to have children"
+#: torch.stack; torch/utils/data/_utils/collate.py; ATen/native/Resize
+_UNEQUAL: Final = re.compile(
+    r"stack expects each tensor to be equal size|should be of equal size"
+    r"|Trying to resize storage that is not resizable"
+)
+#: torch/utils/data/_utils/collate.py
+_UNCOLLATED: Final = "default_collate: batch must contain tensors"
+
+
+def _gpu_in_worker(raised: ParsedException, _: FailureContext) -> Fault | None:
+    in_worker = raised.worker is not None and _INITIALIZATION in raised.message
+    if not in_worker and not _REINITIALIZED.search(raised.message):
+        return None
+    return _fault(
+        "cuda_in_worker",
+        "The data set uses the GPU in a forked worker",
+        "keep the data set on the CPU and move batches in the loop; or multiprocessing_context="
+        '"spawn" with what is on the GPU made in the worker; or num_workers=0',
+    )
+
+
+def _nested(raised: ParsedException, _: FailureContext) -> Fault | None:
+    if _DAEMONIC not in raised.message:
+        return None
+    if raised.worker is None:
+        return _fault(
+            "nested_processes",
+            "A daemonic process starts processes, which it cannot do",
+            "start it with daemon=False, or start the processes from the main process",
+        )
+    return _fault(
+        "nested_processes",
+        "The data set starts processes, which a worker cannot do",
+        "num_workers=0, or make the data set single-process: the DataLoader's workers "
+        "already run in parallel",
+    )
+
+
+def _collation(raised: ParsedException, _: FailureContext) -> Fault | None:
+    at = f" ({short(raised.message, 80)})"
+    if _UNCOLLATED in raised.message:
+        return _fault(
+            "collate",
+            f"Samples contain a type that default_collate does not support{at}",
+            "return tensors, arrays, numbers, strings or containers of them, or pass a collate_fn",
+        )
+    if not _UNEQUAL.search(raised.message) or not _collates(raised):
+        return None
+    return _fault(
+        "collate",
+        f"Samples of one batch differ in size and cannot be stacked{at}",
+        "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
+        "that pads them or keeps them in a list",
+    )
+
+
+def _collates(raised: ParsedException) -> bool:
+    """Does a batch's collation raise it, and not a ``torch.stack`` of the model's?"""
+    if not raised.frames or raised.worker is not None:
+        return True
+    return any("collate" in f"{each.path} {each.function}" for each in raised.frames)
+
+
+#: What libraries say when a file that was opened before the fork is read in a worker.
+_OF_HANDLES: Final[dict[str, re.Pattern[str]]] = {
+    "h5py": re.compile(
+        r"Unable to (?:synchronously )?(?:open|read|get)|Can't (?:synchronously )?read data"
+        r"|wrong B-tree signature|addr overflow|bad (?:object|local heap|symbol)|inflate\(\) failed"
+    ),
+    "lmdb": re.compile(r"MDB_BAD_RSLOT|MDB_READERS_FULL|opened by this process"),
+    "zipfile": re.compile(
+        r"Bad magic number|Bad CRC-32|Error -3 while decompressing|Overlapped entries"
+    ),
+    "tarfile": re.compile(
+        r"(?:unexpected end of data|bad checksum|truncated header|invalid header)"
+    ),
+    "av": re.compile(r"Invalid data found|avcodec_send_packet|Operation not permitted"),
+    "sqlite3": re.compile(r"disk image is malformed|locking protocol|disk I/O error"),
+}
+#: Of these an exception says enough by itself.
+_CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")
+
+
+def _handle(raised: ParsedException, seen: FailureContext) -> Fault | None:
+    """A file that was opened before workers were forked, and that two of them now read."""
+    if raised.worker is None:
+        return None
+    text = f"{raised.type}: {raised.message}"
+    suspects = [name for name, said in _OF_HANDLES.items() if said.search(text)]
+    held = {path: kind for path, kind in seen.handles.items() if kind.split(".")[0] in suspects}
+    if not suspects or (not held and not _CERTAIN.search(text)):
+        return None
+    what = ", ".join(f"{path} ({kind})" for path, kind in held.items()) or f"a {suspects[0]} file"
+    return _fault(
+        "handle_before_fork",
+        f"{what} was opened before the workers were forked, and they share its file position",
+        fixes.OPEN_IN_WORKER,
+    )
+
+
+# --- Of the GPU -------------------------------------------------------------------------------
+
+
+#: `c10/cuda/CUDACachingAllocator.cpp`; the driver's; cuBLAS' and cuDNN's for their handles.
+_GPU_MEMORY: Final = re.compile(
+    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|(?:CUDA|HIP) error: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+)
+_BYTES: Final = r"([\d.]+) (bytes|[KMGT]iB)"
+_TRIED: Final = re.compile(f"Tried to allocate {_BYTES}")
+_UNUSED: Final = re.compile(f"{_BYTES} is reserved by PyTorch but unallocated")
+_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_ASSERTED: Final = re.compile(r"device-side assert|hipErrorAssert|cudaErrorAssert")
+
+
+def _gpu_memory(raised: ParsedException, _: FailureContext) -> Fault | None:
+    if not _GPU_MEMORY.search(raised.message):
+        return None
+    tried, unused = _amount(_TRIED, raised.message), _amount(_UNUSED, raised.message)
+    if tried is not None and unused is not None and unused >= tried:
+        return _fault(
+            "gpu_out_of_memory",
+            "Out of GPU memory, with more reserved and unused than was requested: fragmentation",
+            f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the command; {_FEWER}",
+        )
+    return _fault("gpu_out_of_memory", "Out of GPU memory", _FEWER)
+
+
+_FEWER: Final = (
+    "a smaller batch (with gradient accumulation the effective batch stays); `trainfit plan` on "
+    "the command gives the largest batch that fits and what else lowers memory (mixed precision, "
+    "checkpointing), `trainfit memory` which tensors make up the peak; `nvidia-smi` shows "
+    "other processes on the GPU"
+)
+
+
+def _amount(pattern: re.Pattern[str], text: str) -> float | None:
+    """Bytes that an allocator's message tells."""
+    found = pattern.search(text)
+    return float(found[1]) * _UNITS[found[2]] if found else None
+
+
+def _gpu_assert(raised: ParsedException, seen: FailureContext) -> Fault | None:
+    if not _ASSERTED.search(raised.message):
+        return None
+    found = re.search(r"Assertion `+([^`']+)['`]+ failed", f"{raised.message}\n{seen.output}")
+    which = f" (`{found[1].strip()}`)" if found else ""
+    return _fault(
+        "device_assert",
+        f"A GPU kernel met a value that is not allowed{which}: most often an index out of range",
+        "check that class labels are in 0 … classes - 1 (or ignore_index), and indices of "
+        "embeddings and gathers below the table's size; the line above may be a later one: "
+        "CUDA_LAUNCH_BLOCKING=1 before the command gives the right line, and the same batch on "
+        "the CPU the value",
+    )
+
+
+# --- Of types ---------------------------------------------------------------------------------
+
+
+_DTYPE: Final = (
+    r"(?:torch\.(?:cuda\.)?)?(?:c10::)?"
+    r"(Half|BFloat16|Float|Double|float16|bfloat16|float32|float64|half|float|double)(?:Tensor)?\b"
+)
+#: Operators that want one dtype, each in its words (`ATen`): "expected scalar type Half but found
+#: Float", "mat1 and mat2 must have the same dtype, but got Half and Float", "Input type
+#: (c10::Half) and bias type (float) should be the same", "expected m1 and m2 to have the same
+#: dtype, but got: float != c10::Half", "Expected query, key, and value to have the same dtype, but
+#: got query.dtype: float key.dtype: c10::Half", "Index put requires the source and destination
+#: dtypes match, got Float for the destination and Half for the source."
+_MISMATCHES: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"expected scalar type {_DTYPE} but found {_DTYPE}",
+        rf"have the same dtype,? but got:? {_DTYPE} (?:and|!=) {_DTYPE}",
+        rf"[Ii]nput type \({_DTYPE}\) and (?:weight|bias) type \({_DTYPE}\) should be the same",
+        rf"dtypes? match, got {_DTYPE} for the destination and {_DTYPE} for the source",
+        rf"have the same dtype, but got query\.dtype: {_DTYPE} key\.dtype: {_DTYPE}",
+        rf"Found dtype {_DTYPE} but expected {_DTYPE}",
+    )
+)
+_HALVES: Final = ("half", "bfloat16", "float16")
+_UNSCALED: Final = "Attempting to unscale FP16 gradients"
+
+
+def _dtypes(raised: ParsedException, _: FailureContext) -> Fault | None:
+    found = next(filter(None, (each.search(raised.message) for each in _MISMATCHES)), None)
+    if found is None:
+        return None
+    names = {each.lower() for each in found.groups()}
+    at = f"{found[1]} and {found[2]}"
+    if names & set(_HALVES):
+        return _fault(
+            "mixed_dtypes",
+            f"An operator gets tensors of two precisions ({at}): mixed precision is only partly on",
+            "run the whole forward pass and the loss inside torch.autocast (evaluation, too) and "
+            "leave model and batch in float32; without autocast give model and batch the same "
+            "dtype; where autocast does not reach (custom functions, index assignment, buffers) "
+            "cast: x.to(other.dtype)",
+        )
+    if names & {"double", "float64"} and names & {"float", "float32"}:
+        return _fault(
+            "mixed_dtypes",
+            f"An operator gets tensors of two precisions ({at}): float64 is NumPy's default",
+            "convert in the data set: torch.as_tensor(array, dtype=torch.float32), or x.float()",
+        )
+    return None
+
+
+def _unscaled(raised: ParsedException, _: FailureContext) -> Fault | None:
+    if _UNSCALED not in raised.message:
+        return None
+    return _fault(
+        "fp16_gradients",
+        "GradScaler gets gradients in float16: the model's parameters are float16",
+        "leave the model in float32 (no .half(), no torch_dtype=float16) and use torch.autocast; "
+        "or bfloat16, without GradScaler",
+    )
+
+
+# --- Of processes and ports -------------------------------------------------------------------
+
+
+_IN_USE: Final = re.compile(r"Address already in use|EADDRINUSE|\[Errno 98\]")
+_OF_RANKS: Final = re.compile(r"torch/distributed/|MASTER_PORT|The server socket has failed to")
+_PORT: Final = re.compile(r"\bport:? (\d{2,5})\b")
+
+
+def _port(raised: ParsedException, _: FailureContext) -> Fault | None:
+    if not _IN_USE.search(raised.message):
+        return None
+    frames = "\n".join(each.path for each in raised.frames)
+    found = _PORT.search(raised.message)
+    number = f" {found[1]}" if found else ""
+    summary = f"The port{number} is in use by another process, perhaps one of a former run"
+    look = (
+        f"`ss -ltnp` shows which process has it ({'sport = :' + found[1] if found else 'LISTEN'})"
+    )
+    if _OF_RANKS.search(f"{raised.message}\n{frames}"):
+        return _fault(
+            "port_in_use",
+            summary,
+            "give each job on a machine a port of its own: torchrun --standalone, or "
+            f"--master-port (MASTER_PORT) with a free number; {look}",
+        )
+    return _fault("port_in_use", summary, f"end that process, or use another port; {look}")
+
+
+_RULES: Final[tuple[Callable[[ParsedException, FailureContext], Fault | None], ...]] = (
+    _gpu_in_worker,
+    _nested,
+    _collation,
+    _handle,
+    _gpu_memory,
+    _gpu_assert,
+    _dtypes,
+    _unscaled,
+    _port,
+)

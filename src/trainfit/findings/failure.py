@@ -1,0 +1,431 @@
+"""Diagnosis of a run that failed: what it means, and the fix.
+
+Each cause is recognised by what PyTorch (2.8 to 2.13), Python and the kernel say of it; the
+address next to a text is where it is raised. What is not recognised is not explained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from pathlib import Path
+from typing import Final
+
+from trainfit.findings import exceptions, fixes, hangs, tracebacks
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.main_guard import unguarded_line
+from trainfit.findings.tracebacks import Frame, ParsedException
+from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.text import short, signal_name, size
+
+#: Kinds of what :func:`of_failure` gives.
+KINDS: Final = (
+    *("deadlock", "hung", "slow_dataset", "slow_sampler", "slow_start", "start_hangs"),
+    *("batch_lost", "batch_not_picklable", "open_files", "shm_full", "out_of_memory"),
+    *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
+    *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
+    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork"),
+    *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
+)
+#: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
+_KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
+_SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}
+#: "… exited unexpectedly with exit code 3." (`torch/csrc/DataLoader.cpp`).
+_EXITED: Final = re.compile(
+    r"DataLoader worker \(pid[^)]*\)[^\n]* exited unexpectedly(?: with exit code (\d+))?"
+)
+#: A worker that died while its batch was taken over, before PyTorch saw it dead: what reads the
+#: queue or asks the worker for a descriptor (`multiprocessing/resource_sharer.py`) breaks off.
+_BROKEN: Final = re.compile(
+    r"multiprocessing/(?:connection|queues|reduction|resource_sharer)\.py|rebuild_storage_"
+)
+_BREAKS: Final = (
+    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError"),
+    *("EOFError", "FileNotFoundError"),
+)
+#: A full /dev/shm: the bus error handler (`torch/csrc/DataLoader.cpp`), and
+#: `aten/src/ATen/MapAllocator.cpp`: "unable to write to file </torch_1_2_3>: No space left …",
+#: "unable to allocate shared memory(shm) for file <…>: Resource temporarily unavailable".
+_SHM: Final = re.compile(
+    r"insufficient shared memory|out of shared memory|unable to allocate shared memory"
+    r"|unable to (?:resize|write to|stat the) file <[^>]*torch_"
+    r"|torch_shm_manager[^\n]*(?:No space left|error)"
+    r"|Couldn't allocate shared memory segment",
+    re.IGNORECASE,
+)
+#: "out of shared memory" is also what a GPU kernel is (Triton: "out of resource: shared memory").
+_SHM_OF_GPU: Final = re.compile(r"triton|out of resource: shared memory", re.IGNORECASE)
+#: Characters of evidence that are kept.
+_LONGEST: Final = 4000
+_NO_SPACE: Final = re.compile(r"No space left on device|\[Errno 28\]")
+_SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchronize\.py|SemLock")
+#: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
+#: (`aten/src/ATen/MapAllocator.cpp`; before 1.12 without the reason: files, most often).
+_SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
+#: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
+_FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
+#: `unable to mmap … Cannot allocate memory (12)`; PyTorch's allocator for the CPU
+#: (`c10/core/impl/alloc_cpu.cpp`), NumPy's ("Unable to allocate 7 GiB for an array"), C++'s.
+_MEMORY: Final = re.compile(
+    r"Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
+)
+_TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
+_MEMORY_TYPES: Final = ("MemoryError", "_ArrayMemoryError")
+#: "DataLoader timed out after 5 seconds", "Pin memory thread exited unexpectedly"
+#: (`torch/utils/data/dataloader.py`).
+_TIMEOUT: Final = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
+_PIN_THREAD: Final = "Pin memory thread exited unexpectedly"
+_NOT_PICKLABLE: Final = re.compile(
+    r"[Cc]an't pickle|[Cc]annot pickle|[Cc]an't get local object|cannot be pickled"
+    r"|[Cc]an not pickle|not picklable|no default __reduce__ due to"
+)
+#: A process that is started otherwise than by a fork gets its target as a pickle
+#: (`multiprocessing/popen_spawn_posix.py`, `popen_forkserver.py`).
+_PICKLED: Final = re.compile(r"multiprocessing/popen_(?:spawn_posix|spawn_win32|forkserver)\.py")
+_DUMPED: Final = re.compile(r"multiprocessing/reduction\.py\", line \d+, in dump")
+_OF_LOADER: Final = "torch/utils/data/dataloader.py"
+#: A process that is started by spawn or by the fork server reads what it is given.
+_UNPICKLED: Final = "multiprocessing/spawn.py"
+_FORKING: Final = "multiprocessing/popen_fork.py"
+#: `multiprocessing/spawn.py`.
+_BOOTSTRAPPING: Final = "finished its bootstrapping phase"
+_NOT_FOUND: Final = re.compile(r"Can't get attribute '?([\w.<>]+)'? on <module '([^']*)'")
+
+
+def of_failure(
+    failure: Failure,
+    settings: LoaderSettings | None = None,
+    seen: FailureContext | None = None,
+) -> Fault | None:
+    """What a failed run means; ``None`` where that is not known.
+
+    Args:
+        settings: of the DataLoader that the run used; ``None``: of none, or not known.
+        seen: what else is known; evidence that is not given is said to be missing.
+    """
+    seen = seen or FailureContext()
+    raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
+    found = (
+        _hung(failure, settings, seen)
+        or _resources(failure, settings, raised, seen)
+        or _start(failure, settings, raised, seen)
+        or _ended(failure, settings, seen)
+        or _exception(failure, settings, raised, seen)
+    )
+    return found and dataclasses.replace(found, evidence=clipped(found.evidence))
+
+
+def of_exception(
+    traceback: str, settings: LoaderSettings | None = None, seen: FailureContext | None = None
+) -> Fault | None:
+    """What the exception means that a printed traceback ends with, as :func:`of_failure`."""
+    name, message = tracebacks.exception_in(traceback)
+    return of_failure(Failure(name, message, traceback), settings, seen) if name else None
+
+
+def clipped(text: str) -> str:
+    """Text whose beginning and end are kept: of a traceback, and of what a process printed,
+    the end says the most."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 4]} … {text[-_LONGEST * 3 // 4 :]}"
+
+
+# --- Hangs ------------------------------------------------------------------------------------
+
+
+def _hung(failure: Failure, settings: LoaderSettings | None, seen: FailureContext) -> Fault | None:
+    if not failure.hung or settings is None:
+        return None
+    hang = hangs.explain(failure.stacks, settings, seen)
+    if hang.kind == "batch_lost":
+        return _lost(hang, settings, seen)
+    fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
+    if hang.kind in ("deadlock", "hung") and hang.library:
+        fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
+    return Fault(hang.kind, hang.summary, hang.evidence, fix, settings)
+
+
+def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Fault:
+    """A batch was made and not sent: what holds it up?"""
+    if _FILES.search(seen.output) or _too_many_files(settings, seen):
+        return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
+    if _SHM.search(seen.output) or _NO_SPACE.search(seen.output):
+        return _shm_full(settings, f"{hang.summary}; {hang.evidence}", seen)
+    if _NOT_PICKLABLE.search(seen.output):
+        culprit = _line(seen.output, _NOT_PICKLABLE)
+        summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
+        evidence = f"{hang.evidence}; {culprit}"
+        return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
+    return Fault(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
+
+
+def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
+    """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
+    if seen.batch_tensors is None or seen.open_files is None:
+        return False
+    return seen.batch_tensors * (settings.tokens + 1) > seen.open_files
+
+
+# --- Memory, shared memory and files ----------------------------------------------------------
+
+
+def _resources(
+    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+) -> Fault | None:
+    text = _text(failure, seen)
+    said = short(raised.message or failure.message) or spoken(failure, seen)
+    if _FILES.search(text):
+        return _open_files(settings, said, seen)
+    if (_SHM.search(text) and not _SHM_OF_GPU.search(text)) or (
+        _NO_SPACE.search(text) and _SHM_PLACES.search(text)
+    ):
+        return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, seen)
+    if _SHM_OPEN.search(text):
+        return _open_files(settings, said, seen)
+    shares = failure.exit_code is None or (settings is not None and settings.num_workers > 0)
+    if _signal(failure) == signal.SIGBUS and shares:
+        return _shm_full(settings, spoken(failure, seen), seen)
+    if failure.error_type in _MEMORY_TYPES or _MEMORY.search(raised.message):
+        where = f" at {raised.culprit}" if raised.culprit else ""
+        asked = _TRIED.search(raised.message)
+        what = f"{size(int(asked[1]))} were requested" if asked else said
+        summary = f"Out of memory (RAM): {what}"
+        by_workers = raised.worker is not None or _FORKING in failure.traceback
+        fix = fixes.memory(settings) if by_workers else fixes.RAM
+        return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
+    return None
+
+
+def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Fault:
+    need = None
+    if seen.batch_bytes is not None and settings is not None:
+        need = (settings.tokens + 1) * seen.batch_bytes
+    evidence = said
+    if need is not None and settings is not None and seen.batch_bytes is not None:
+        batches = f"{settings.tokens} prefetched batches and the one in use"
+        evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
+    if seen.shm_free_bytes is not None:
+        evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
+    if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
+        evidence += "; that is enough: a truncated memory-mapped file has the same effect"
+    summary = "Shared memory (/dev/shm) is full"
+    return Fault("shm_full", summary, evidence, fixes.shm(settings, need), settings)
+
+
+def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Fault:
+    evidence = said
+    if seen.batch_tensors is not None and settings is not None:
+        need = seen.batch_tensors * (settings.tokens + 1)
+        evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
+    if seen.open_files is not None:
+        evidence += f"; the limit is {seen.open_files} (ulimit -n)"
+    return Fault("open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings)
+
+
+# --- Starting workers -------------------------------------------------------------------------
+
+
+def _start(
+    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+) -> Fault | None:
+    """What only happens to processes that are not forked."""
+    if _is_pickled(failure, raised):
+        return _not_picklable(failure, settings, raised)
+    is_spawned = settings is not None and settings.num_workers and settings.start_method != "fork"
+    text = _text(failure, seen)
+    if _BOOTSTRAPPING in text:
+        said = _line(text, re.compile(_BOOTSTRAPPING))
+        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
+    missing = _NOT_FOUND.search(text)
+    # A checkpoint with a class that is gone says the same.
+    if missing and (is_spawned or _UNPICKLED in text):
+        summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
+        return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
+    if settings is None or not is_spawned:
+        return None
+    script = _outermost(failure.traceback)
+    if _exit_code(failure) == 1 and script is not None and unguarded_line(Path(script.path)):
+        said = f"{spoken(failure, seen)}; {script} runs when the script is imported"
+        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
+    if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
+        summary = f"Workers exit before they start under {settings.start_method}"
+        return Fault("spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings)
+    return None
+
+
+def _outermost(text: str) -> Frame | None:
+    """The line of the script that led to it, at its top level; ``None`` without one."""
+    frame = next((each for each in tracebacks.frames(text) if each.is_user), None)
+    return frame if frame is not None and frame.function == "<module>" else None
+
+
+def _text(failure: Failure, seen: FailureContext) -> str:
+    """What says why: an exception by itself; where it only tells that another process is gone or
+    silent, also what the processes printed."""
+    said = f"{failure.message}\n{failure.traceback}"
+    is_answer = (
+        failure.error_type
+        and not _EXITED.search(said)
+        and not _KILLED_BY.search(said)
+        and not _broke_off(failure)
+        and not _TIMEOUT.search(failure.message)
+        and not failure.message.startswith(_PIN_THREAD)
+    )
+    return said if is_answer else f"{said}\n{seen.output}"
+
+
+def _is_pickled(failure: Failure, raised: ParsedException) -> bool:
+    """Did what a new process gets refuse to be pickled? Whatever the object raises: its own
+    ``__reduce__`` may say anything. A process that is gone by then breaks the pipe."""
+    if raised.where or not _PICKLED.search(failure.traceback):
+        return False
+    if failure.error_type in _BREAKS:
+        return False
+    return _DUMPED.search(failure.traceback) is not None
+
+
+def _not_picklable(
+    failure: Failure, settings: LoaderSettings | None, raised: ParsedException
+) -> Fault:
+    said = f"{raised.type}: {raised.message}" if raised.type else raised.message
+    what = "The data set" if _OF_LOADER in failure.traceback else "What a new process is given"
+    summary = f"{what} cannot be pickled for workers that are spawned: {short(raised.message)}"
+    if _OF_LOADER not in failure.traceback:
+        summary = f"{what} cannot be pickled: {short(raised.message)}"
+    fix = fixes.not_picklable(said)
+    return Fault("not_picklable", summary, said, fix, settings)
+
+
+# --- Processes that ended ---------------------------------------------------------------------
+
+
+def _ended(failure: Failure, settings: LoaderSettings | None, seen: FailureContext) -> Fault | None:
+    number, said = _signal(failure), spoken(failure, seen)
+    is_worker = failure.exit_code is None
+    who = "A worker" if is_worker else "The main process"
+    kind = "worker" if is_worker else "process"
+    if number == signal.SIGINT:
+        return None  # the user's Ctrl-C
+    if number in (signal.SIGKILL, signal.SIGTERM):
+        return _killed(kind, who, number, settings, said, seen)
+    if number:
+        words = fixes.CRASHES.get(number, f"crashed ({signal_name(number)})")
+        return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
+    if _TIMEOUT.search(failure.message):
+        return Fault("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
+    if failure.message.startswith(_PIN_THREAD):
+        return Fault("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
+    code = _exit_code(failure)
+    if is_worker and (code is not None or _EXITED.search(failure.message)):
+        summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
+        return Fault(f"{kind}_exited", summary, said, fixes.EXITED, settings)
+    return None
+
+
+def _killed(
+    kind: str,
+    who: str,
+    number: int,
+    settings: LoaderSettings | None,
+    said: str,
+    seen: FailureContext,
+) -> Fault:
+    """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
+    name, kills = signal_name(number), seen.oom_kills
+    if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
+        source = "this cgroup's" if kills.cgroup else "the kernel's"
+        evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
+        summary = f"{who} was killed by the OOM killer: memory ran out"
+        return Fault(f"{kind}_killed", summary, evidence, fixes.memory(settings), settings)
+    if number != signal.SIGKILL:
+        known = ""
+    elif kills is None or (kills.cgroup is None and kills.machine is None):
+        known = "; whether by the OOM killer is unknown: its count could not be read"
+    else:
+        known = "; the kernel counted no OOM kill in this time"
+    summary = f"{who} was killed by another process ({name})"
+    return Fault(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
+
+
+def _signal(failure: Failure) -> int | None:
+    """The signal that ended the first process to end; terminated ones are the aftermath."""
+    if failure.exit_code is not None:
+        return -failure.exit_code if failure.exit_code < 0 else None
+    words = _KILLED_BY.search(failure.traceback) or _KILLED_BY.search(failure.message)
+    if words is not None and words[1] in _SIGNAL_WORDS:
+        return _SIGNAL_WORDS[words[1]]
+    if failure.error_type and not _EXITED.search(failure.message) and not _broke_off(failure):
+        return None  # an exception; the workers were ended after it
+    numbers = [-code for code in failure.worker_exits if code < 0]
+    return next((each for each in numbers if each != signal.SIGTERM), next(iter(numbers), None))
+
+
+def _broke_off(failure: Failure) -> bool:
+    """Whether a worker seems to have gone while its batch was taken over."""
+    broke = failure.error_type in _BREAKS
+    return broke and _BROKEN.search(failure.traceback) is not None
+
+
+def _exit_code(failure: Failure) -> int | None:
+    """The exit code of the process that ended first, if it was not a signal."""
+    if failure.exit_code is not None:
+        return failure.exit_code if failure.exit_code >= 0 else None
+    found = _EXITED.search(failure.traceback)
+    if found is not None and found[1]:
+        return int(found[1])
+    if not _EXITED.search(failure.message) and not _broke_off(failure):
+        return None
+    return next((code for code in failure.worker_exits if code > 0), None)
+
+
+# --- Exceptions -------------------------------------------------------------------------------
+
+
+def _exception(
+    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+) -> Fault | None:
+    if not failure.error_type:
+        return None
+    evidence = raised_words(raised)
+    if known := exceptions.known(raised, seen):
+        return dataclasses.replace(known, evidence=evidence, settings=settings)
+    if "pin memory thread" in raised.where:
+        words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
+        return Fault("pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings)
+    return None
+
+
+def raised_words(raised: ParsedException) -> str:
+    """An exception, where it was caught, and the user's line that it came from."""
+    culprit = raised.culprit
+    at = f" at {culprit}" if culprit is not None else ", not in your code"
+    if culprit is not None and culprit.code:
+        at += f": `{culprit.code}`"
+    where = f"{raised.where}: " if raised.where else ""
+    return f"{where}{raised.type}: {raised.message}{at}"
+
+
+def spoken(failure: Failure, seen: FailureContext) -> str:
+    """What was seen of processes that ended, in words."""
+    parts = []
+    if failure.error_type:
+        parts.append(f"{failure.error_type}: {short(failure.message, 300)}")
+    if failure.exit_code is not None:
+        parts.append(f"exit code of the process that iterates: {failure.exit_code}")
+    if failure.worker_exits:
+        codes = ", ".join(str(code) for code in failure.worker_exits)
+        parts.append(f"exit codes of workers: {codes}")
+    found = _KILLED_BY.search(failure.traceback)
+    if found is not None:
+        parts.append(f"PyTorch: {found[0]}")
+    if seen.output:
+        parts.append(f"stderr: {seen.output.strip()}")
+    return "; ".join(parts) or "no exception, no exit code, no output"
+
+
+def _line(text: str, pattern: re.Pattern[str]) -> str:
+    """The line of a text that a pattern is found in."""
+    return next((line.strip() for line in text.split("\n") if pattern.search(line)), "")

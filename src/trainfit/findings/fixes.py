@@ -1,0 +1,155 @@
+"""The fix of each fault, as instructions."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Mapping
+from typing import Final
+
+from trainfit.findings import handles
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.text import size
+
+#: "Can't pickle local object 'main.<locals>.<lambda>'", "Can't pickle <function <lambda> at …>".
+_FUNCTION: Final = re.compile(r"local object|<lambda>|<function ")
+_OTHER_START: Final = 'pass multiprocessing_context="forkserver" (or "spawn") to the DataLoader'
+
+HANGS: Final[Mapping[str, str]] = {
+    "deadlock": f"{_OTHER_START}: workers then do not inherit locks and threads; or open "
+    "and start what it waits for in the worker (worker_init_fn, or at the first sample) and "
+    "use persistent_workers=True so that it happens once",
+    "hung": f"try a longer time limit; if it is stuck, {_OTHER_START}, or num_workers=0",
+    "slow_dataset": "slow, not stuck: make the data set faster, or use more workers or time",
+    "slow_sampler": "compute the sampler's indices before the epoch (a list), or faster",
+    "slow_start": "keep the data set object small for spawned workers: store paths or "
+    "a memory-mapped file, not the data; or use fork and persistent_workers=True",
+    "start_hangs": "check what worker_init_fn and the script's imports do in a worker: "
+    "no download, no lock, no GPU",
+}
+
+NOT_RESTARTABLE: Final = (
+    "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "
+    "iterator each time (or a list)"
+)
+NO_BATCHES: Final = (
+    "check whether the data set is empty, whether drop_last drops its only batch, and "
+    "whether __getitem__ raises StopIteration, which ends the loop silently"
+)
+DIED: Final = "run it with num_workers=0 to see the error message"
+BATCH: Final = (
+    "return tensors, arrays, numbers, strings, and containers of those from the data set and "
+    "collate_fn (no lambda, generator, open file or lock): a worker pickles each batch"
+)
+LOST: Final = (
+    "check stderr: a worker's queue thread prints there why it could not send a batch; "
+    "then raise ulimit -n, or return only tensors, arrays, numbers and strings"
+)
+OPEN_FILES: Final = (
+    "raise the limit (ulimit -n 65536 before the command), or call "
+    'torch.multiprocessing.set_sharing_strategy("file_system") at the top of the script; fewer '
+    "tensors per batch (pack or stack them) or a smaller num_workers × prefetch_factor also help; "
+    "a script that keeps batches in a list keeps their files open: clone what it keeps"
+)
+OPEN_IN_WORKER: Final = (
+    "open it in the worker, at the first __getitem__ (the attribute is None until then), or in "
+    "worker_init_fn: one handle per worker"
+)
+NOT_PICKLABLE: Final = (
+    "make every attribute picklable: module-level functions instead of lambdas, locks and "
+    "generators made in the worker at the first sample, files and connections opened there, too; "
+    "only what is neither open nor in use may stay as it is with fork"
+)
+NO_LAMBDA: Final = (
+    "use a module-level function (functools.partial for its arguments) instead of the lambda or "
+    "local function; or start the workers with fork"
+)
+UNGUARDED: Final = "Spawned workers import the script, which starts workers again"
+MAIN_GUARD: Final = (
+    'put top-level code of the script below `if __name__ == "__main__":`, or use fork '
+    '(multiprocessing_context="fork")'
+)
+NOT_IMPORTABLE: Final = (
+    "move the class or function to a module of its own that the script imports (what a notebook "
+    "or an interactive session defines cannot be imported), or use fork"
+)
+SPAWN_START: Final = (
+    "check stderr for the workers' traceback: usually the script lacks "
+    '`if __name__ == "__main__":`, or defines what a worker cannot import; or use fork'
+)
+TIMEOUT: Final = (
+    "set DataLoader(timeout=…) above the time of the slowest batch, including the first ones; "
+    "if a batch never arrives, set timeout=0 and let a time limit print the stacks"
+)
+PIN_THREAD: Final = (
+    "pin_memory=False; check stderr: too many open files (ulimit -n) also stop that thread"
+)
+PINNING: Final = (
+    "pin_memory=False, or give the batch's type a pin_memory() method that returns "
+    "itself; on CUDA also check that this much memory can be locked"
+)
+EXITED: Final = (
+    "something called exit(), or a library terminated the process: run it with num_workers=0 to "
+    "see the error message"
+)
+KILLED: Final = (
+    "find what sent the signal: a scheduler's memory or time limit, a container's limit (its "
+    "count of OOM kills), a script; if it was memory, fewer workers need less"
+)
+CRASHED: Final = (
+    "native code crashed: run with num_workers=0 and `python -X faulthandler` to see where; if "
+    f"it works there, {_OTHER_START} and open files, decoders and clients in the worker"
+)
+CRASHES: Final[Mapping[int, str]] = {
+    signal.SIGSEGV: "crashed in native code (segmentation fault)",
+    signal.SIGABRT: "was aborted by native code",
+    signal.SIGILL: "used an instruction that this CPU does not support: a package was "
+    "built for another CPU",
+    signal.SIGFPE: "crashed in native code (division by zero)",
+    signal.SIGBUS: "crashed in native code (bus error)",
+}
+EXCEPTION: Final = "raises for every DataLoader setting; fix this line"
+WORKERS_ONLY: Final = "num_workers=0 works"
+
+
+RAM: Final = (
+    "allocate less there: load a part at a time, a memory-mapped file (numpy.memmap, mmap=True of "
+    "torch.load), a smaller dtype; or use a machine, a container or a job with more memory"
+)
+
+
+def not_picklable(said: str) -> str:
+    """The fix for an object that pickle refuses, by what the exception says of it."""
+    if handles.named_in(said):
+        return OPEN_IN_WORKER
+    return NO_LAMBDA if _FUNCTION.search(said) else NOT_PICKLABLE
+
+
+def memory(settings: LoaderSettings | None) -> str:
+    """The fix where all workers together need too much RAM."""
+    fewer = "fewer workers"
+    if settings is not None and settings.num_workers:
+        fewer += f" ({settings.num_workers // 2} instead of {settings.num_workers})"
+    return (
+        f"{fewer}, a smaller prefetch_factor, "
+        "or more memory; a data set in Python lists is copied into each worker as "
+        "reference counts change: store it in one NumPy array, tensor or memory-mapped file"
+    )
+
+
+def shm(settings: LoaderSettings | None, need_bytes: int | None) -> str:
+    """Where /dev/shm is too small; with the size that is needed, if it is known."""
+    if need_bytes is None:
+        amount = "docker run --shm-size=8g (or more, as needed)"
+    else:
+        # A quarter more, in whole GiB: allocations are rounded up, other processes have some.
+        gib = max(1, math.ceil(need_bytes * 1.25 / (1 << 30)))
+        amount = f"docker run --shm-size={gib}g ({size(need_bytes)} needed)"
+    present = "" if settings is None else f" is {settings.tokens}"
+    return (
+        f"{amount} or --ipc=host; outside of a container mount -o remount,size=… /dev/shm; or "
+        f"fewer prefetched batches (num_workers × prefetch_factor{present}), or "
+        "smaller ones (uint8 instead of float32); "
+        'torch.multiprocessing.set_sharing_strategy("file_system") uses the same memory'
+    )

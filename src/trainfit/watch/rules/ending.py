@@ -1,0 +1,124 @@
+"""Why a run ended: the exception or the signal of the rank that failed first."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.failure import KINDS, of_exception, of_failure
+from trainfit.findings.tracebacks import exception_in, parse
+from trainfit.hardware.machine.cgroup import OomKills
+from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
+from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
+from trainfit.results.text import short
+from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.view import RankView, RunView
+
+#: Signals of a crash, which nobody else sends.
+_CRASHES: Final = (*(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),)
+#: Ends that need no explanation.
+_MEANT: Final = ("KeyboardInterrupt", "SystemExit")
+
+
+def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
+    """The first failure that is explained: others are mostly ranks that miss the failed one."""
+    for rank, event in _exceptions(run):
+        fault = of_exception(event.text, _settings(rank.header))
+        if fault is not None:
+            yield _finding(fault, rank, event.step)
+            return
+    for rank in run.ranks:
+        fault = _killed(rank.header)
+        if fault is not None:
+            yield _finding(fault, rank, None)
+            return
+
+
+def unexplained(run: RunView) -> str:
+    """The exception that ended a run, in a line, where nothing more is known; else empty."""
+    for rank, event in _exceptions(run):
+        name, message = exception_in(event.text)
+        if not name or name in _MEANT or of_exception(event.text, _settings(rank.header)):
+            return ""
+        raised = parse(name, message, event.text)
+        at = f" at {raised.culprit}" if raised.culprit is not None else ""
+        of = f" (rank {rank.header.rank})" if rank.header.world_size > 1 else ""
+        said = short(f"{raised.type}: {raised.message}".removesuffix(": "), 160)
+        return f"the run ended by {said}{at}{of}"
+    return ""
+
+
+def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:
+    """What ended ranks, the first first."""
+    found = [
+        (rank, event)
+        for rank in run.ranks
+        for event in rank.record.events
+        if event.kind == "exception"
+    ]
+    return sorted(found, key=lambda each: each[1].time_s)
+
+
+def _settings(header: RunHeader) -> LoaderSettings | None:
+    """Of the DataLoader that trains, or of the only one with workers."""
+    loaders = sorted(header.loaders, key=lambda each: each.role != "training")
+    loader = next((each for each in loaders if each.num_workers), None)
+    if loader is None:
+        return None
+    return LoaderSettings(
+        loader.num_workers,
+        max(1, loader.prefetch_factor or 2),
+        loader.pin_memory,
+        persistent_workers=loader.persistent_workers,
+        start_method=_start_method(loader.start_method, header.python),
+    )
+
+
+def _start_method(said: str, python: str) -> StartMethod:
+    """How workers were started; Linux' default changed in Python 3.14."""
+    for method in ("fork", "spawn", "forkserver"):
+        if said == method:
+            return method
+    version = tuple(int(part) for part in re.findall(r"\d+", python)[:2])
+    return "forkserver" if version >= (3, 14) else "fork"
+
+
+def _killed(header: RunHeader) -> Fault | None:
+    """A crash in native code, or the kernel for want of memory; other signals are somebody's."""
+    code = header.exit_code
+    if code is None:
+        return None
+    number = -code if code < 0 else code - 128
+    note = next((each for each in header.notes if OOM_KILLED in each), "")
+    if number in _CRASHES:
+        fault = of_failure(Failure(exit_code=-number), _settings(header))
+    elif number == signal.SIGKILL and note:
+        kills = FailureContext(oom_kills=OomKills(machine=1))
+        fault = of_failure(Failure(exit_code=-number), _settings(header), kills)
+    else:
+        return None
+    return fault and dataclasses.replace(fault, evidence=note or fault.evidence)
+
+
+def _finding(fault: Fault, rank: RankView, step: int | None) -> Finding:
+    evidence = () if step is None or step <= 0 else (Evidence("in step", float(step)),)
+    return Finding(
+        fault.kind,
+        "critical",
+        fault.summary,
+        evidence,
+        fault.evidence,
+        fault.fix,
+        "certain",
+        rank=rank.rank,
+        last_step=step,
+    )
+
+
+ENDING: Final = Rule(KINDS, _find_why_it_ended)
+RULES: Final[tuple[Rule, ...]] = (ENDING,)

@@ -1,0 +1,375 @@
+"""Why runs fail: real exceptions where they are cheap, else the words of PyTorch and the driver."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import pickle
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from trainfit.findings import handles
+from trainfit.findings.facts import Failure, FailureContext
+from trainfit.findings.failure import KINDS, of_exception, of_failure
+from trainfit.findings.tracebacks import exception_in
+from trainfit.results.dataloader import Fault
+
+HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
+
+
+class Holding(Dataset[Any]):
+    """A data set with an attribute."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.held(index) if callable(self.held) else torch.zeros(index + 1)
+
+
+class Refuses:
+    """What some libraries' objects say to pickle."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+def printed(function: Callable[[], Any]) -> str:
+    """The traceback of what it raises."""
+    try:
+        function()
+    except BaseException:
+        return traceback.format_exc()
+    raise AssertionError("it raised nothing")
+
+
+def cause(function: Callable[[], Any]) -> Fault | None:
+    fault = of_exception(printed(function))
+    assert fault is None or fault.kind in KINDS
+    return fault
+
+
+def spawned(held: Any) -> Callable[[], Any]:
+    loader = DataLoader(Holding(held), 2, num_workers=1, multiprocessing_context="spawn")
+    return lambda: iter(loader)
+
+
+# --- Workers that are spawned -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("cannot pickle 'Environment' object"),  # lmdb
+        TypeError("cannot pickle 'lmdb.cpython.Environment' object"),
+        TypeError("h5py objects cannot be pickled"),
+        TypeError("cannot pickle 'sqlite3.Connection' object"),
+        TypeError("cannot pickle '_io.BufferedReader' object"),
+        TypeError("cannot pickle 'cv2.VideoCapture' object"),
+        pickle.PicklingError("Can't pickle <class 'botocore.client.S3'>: attribute lookup S3"),
+    ],
+    ids=str,
+)
+def test_a_handle_is_opened_in_the_worker_and_not_forked(error: Exception) -> None:
+    fault = cause(spawned(Refuses(error)))
+    assert fault is not None and fault.kind == "not_picklable"
+    assert "__getitem__" in fault.fix and "fork" not in fault.fix
+    assert str(error) in fault.summary and type(error).__name__ in fault.evidence
+
+
+def test_a_lambda_becomes_a_function_or_is_forked() -> None:
+    fault = cause(spawned(lambda index: index))
+    assert fault is not None and fault.kind == "not_picklable"
+    assert fault.fix.startswith("use a module-level function") and "fork" in fault.fix
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        threading.Lock(),
+        Refuses(TypeError("no default __reduce__ due to non-trivial __cinit__")),
+        Refuses(ValueError("whatever a library of one's own says")),
+    ],
+)
+def test_what_else_refuses_is_named(held: Any) -> None:
+    fault = cause(spawned(held))
+    assert fault is not None and fault.kind == "not_picklable"
+    assert "every attribute" in fault.fix
+
+
+def test_a_process_of_the_scripts_own_has_no_data_set() -> None:
+    context = multiprocessing.get_context("spawn")
+    fault = cause(context.Process(target=lambda: None).start)
+    assert fault is not None and fault.kind == "not_picklable"
+    assert "data set" not in fault.summary
+
+
+def test_pickling_and_copying_elsewhere_is_not_explained() -> None:
+    assert cause(lambda: pickle.dumps(lambda: None)) is None
+    assert cause(lambda: copy.deepcopy(threading.Lock())) is None
+    assert cause(lambda: torch.save(lambda: None, io.BytesIO())) is None
+
+
+def test_a_class_that_a_checkpoint_misses_is_no_spawned_worker() -> None:
+    text = "AttributeError: Can't get attribute 'Net' on <module '__main__' from 'train.py'>"
+    loading = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{text}'
+    assert of_exception(loading) is None
+    frame = '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 132, in _main\n'
+    message = "DataLoader worker (pid(s) 7) exited unexpectedly"
+    seen = FailureContext(output=f"Traceback (most recent call last):\n{frame}{text}")
+    fault = of_failure(Failure("RuntimeError", message, message), None, seen)
+    assert fault is not None and fault.kind == "not_importable"
+
+
+def test_the_guard_that_a_script_lacks_is_named_by_what_workers_print() -> None:
+    message = "DataLoader worker (pid(s) 7) exited unexpectedly"
+    output = "current process has finished its bootstrapping phase."
+    fault = of_failure(
+        Failure("RuntimeError", message, message), None, FailureContext(output=output)
+    )
+    assert fault is not None and fault.kind == "no_main_guard"
+
+
+# --- Types ------------------------------------------------------------------------------------
+
+
+def linear(one: torch.dtype, other: torch.dtype) -> Any:
+    return functional.linear(torch.zeros(2, 3, dtype=one), torch.zeros(4, 3, dtype=other))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: linear(HALF, FLOAT),
+        lambda: linear(FLOAT, torch.bfloat16),
+        lambda: torch.nn.Conv2d(3, 4, 3)(torch.zeros(1, 3, 8, 8, dtype=HALF)),
+        lambda: torch.zeros(2, 3) @ torch.zeros(3, 2, dtype=HALF),
+        lambda: functional.scaled_dot_product_attention(
+            *(torch.zeros(1, 1, 4, 8, dtype=each) for each in (FLOAT, HALF, HALF))
+        ),
+        lambda: torch.zeros(4).index_put_(
+            (torch.tensor([0]),), torch.ones(1, dtype=torch.bfloat16)
+        ),
+    ],
+    ids=["linear", "bfloat16", "conv", "matmul", "attention", "index_put"],
+)
+def test_two_precisions_in_one_operator(call: Callable[[], Any]) -> None:
+    fault = cause(call)
+    assert fault is not None and fault.kind == "mixed_dtypes", printed(call)
+    assert "autocast" in fault.fix
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "expected scalar type Half but found Float",
+        "expected m1 and m2 to have the same dtype, but got: float != c10::Half",
+        "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the "
+        "same",
+        "Found dtype Float but expected Half",
+    ],
+)
+def test_the_words_of_operators_on_a_gpu(message: str) -> None:
+    fault = of_failure(Failure("RuntimeError", message, ""))
+    assert fault is not None and fault.kind == "mixed_dtypes"
+
+
+def test_numpys_float64() -> None:
+    fault = cause(lambda: linear(DOUBLE, FLOAT))
+    assert fault is not None and fault.kind == "mixed_dtypes"
+    assert "NumPy" in fault.summary and "autocast" not in fault.fix
+
+
+def test_other_types_and_devices_are_not_mixed_precision() -> None:
+    assert cause(lambda: linear(torch.int64, FLOAT)) is None
+    assert cause(lambda: torch.nn.Embedding(3, 2)(torch.zeros(2))) is None
+    devices = "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be"
+    assert of_failure(Failure("RuntimeError", f"{devices} the same", "")) is None
+
+
+def test_gradients_in_float16() -> None:
+    fault = of_failure(Failure("ValueError", "Attempting to unscale FP16 gradients.", ""))
+    assert fault is not None and fault.kind == "fp16_gradients" and "autocast" in fault.fix
+
+
+# --- Memory -----------------------------------------------------------------------------------
+
+FULL = (
+    "CUDA out of memory. Tried to allocate {tried}. GPU 0 has a total capacity of 23.64 GiB of "
+    "which 102.00 MiB is free. Process 7 has 23.53 GiB memory in use. Of the allocated memory "
+    "{held} is allocated by PyTorch, and {unused} is reserved by PyTorch but unallocated. If …"
+)
+
+
+def test_out_of_gpu_memory() -> None:
+    message = FULL.format(tried="2.00 GiB", held="22.80 GiB", unused="310.52 MiB")
+    fault = of_failure(Failure("OutOfMemoryError", message, ""))
+    assert fault is not None and fault.kind == "gpu_out_of_memory"
+    assert fault.fix.startswith("a smaller batch") and "trainfit plan" in fault.fix
+    message = FULL.format(tried="20.00 MiB", held="12.80 GiB", unused="9.10 GiB")
+    fault = of_failure(Failure("OutOfMemoryError", message, ""))
+    assert fault is not None and "fragmentation" in fault.summary
+    assert "expandable_segments" in fault.fix
+    for words in ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"):
+        fault = of_failure(Failure("RuntimeError", words, ""))
+        assert fault is not None and fault.kind == "gpu_out_of_memory"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.empty(1 << 60, dtype=torch.uint8),
+        lambda: np.empty(1 << 60, dtype=np.uint8),
+        lambda: bytes(1 << 62),
+    ],
+)
+def test_out_of_ram(call: Callable[[], Any]) -> None:
+    fault = cause(call)
+    assert fault is not None and fault.kind == "out_of_memory", printed(call)
+    assert "RAM" in fault.summary and "worker" not in fault.fix
+
+
+def test_a_gpus_shared_memory_is_not_dev_shm() -> None:
+    message = "out of resource: shared memory, Required: 147456, Hardware limit: 101376"
+    assert of_failure(Failure("OutOfResources", message, "triton/compiler.py")) is None
+
+
+# --- The GPU ----------------------------------------------------------------------------------
+
+
+def test_a_device_side_assert_with_the_kernels_own_words() -> None:
+    message = "CUDA error: device-side assert triggered\nCUDA kernel errors might be …"
+    fault = of_failure(Failure("AcceleratorError", message, ""))
+    assert fault is not None and fault.kind == "device_assert"
+    assert "CUDA_LAUNCH_BLOCKING=1" in fault.fix and "classes - 1" in fault.fix
+    said = "Loss.cu:250: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
+    fault = of_failure(Failure("RuntimeError", message, ""), None, FailureContext(output=said))
+    assert fault is not None and "`t >= 0 && t < n_classes`" in fault.summary
+
+
+def test_the_gpu_in_the_main_process_is_not_the_data_sets() -> None:
+    words = "CUDA error: initialization error"
+    assert of_failure(Failure("RuntimeError", words, "")) is None
+    inner = f'  File "data.py", line 3, in __getitem__\nRuntimeError: {words}'
+    caught = f"Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback:\n{inner}"
+    fault = of_failure(Failure("RuntimeError", caught, caught))
+    assert fault is not None and fault.kind == "cuda_in_worker"
+
+
+# --- Ports and processes ----------------------------------------------------------------------
+
+
+def bound_twice() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        first.listen()
+        second.bind(first.getsockname())
+
+
+def test_a_port_in_use() -> None:
+    fault = cause(bound_twice)
+    assert fault is not None and fault.kind == "port_in_use" and "torchrun" not in fault.fix
+
+
+def test_a_port_of_ranks_in_use() -> None:
+    def listens() -> None:
+        with socket.socket() as first:
+            first.bind(("0.0.0.0", 0))
+            first.listen()
+            torch.distributed.TCPStore("127.0.0.1", first.getsockname()[1], 1, is_master=True)
+
+    fault = cause(listens)
+    assert fault is not None and fault.kind == "port_in_use"
+    assert "--standalone" in fault.fix and "port " in fault.summary
+
+
+def test_the_users_interrupt_of_a_worker_is_no_crash() -> None:
+    message = "DataLoader worker (pid 7) is killed by signal: Interrupt. "
+    assert of_failure(Failure("RuntimeError", message, message)) is None
+
+
+# --- Data -------------------------------------------------------------------------------------
+
+
+def test_collation_is_told_from_a_stack_of_the_models() -> None:
+    def stacked() -> Any:
+        return torch.stack([torch.zeros(1), torch.zeros(2)])
+
+    assert cause(stacked) is None
+    fault = cause(lambda: next(iter(DataLoader(Holding(None), 2))))
+    assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: {}["a"],
+        lambda: Path("/no/such/file").read_text(),
+        lambda: torch.zeros(2) + torch.zeros(3),
+        lambda: int("x"),
+        lambda: __import__("no_such_module_here"),
+    ],
+)
+def test_what_is_not_known_is_not_explained(call: Callable[[], Any]) -> None:
+    assert cause(call) is None
+
+
+def test_what_a_script_printed_before_does_not_explain_another_exception() -> None:
+    seen = FailureContext(output="warning: Too many open files\nNo space left on /dev/shm")
+    assert of_failure(Failure("KeyError", "'a'", "KeyError: 'a'"), None, seen) is None
+
+
+# --- Printed tracebacks -----------------------------------------------------------------------
+
+
+def test_the_last_exception_of_a_chain_is_the_one() -> None:
+    def chained() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            raise OSError(24, "Too many open files") from error
+
+    assert exception_in(printed(chained)) == ("OSError", "[Errno 24] Too many open files")
+
+
+def test_a_workers_chain_is_within_the_message() -> None:
+    def sample(index: int) -> Any:
+        try:
+            return {}[index]
+        except KeyError as error:
+            raise RuntimeError("second") from error
+
+    loader = DataLoader(Holding(sample), 2, num_workers=1, multiprocessing_context="fork")
+    name, message = exception_in(printed(lambda: next(iter(loader))))
+    assert name == "RuntimeError" and message.startswith("Caught RuntimeError in DataLoader worker")
+    assert message.endswith("RuntimeError: second") and "KeyError" in message
+
+
+def test_a_text_without_exception_has_none() -> None:
+    assert exception_in("") == ("", "")
+    assert of_exception("  nothing of that kind") is None
+
+
+def test_handles_are_known_by_module_and_type() -> None:
+    assert handles.library_of("h5py._hl.files", "File") == "h5py"
+    assert handles.library_of("builtins", "Environment") == "lmdb"
+    assert handles.library_of("h5py.h5t", "TypeID") == ""
+    assert handles.library_of("zipfile", "ZipInfo") == ""
+    assert handles.library_of("_io", "BytesIO") == ""
