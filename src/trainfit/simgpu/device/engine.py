@@ -80,6 +80,9 @@ class Engine(Hooks):
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0
+        #: What ``torch.set_default_tensor_type`` set, where that is a type of the device: it holds
+        #: in all threads.
+        self.default_type: torch.dtype | None = None
         #: Is the gradient of the loss itself being made?
         self.starting_backward = False
         #: ``target.data = value`` where one of them is simulated; classes of users add to it.

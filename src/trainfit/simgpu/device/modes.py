@@ -7,6 +7,7 @@ on "meta" because it knows that simulated tensors are there.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -146,7 +147,9 @@ class Modes:
         engine = self._engine
 
         def bootstrap_with_modes(thread: threading.Thread) -> None:
-            with FunctionMode(engine), DeviceMode(engine):
+            default = contextlib.nullcontext() if engine.default_type is None else CUDA
+            private.lift_cpu_only(True)  # each thread has its own
+            with FunctionMode(engine), DeviceMode(engine), default:
                 bootstrap(thread)
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
