@@ -1,5 +1,5 @@
-"""``torch.tensor`` and other constructors that take numbers: on the device wherever they are called,
-with the values and dtypes that they have on the CPU."""
+"""``torch.tensor`` and other constructors that take numbers: on the device wherever they are
+called, with the values and dtypes that they have on the CPU."""
 
 from __future__ import annotations
 

@@ -159,9 +159,10 @@ def _legacy(base: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...])
     if isinstance(args[0], DeviceTensor):
         return args[0].detach()
     if isinstance(args[0], list | tuple):
-        return torch.tensor(*args, dtype=dtype, device=CUDA)
+        return torch.tensor(args[0], dtype=dtype, device=CUDA)
     with CPU:
-        return base(*args).to(CUDA, dtype)
+        made: torch.Tensor = base(*args)
+    return made.to(CUDA, dtype)
 
 
 def install(engine: Engine, patches: PatchSet) -> None:

@@ -19,6 +19,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
+from trainfit.simgpu.device.conditions import Rounds
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import UnsupportedOperatorError, out_of_memory
 from trainfit.simgpu.device.geometry import (
@@ -77,6 +78,7 @@ class Engine(Hooks):
         self.recorder = memory.recorder
         self.modules = modules
         self.values = Values()
+        self.rounds = Rounds()
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0
