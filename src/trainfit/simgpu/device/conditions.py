@@ -142,6 +142,8 @@ class _Source:
             while at > 0 and dis.opname[code.co_code[at]] in _BETWEEN:
                 at -= 2
         node = self._nodes.get(_positions(code)[at // 2])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            node = node.operand  # a comparison that was joined with its test
         inverts = isinstance(node, ast.Compare) and isinstance(node.ops[-1], ast.NotIn)
         return None if node is None else (node, inverts and name.startswith("CONTAINS"))
 
