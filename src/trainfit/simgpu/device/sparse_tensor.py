@@ -30,7 +30,7 @@ class SparseTensor(DeviceTensor):
 
     def new(self, *args: Any, **kwargs: Any) -> Any:
         # The legacy constructor of a sparse type takes indices, values and a size.
-        return torch.sparse_coo_tensor(*args, dtype=self.dtype, device=CUDA, check_invariants=False)
+        return torch.sparse_coo_tensor(*args, dtype=self.dtype, check_invariants=False)
 
     def __repr__(  # type: ignore[override]
         self, *, tensor_contents: Any = None
