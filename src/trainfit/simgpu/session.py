@@ -43,6 +43,7 @@ from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  
 from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
+from trainfit.simgpu.operators import sparse
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.collectives import Collectives
 from trainfit.simgpu.operators.compilation import Compilation
@@ -202,7 +203,7 @@ class Simulation:
         self._ownership = Ownership(self._recorder)
         self._modules = ModuleTracker(self._recorder, self._meet_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
-        self.engine.on_library = self._grow_context
+        self.engine.on_library, self.engine.on_sparse = self._grow_context, sparse.run
         self._compilation = Compilation(self.engine)
         self._modules.on_call = self._call
         self._kernels = KernelLog(self.engine)

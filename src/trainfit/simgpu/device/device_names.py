@@ -6,13 +6,14 @@ types and pinned memory. Python code that goes through here does not notice.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal
+from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal, plain
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import operators as private
 
@@ -56,6 +57,8 @@ def construct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function of PyTorch with its keywords made fit for C++."""
+    if func in _FROM_DATA:
+        return _from_data(engine, func, args, kwargs or {})
     if not kwargs:
         return func(*args)
     device = kwargs.get("device")
@@ -65,6 +68,9 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     kwargs = dict(kwargs)
     if device is not None:
         device = kwargs["device"] = complete(device)
+        if func is torch.sparse_coo_tensor and device == CUDA and len(args) > 1:
+            del kwargs["device"]  # it is where the values are
+            args = (*(torch.as_tensor(each, device=CUDA) for each in args[:2]), *args[2:])
         if isinstance(device, torch.device) and device.type == "meta":
             return on_meta(engine, func, args, kwargs)
     if pinned:
@@ -73,6 +79,51 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     if pinned and isinstance(result, torch.Tensor):
         result.pin_memory()
     return result
+
+
+#: Functions that make a tensor of numbers, and where among their arguments those are. In C++ they
+#: go where the modes do not see it, but for the thread and the state that a switch was set in.
+_FROM_DATA = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+
+
+def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.tensor`` and the like: made on the host, then copied to the device."""
+    at, kwargs = _FROM_DATA[func], dict(kwargs)
+    given = next((name for name in ("data", "obj") if name in kwargs), None)
+    data = kwargs.pop(given) if given else args[at] if len(args) > at else None
+    if kwargs.pop("pin_memory", False):
+        return _from_data(engine, func, (*args[:at], data), kwargs).pin_memory()
+    device = complete(kwargs.get("device"))
+    if device is not None:
+        kwargs["device"] = device
+    if isinstance(device, torch.device) and device.type == "meta":
+        return on_meta(engine, func, (*args[:at], data), kwargs)
+    on_device = device == CUDA and not isinstance(data, DeviceTensor)
+    requires_grad = on_device and kwargs.pop("requires_grad", False)
+    if on_device:
+        kwargs["device"] = CPU
+    known = True
+    try:
+        made = func(*args[:at], data, **kwargs)
+    except NotImplementedError:
+        read = [each for each in private.leaves_of(data) if isinstance(each, DeviceTensor)]
+        if not read:
+            raise
+        # Numbers of the device among the data are read one by one.
+        known = all(engine.values.read(plain(each)) is not None for each in read)
+        data = private.map_leaves(DeviceTensor, _read, data)
+        made = func(*args[:at], data, **kwargs)
+    if on_device:
+        made = made.to(CUDA)
+        if not known:
+            engine.values.forget(plain(made)._life)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _read(tensor: DeviceTensor) -> torch.Tensor:
+    if tensor.dim():
+        return tensor.detach().cpu()
+    return torch.tensor(tensor.item(), dtype=tensor.dtype, device=CPU)
 
 
 def on_meta(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -97,14 +148,24 @@ class _LegacyType(type):
     """``torch.cuda.FloatTensor`` and the like: constructor and ``isinstance`` test in one."""
 
     def __call__(cls, *args: Any) -> Any:
-        base = getattr(torch, cls.__name__)
-        if args and all(isinstance(each, int) for each in args):
-            return torch.empty(args, dtype=_LEGACY[cls.__name__], device=CUDA)
-        with CPU:
-            return base(*args).to(CUDA)
+        return _legacy(getattr(torch, cls.__name__), _LEGACY[cls.__name__], args)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, DeviceTensor) and instance.dtype is _LEGACY[cls.__name__]
+
+
+def _legacy(base: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...]) -> torch.Tensor:
+    """What a legacy constructor makes on the device: of sizes, or of data as ``base`` takes it."""
+    if all(isinstance(each, int | torch.Size) for each in args):
+        sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(sizes, dtype=dtype, device=CUDA)
+    if isinstance(args[0], DeviceTensor):
+        return args[0].detach()
+    if isinstance(args[0], list | tuple):
+        return torch.tensor(args[0], dtype=dtype, device=CUDA)
+    with CPU:
+        made: torch.Tensor = base(*args)
+    return made.to(CUDA, dtype)
 
 
 def install(engine: Engine, patches: PatchSet) -> None:
@@ -134,15 +195,31 @@ def install(engine: Engine, patches: PatchSet) -> None:
     set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any) -> None:
-        dtype = legacy_dtype(kind)
+        dtype = engine.default_type = legacy_dtype(kind)
         if dtype is None:
             private.set_default_device(None)
             set_type(kind)
-        else:
-            torch.set_default_device(CUDA)
-            torch.set_default_dtype(dtype)
+            return
+        torch.set_default_device(CUDA)
+        torch.set_default_dtype(dtype)
+        if "__new__" not in vars(torch.Tensor):
+            patches.set(torch.Tensor, "__new__", staticmethod(_constructor(engine)))
 
     patches.set(torch, "set_default_tensor_type", set_default_tensor_type)
+
+
+def _constructor(engine: Engine) -> Callable[..., torch.Tensor]:
+    """``torch.Tensor(...)``, which follows the default type, though not a default device."""
+    new: Any = torch.Tensor.__new__
+
+    def construct_tensor(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        dtype = engine.default_type
+        if dtype is None or kwargs:
+            return new(cls, *args, **kwargs)  # type: ignore[no-any-return]
+        made = _legacy(functools.partial(new, torch.Tensor), dtype, args)
+        return made if cls is torch.Tensor else made.as_subclass(cls)
+
+    return construct_tensor
 
 
 class DefaultDevice:

@@ -19,6 +19,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
+from trainfit.simgpu.device.conditions import Rounds
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import UnsupportedOperatorError, out_of_memory
 from trainfit.simgpu.device.geometry import (
@@ -77,9 +78,13 @@ class Engine(Hooks):
         self.recorder = memory.recorder
         self.modules = modules
         self.values = Values()
+        self.rounds = Rounds()
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0
+        #: What ``torch.set_default_tensor_type`` set, where that is a type of the device: it holds
+        #: in all threads.
+        self.default_type: torch.dtype | None = None
         #: Is the gradient of the loss itself being made?
         self.starting_backward = False
         #: ``target.data = value`` where one of them is simulated; classes of users add to it.
@@ -190,6 +195,10 @@ class Engine(Hooks):
         finally:
             if entered:
                 self.leave()
+
+    def run_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Likewise where an argument is sparse; the operators on what it consists of come here."""
+        return self.on_sparse(self, func, args, kwargs)
 
     def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Likewise where an argument is of a class of the user's own (`subclasses`)."""

@@ -7,6 +7,7 @@ on "meta" because it knows that simulated tensors are there.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainfit.simgpu.device.device_names import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.subclasses import SUBCLASSES, has_operators, replace_data
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
 from trainfit.simgpu.patching import PatchSet, in_child
@@ -45,6 +47,8 @@ class DeviceMode(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
+        if SparseTensor in types and not wrapped(types):
+            return self._engine.run_sparse(func, args, kwargs)
         if of_users or SimulatedTensor in types:
             if len(types) > 1 and wrapped(types):
                 return NotImplemented if has_operators(types) else func(*args, **kwargs)
@@ -146,7 +150,9 @@ class Modes:
         engine = self._engine
 
         def bootstrap_with_modes(thread: threading.Thread) -> None:
-            with FunctionMode(engine), DeviceMode(engine):
+            default = contextlib.nullcontext() if engine.default_type is None else CUDA
+            private.lift_cpu_only(True)  # each thread has its own
+            with FunctionMode(engine), DeviceMode(engine), default:
                 bootstrap(thread)
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)

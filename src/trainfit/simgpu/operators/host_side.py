@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu.device.conditions import ROUNDS, condition, number
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
@@ -157,14 +158,45 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if tensor._life.fill is not None:
         return torch.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
     if tensor.dtype is torch.bool:
-        engine.assume("a condition on GPU data was assumed to be False")
-        return False
-    if tensor.dtype.is_floating_point:
-        return 1.0
+        return _truth(engine, False, "a condition on GPU data was assumed to be False")
     if tensor.dtype.is_complex:
         return 1 + 0j
-    engine.assume("an integer read from GPU data was assumed to be 1")
-    return 1
+    if not tensor.dtype.is_floating_point:
+        engine.assume("an integer read from GPU data was assumed to be 1")
+    return _number(engine, 1.0 if tensor.dtype.is_floating_point else 1)
+
+
+_NOTES = {
+    "check": "a check of GPU data was assumed to pass",
+    "stop": "a stopping condition on GPU data was assumed not to hold yet",
+    "guard": "a branch on GPU data that leaves early was assumed not to be taken",
+}
+_ENDED = f"a loop that GPU data ends was assumed to end after {ROUNDS} rounds"
+
+
+def _truth(engine: Engine, usual: bool, text: str) -> bool:
+    """An unknown truth value: what the statement that asks goes on with, else the usual one."""
+    found = condition()
+    if found is None:
+        engine.assume(text)
+        return usual
+    if found.endless and engine.rounds.over(found, engine.recorder.step):
+        engine.assume(_ENDED)
+        return not found.wanted
+    engine.assume(_NOTES[found.kind])
+    return found.wanted
+
+
+def _number(engine: Engine, usual: float) -> float:
+    """Likewise a number."""
+    found = condition(of_number=True)
+    if found is None:
+        return usual
+    ends = found.endless and engine.rounds.over(found, engine.recorder.step)
+    value = number(found, usual, found.holds is not ends)
+    if ends or value != usual:
+        engine.assume(_ENDED if ends else _NOTES[found.kind])
+    return value
 
 
 @handles(aten.equal.default)
@@ -175,8 +207,7 @@ def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
             return torch.equal(*contents)  # type: ignore[arg-type]
     if engine.trusts_data:
         return False  # a check that looks for a bad value
-    engine.assume("two GPU tensors were assumed to be equal")
-    return True
+    return _truth(engine, True, "two GPU tensors were assumed to be equal")
 
 
 @handles(aten.allclose.default)
@@ -184,8 +215,7 @@ def allclose(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
     close = engine.generic(engine.info(aten.isclose.default), args, kwargs)
     if engine.values.read(close) is not None:
         return bool(engine.run(aten.all.default, (close,), {}).item())
-    engine.assume("two GPU tensors were assumed to be close")
-    return True
+    return _truth(engine, True, "two GPU tensors were assumed to be close")
 
 
 # -- numbers of a healthy run --------------------------------------------------------------

@@ -1,0 +1,171 @@
+"""``torch.tensor`` and other constructors that take numbers: on the device wherever they are
+called, with the values and dtypes that they have on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import trainfit
+from trainfit.simgpu.device.tensor import current_engine
+
+DATA: dict[str, Any] = {
+    "list": [1.0, 2.0],
+    "nested": [[1, 2], [3, 4]],
+    "empty": [],
+    "number": 3,
+    "bool": True,
+    "array": np.arange(6).reshape(2, 3),
+    "empty array": np.zeros((0, 10), bool),
+    "arrays": [np.ones(2), np.zeros(2)],
+    "tensor": torch.ones(2, dtype=torch.float64),
+}
+HOST = torch.ones(1, dtype=torch.float16)
+MAKERS: dict[str, Callable[..., torch.Tensor]] = {
+    "tensor": torch.tensor,
+    "as_tensor": torch.as_tensor,
+    "asarray": torch.asarray,
+    "new_tensor": HOST.new_tensor,
+}
+
+
+@pytest.fixture(autouse=True)
+def simulation() -> Iterator[None]:
+    with trainfit.simulate("RTX 4090"):
+        yield
+    assert "__new__" not in vars(torch.Tensor)  # the legacy constructor is PyTorch's again
+
+
+def _directly(call: Callable[[], None]) -> None:
+    call()
+
+
+def _without_gradients(call: Callable[[], None]) -> None:
+    with torch.inference_mode():
+        call()
+
+
+def _in_a_thread(call: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+WHERE = pytest.mark.parametrize("where", [_directly, _without_gradients, _in_a_thread])
+
+
+@WHERE
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_numbers_arrive_as_on_the_cpu(where: Any, maker: str, data: str) -> None:
+    def check() -> None:
+        for dtype in (None, torch.float32):
+            expected = MAKERS[maker](DATA[data], dtype=dtype)
+            made = MAKERS[maker](DATA[data], dtype=dtype, device="cuda")
+            assert made.is_cuda
+            assert made.dtype is expected.dtype
+            assert torch.equal(made.cpu(), expected)
+
+    where(check)
+
+
+@WHERE
+def test_numbers_of_the_device_are_read(where: Any) -> None:
+    def check() -> None:
+        known = torch.arange(4, device="cuda")
+        for device in ("cpu", "cuda", None):
+            made = torch.tensor([[known[0], 7], [known[3], known[1]]], device=device)
+            assert made.is_cuda is (device == "cuda")
+            assert made.dtype is torch.int64
+            assert made.tolist() == [[0, 7], [3, 1]]
+
+    where(check)
+
+
+def test_what_nobody_knows_stays_unknown() -> None:
+    losses = [torch.rand(100, device="cuda").mean() for _ in range(2)]
+    made = torch.tensor(losses, device="cuda")
+    assert (made.shape, made.dtype) == ((2,), torch.float32)
+    values = current_engine().values  # type: ignore[attr-defined]
+    assert values.read(made) is None
+    assert values.read(torch.tensor([1, 2], device="cuda")) is not None
+
+
+def test_a_leaf_asks_for_its_gradient() -> None:
+    made = torch.tensor([1.0], device="cuda", requires_grad=True)
+    (made * 2).sum().backward()
+    assert made.is_leaf
+    assert made.grad is not None and made.grad.is_cuda
+
+
+@contextlib.contextmanager
+def default_type(kind: Any) -> Iterator[None]:
+    torch.set_default_tensor_type(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_tensor_type("torch.FloatTensor")
+
+
+class Own(torch.Tensor):
+    """A class of the user's."""
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@pytest.mark.parametrize("kind", ["torch.cuda.FloatTensor", "torch.cuda.HalfTensor"])
+def test_the_default_type_holds_for_legacy_constructors(kind: str) -> None:
+    dtype = {"Float": torch.float32, "Half": torch.float16}[kind.split(".")[-1][:-6]]
+    with default_type(kind):
+        made = [
+            torch.Tensor([1e4]),
+            torch.Tensor(2, 3),
+            torch.Tensor(torch.Size([2, 3])),
+            torch.Tensor(),
+            torch.Tensor([torch.ones(1)[0], 2]),
+            Own([1.0]),
+            nn.Parameter(torch.Tensor(2, 3)).data,
+        ]
+        assert [tuple(each.shape) for each in made] == [
+            (1,),
+            (2, 3),
+            (2, 3),
+            (0,),
+            (2,),
+            (1,),
+            (2, 3),
+        ]
+        assert all(each.is_cuda and each.dtype is dtype for each in made)
+        assert made[0].tolist() == [1e4]
+        assert isinstance(made[5], Own)
+        assert not torch.FloatTensor([1.0]).is_cuda
+        _in_a_thread(lambda: made.append(torch.Tensor([2.0]) + torch.ones(1)))
+        assert made[-1].is_cuda
+    assert not torch.Tensor([1.0]).is_cuda
+    assert not torch.zeros(1).is_cuda
+
+
+def test_a_default_device_leaves_the_legacy_constructor_on_the_cpu() -> None:
+    torch.set_default_device("cuda")
+    try:
+        assert torch.tensor([1.0]).is_cuda
+        assert not torch.Tensor([1.0]).is_cuda  # so it is in PyTorch
+    finally:
+        torch.set_default_device("cpu")
