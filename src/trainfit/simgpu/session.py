@@ -34,7 +34,7 @@ from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
-from trainfit.simgpu.operators import compilation
+from trainfit.simgpu.operators import compilation, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
@@ -43,7 +43,6 @@ from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  
 from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
-from trainfit.simgpu.operators import sparse
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.collectives import Collectives
 from trainfit.simgpu.operators.compilation import Compilation

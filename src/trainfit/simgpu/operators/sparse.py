@@ -87,9 +87,7 @@ def embedding_bag_backward(engine: Engine, func: Any, args: Any, kwargs: Any) ->
             values *= (1 / bag_size.to(grad.dtype)).unsqueeze(1).index_select(0, bag_of)
         if weights is not None:
             values.mul_(weights.unsqueeze(1))
-        return aten.embedding_sparse_backward.default(
-            values, indices, rows, padding, by_frequency
-        )
+        return aten.embedding_sparse_backward.default(values, indices, rows, padding, by_frequency)
 
 
 # -- what a sparse tensor consists of -------------------------------------------------------
