@@ -39,10 +39,12 @@ def run_protected(
     scratch: Path,
     request: SandboxRequest,
     prefix: Sequence[str] = (),
+    before: str = "",
     **more: str,
 ) -> Ran:
     """Run ``code`` as a script in ``cwd``; ``scratch`` gets the run's folder and the code,
-    ``more`` are variables of its environment. ``prefix`` are words before the interpreter."""
+    ``more`` are variables of its environment. ``prefix`` are words before the interpreter,
+    ``before`` is what its process does before it is protected."""
     folder = scratch / "run"
     folder.mkdir(parents=True)
     # Sockets are made in it, whose paths may have 108 bytes.
@@ -51,7 +53,7 @@ def run_protected(
     script = scratch / "code.py"
     script.write_text(textwrap.dedent(code))
     done = subprocess.run(
-        [*prefix, sys.executable, "-c", _RUN, str(folder), str(script)],
+        [*prefix, sys.executable, "-c", before + _RUN, str(folder), str(script)],
         cwd=cwd,
         env=environment(TMPDIR=str(temporary), **more),
         capture_output=True,

@@ -285,6 +285,7 @@ def test_there_are_enough_of_every_verb() -> None:
     assert sum("\udcff" in "".join(words_of(line)) for line in LINES) == 3
 
 
+@pytest.mark.usefixtures("warm_measuring")
 @pytest.mark.parametrize("line", LINES)
 def test_it_is_refused_in_three_lines(line: str, folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

@@ -96,7 +96,8 @@ def test_results_are_compared_by_the_runs_that_they_are_of(tmp_path: Path) -> No
 
 
 _TRAIN = """
-import torch
+import atexit, gc, torch
+atexit.register(gc.freeze)  # PyTorch is not taken apart, which takes longer than the training
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 2)
 optimizer = torch.optim.AdamW(model.parameters())

@@ -4,7 +4,9 @@ python loops.py LOOP FOLDER [--raise]
 """
 
 import argparse
+import atexit
 import copy
+import gc
 import json
 import os
 import pickle
@@ -17,6 +19,8 @@ from trainfit.simgpu.operators.torchvision_operators import define_torchvision_o
 
 # Lightning and Transformers import torchvision, which does not load where it is of another PyTorch.
 define_torchvision_operators()
+# At the end PyTorch is not taken apart, which takes longer than the training.
+atexit.register(gc.freeze)
 torch.set_num_threads(1)  # the machine has other work
 
 WIDTH, SAMPLES, BATCH, EPOCHS = 16, 240, 8, 2

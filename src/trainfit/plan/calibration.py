@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from trainfit.hardware import GpuNameError
 from trainfit.hardware.gpu.context_memory import gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
-from trainfit.plan.command.interpreter import Interpreter, own_interpreter
+from trainfit.plan.command.interpreter import HASTENED, Interpreter, own_interpreter
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import (
     CONTEXT,
@@ -328,7 +328,7 @@ _MODULES: Final[Mapping[Subject, str]] = {
     "workspaces": "trainfit.memory.calibration",
     "rates": "trainfit.speed.calibration",
 }
-_START: Final = "from {module} import main; main()"
+_START: Final = HASTENED + "from {module} import main; main()"
 
 
 class Processes:

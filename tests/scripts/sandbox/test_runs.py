@@ -13,6 +13,7 @@ from helpers_sandbox import tree
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.failures import shortfall
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.tracing import ProtectionError, Tracer
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.script import SandboxRequest
@@ -55,8 +56,11 @@ def command_in(work: Path, request: SandboxRequest) -> Command:
 
 
 def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceOutcome:
-    with Tracer(command_in(work, request), find_gpu("RTX 4090"), steps=3, warm=warm) as tracer:
-        return tracer.trace().outcome
+    command, gpu = command_in(work, request), find_gpu("RTX 4090")
+    with WarmProcesses() as processes:
+        forks_from = processes if warm else None
+        with Tracer(command, gpu, steps=3, warm=forks_from) as tracer:
+            return tracer.trace().outcome
 
 
 def test_plan_changes_nothing(work: Path) -> None:

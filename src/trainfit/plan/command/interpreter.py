@@ -45,6 +45,9 @@ _LENT_CODE: Final = (
     "import sys; sys.path.append({folder!r}); sys.path.insert(0, {folder!r}); import trainfit; "
     "del sys.path[0]; "
 )
+#: Before code that runs no script of the user's: PyTorch is not taken apart at the end, which takes
+#: most of a second.
+HASTENED: Final = "import atexit, gc; atexit.register(gc.freeze); "
 _STUB: Final = """\
 # trainfit where it is installed: see trainfit/plan/command/interpreter.py
 __path__ = [{folder!r}]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.plan.command.interpreter import Interpreter
+from trainfit.plan.command.interpreter import HASTENED, Interpreter
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.script import LAUNCHER_MODULES, Launched
 
@@ -247,7 +247,7 @@ PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMIT_S: Final = 120.0
 #: Console scripts that are launchers.
 _PROGRAMS: Final = {"torchrun": "torchrun", "accelerate-launch": "accelerate"}
-_READ: Final = "from trainfit.scripts.launchers import main; main()"
+_READ: Final = f"{HASTENED}from trainfit.scripts.launchers import main; main()"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ import psutil
 
 from trainfit.hardware.machine.memory import read_memory
 from trainfit.hardware.machine.system import System
+from trainfit.plan.command.interpreter import HASTENED
 from trainfit.plan.command.parsing import Command
 from trainfit.results.runs.script import SandboxRequest
 from trainfit.results.text import size
@@ -35,7 +36,7 @@ _START = (
     "    from trainfit.speed.step import StepClock; clocks.use(StepClock)\n"
     "    from {module} import main; main()"
 )
-#: Before that: the user's script runs in this very process.
+#: Before that, where the user's script runs in this very process.
 _PROTECTED = (
     "from pathlib import Path; from trainfit.scripts import sandbox; "
     "sandbox.begin(Path(sys.argv[1]).parent); "
@@ -76,7 +77,7 @@ class OwnProcess:
     ) -> None:
         if runs_script:
             sandbox_request(command).save(folder)
-        before = _PROTECTED if runs_script else ""
+        before = _PROTECTED if runs_script else HASTENED
         words = [*wrapper, *_python(command, module, before), str(folder / "request.json")]
         with (folder / "output.txt").open("wb") as output:
             self._process = subprocess.Popen(

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -16,7 +15,16 @@ from typing import Any
 
 from trainfit.results.runs.script import Protection, ProtectionKind, SandboxRequest
 from trainfit.scripts.sandbox import layer as state
-from trainfit.scripts.sandbox import mounts, overlay, redirection
+from trainfit.scripts.sandbox import overlay, redirection
+from trainfit.scripts.sandbox.ending import (
+    adopt,
+    end_as,
+    end_children,
+    hasten,
+    reap_others,
+    signal_group,
+    wait_for_children,
+)
 from trainfit.scripts.sandbox.layer import (
     FILES,
     Layer,
@@ -45,8 +53,6 @@ _TICK_S = 0.2
 #: Seconds that a run has to end itself, and to end upon SIGTERM.
 _STOP_S = 15.0
 _TERM_S = 1.5
-#: Seconds for processes that clear up behind the script.
-_CLEAR_UP_S = 0.3
 #: Where libraries keep what they download (XDG), and the bytes of it that a user should know of.
 _CACHE, _WORTH_A_NOTE = "/.cache/", 50_000_000
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
@@ -145,9 +151,9 @@ class Keeper:
             if ended:
                 break
             self._look(_next_signal())
-        _signal_group(self._pid, signal.SIGKILL)
+        signal_group(self._pid, signal.SIGKILL)
         if self._protection.kind != "overlay":
-            _wait_for_children()
+            wait_for_children()
         daemons = end_children()
         self._tell(daemons)
         if self._layer is not None:
@@ -157,18 +163,18 @@ class Keeper:
     def _look(self, number: int | None) -> None:
         now = time.monotonic()
         if now >= self._kill_at:
-            _signal_group(self._pid, signal.SIGKILL)
+            signal_group(self._pid, signal.SIGKILL)
         elif number == signal.SIGINT:
             os.kill(self._pid, signal.SIGINT)
         elif number == signal.SIGTERM or os.getppid() != self._parent:
-            _signal_group(self._pid, signal.SIGTERM)
+            signal_group(self._pid, signal.SIGTERM)
             self._kill_at = min(self._kill_at, now + _TERM_S)
         elif number is None and not self._stopped and self._layer is not None:
             self._stopped = self._layer.exceeded([upper for _, upper in self._uppers])
             if self._stopped:
                 (self._folder / STOP_NAME).write_text(self._stopped)
                 self._kill_at = now + _STOP_S
-        _reap_others(self._pid)
+        reap_others(self._pid)
 
     def _tell(self, daemons: int) -> None:
         found = written(self._uppers) if self._uppers else LayerContents({}, ())
@@ -186,70 +192,6 @@ class Keeper:
         ).save(self._folder)
 
 
-def adopt() -> None:
-    """Become the parent of what the script leaves running, where the system can do that."""
-    with contextlib.suppress(OSError, AttributeError):
-        mounts.adopt_orphans()
-
-
-def end_as(status: int) -> None:
-    """End this process as another one did."""
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        os._exit(code)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [-code])
-    os.kill(os.getpid(), -code)
-    time.sleep(1.0)
-    os._exit(128 - code)
-
-
-def end_children() -> int:
-    """End all descendants of this process; how many were in a session of their own (daemons)."""
-    daemons, own = 0, os.getsid(0)
-    while children := _children():
-        for pid in children:
-            with contextlib.suppress(OSError):
-                daemons += os.getsid(pid) != own
-                os.kill(pid, signal.SIGKILL)
-        for pid in children:
-            with contextlib.suppress(OSError):
-                os.waitpid(pid, 0)
-    return daemons
-
-
-def _wait_for_children() -> None:
-    """A moment for those that end by themselves: Python's resource tracker, which removes
-    shared memory that the script left (an overlay drops it)."""
-    deadline = time.monotonic() + _CLEAR_UP_S
-    while _children() and time.monotonic() < deadline:
-        time.sleep(0.01)
-        _reap_others(-1)
-
-
-def _children() -> list[int]:
-    """Children of this process that are alive or not yet waited for."""
-    own, found = os.getpid(), []
-    if sys.platform != "linux":
-        return []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                stat = Path("/proc", name, "stat").read_text()
-                if int(stat.rpartition(")")[2].split()[1]) == own:
-                    found.append(int(name))
-    return found
-
-
-def _reap_others(pid: int) -> None:
-    """Orphans that ended meanwhile; the run itself is waited for elsewhere."""
-    for child in _children():
-        if child != pid:
-            with contextlib.suppress(OSError):
-                os.waitpid(child, os.WNOHANG)
-
-
 def _next_signal() -> int | None:
     """The signal that came within a tick."""
     if sys.platform == "linux":
@@ -258,11 +200,6 @@ def _next_signal() -> int | None:
     time.sleep(0.02)
     pending = signal.sigpending() & {signal.SIGTERM, signal.SIGINT}
     return signal.sigwait(pending) if pending else None
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def _notes(folder: Path) -> tuple[str, ...]:
@@ -323,7 +260,7 @@ def begin(folder: Path) -> None:
         make = functools.partial(Layer.make, request.limit_bytes, within)
         attempt = Attempt(None if kind == "none" else make)
         if attempt.pid == 0:
-            _protect(attempt, kind, folder, where, before, request.guard)
+            _protect(attempt, kind, folder, where, before, request)
             return
         heard = attempt.heard()
         if before is not None and before.kind == "redirection":
@@ -348,7 +285,7 @@ def _protect(
     folder: Path,
     where: str | None,
     before: state.State | None,
-    guard: bool,
+    request: SandboxRequest,
 ) -> None:
     """In the child; it ends where the protection is not available."""
     earlier = before.entered if before is not None and before.kind == kind else None
@@ -367,7 +304,7 @@ def _protect(
             }
         elif kind == "redirection":
             assert attempt.layer is not None
-            entered = redirection.enter(attempt.layer, folder, guard, earlier)
+            entered = redirection.enter(attempt.layer, folder, request.guard, earlier)
             told = {
                 "covers": [],
                 "folders": [*entered.earlier[::-1], entered.folder],
@@ -377,6 +314,7 @@ def _protect(
         attempt.tell({"unavailable": f"{kind}: {error}"})
         os._exit(NOT_STARTED)
     state.become(state.State(kind, folder, entered))
+    hasten(None if request.keep else attempt.layer)
     if before is None:  # else it is so already
         go_offline()
     attempt.tell(told or {"covers": []})

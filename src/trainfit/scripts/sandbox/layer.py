@@ -70,6 +70,10 @@ class Layer:
         """The size of a file system in RAM, where no disk can hold the layer."""
         return int(min(self.limit_bytes, _SHARE_OF_MEMORY * _memory_bytes()))
 
+    def locks(self) -> set[tuple[int, int]]:
+        """Device and number of the files that are open for its locks."""
+        return {(each.st_dev, each.st_ino) for each in map(os.fstat, self._locks)}
+
     def drop(self) -> None:
         for folder in self.folders:
             remove_tree(folder)
