@@ -133,6 +133,21 @@ def test_one_that_is_not_used_any_more() -> None:
     assert steps(cycle, "d" * 60, d=d).endswith("d|" * 20)
 
 
+def test_an_optimizer_that_is_made_anew_in_each_period() -> None:
+    """The inner steps of Reptile or MAML, and the outer one."""
+    outer = Optimizer()
+    cycle = made(outer)
+    found = []
+    for _ in range(6):
+        inner = Optimizer()
+        cycle.made(inner)
+        cycle.called(inner.parameters)
+        found.append(steps(cycle, "iiio", i=inner, o=outer))
+        del inner
+    assert found[1:] == ["iiio|"] * 5
+    assert not cycle.restarted
+
+
 def test_another_training_begins() -> None:
     a, b = Optimizer(), Optimizer()
     cycle = made(a, b)

@@ -78,7 +78,7 @@ class StepCycle:
         self._owners: dict[int, int] | None = None
         self._called: set[int] = set()
         self._ignored: dict[int, weakref.ref[Any]] = {}
-        self._running: list[tuple[Any, int]] = []
+        self._running: list[tuple[int, int]] = []  # ids of optimizers, and of frames
         self._patience = _PATIENCE
         self._looks = self._alike = 0
         self._passes = self._passes_alone = 0
@@ -118,11 +118,11 @@ class StepCycle:
         """A ``step`` begins, in ``frame``."""
         while self._running and not _is_within(frame.f_back, self._running[-1][1]):
             self._running.pop()  # it was left by an exception
-        self._running.append((optimizer, id(frame)))
+        self._running.append((id(optimizer), id(frame)))
 
     def leave(self, optimizer: Any) -> bool:
         """… and is over; was it one that no other optimizer's ``step`` calls?"""
-        if not self._running or self._running[-1][0] is not optimizer:
+        if not self._running or self._running[-1][0] != id(optimizer):
             return False
         self._running.pop()
         return not self._running and id(optimizer) not in self._ignored
@@ -136,7 +136,6 @@ class StepCycle:
         used = self._used.get(key)
         if used is None or used.optimizer() is not optimizer:
             used = self._meet(optimizer)
-            self._waiting.clear()  # the last to appear ends the periods
         used.times += 1
         used.last = self.optimizer_steps
         self._waiting.pop(key, None)
@@ -241,6 +240,11 @@ class StepCycle:
         elif self._used and (not alive or self._alike >= _LATE):
             self.restarted = True
             for each in list(self._used):
+                self._leave_out(each)
+        if len(alive) == len(self._used):
+            self._waiting.clear()  # the last to appear ends the periods
+        else:  # in the place of one that is gone: of the inner steps of MAML, say
+            for each in [each for each, used in self._used.items() if used.optimizer() is None]:
                 self._leave_out(each)
         return self._use(optimizer)
 

@@ -52,7 +52,8 @@ class StepRecorder(CurrentStep):
         self.cycle = StepCycle()
         self.optimizer_steps = 0
         """Calls of an optimizer's ``step`` so far."""
-        self._stepping: list[tuple[Any, int]] = []
+        #: Optimizers (their ids: one whose step failed may be gone) and the tokens of their phases.
+        self._stepping: list[tuple[int, int]] = []
 
     # -- the DataLoader ------------------------------------------------------------------------
 
@@ -191,10 +192,10 @@ class StepRecorder(CurrentStep):
         """An optimizer's ``step`` begins, in ``frame``."""
         self.cycle.enter(optimizer, frame)
         if self.light and not self._stepping and getattr(optimizer, "found_inf", None) is None:
-            self._stepping.append((optimizer, ph.NOT_ENTERED))
+            self._stepping.append((id(optimizer), ph.NOT_ENTERED))
             return
         for at, (known, token) in enumerate(self._stepping):
-            if known is optimizer:  # was left by an exception
+            if known == id(optimizer):  # was left by an exception
                 self.leave(token)
                 del self._stepping[at:]
                 break
@@ -203,11 +204,11 @@ class StepRecorder(CurrentStep):
         if isinstance(found, torch.Tensor):
             self.look()  # the GPU tells later, by a step in detail
             self._skipped |= bool(self.number("found_inf", found))
-        self._stepping.append((optimizer, self.enter(ph.OPTIMIZER)))
+        self._stepping.append((id(optimizer), self.enter(ph.OPTIMIZER)))
 
     def leave_optimizer(self, optimizer: Any) -> None:
         """… and is over."""
-        if not self._stepping or self._stepping[-1][0] is not optimizer:
+        if not self._stepping or self._stepping[-1][0] != id(optimizer):
             return
         _, token = self._stepping.pop()
         self.optimizer_steps += 1
