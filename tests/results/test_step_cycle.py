@@ -70,6 +70,15 @@ def test_optimizers_that_step_together_are_told_by_their_gradients() -> None:
     assert steps(made(a, b), "ababab", a=a, b=b) == "ab|ab|ab|"
 
 
+def test_gradients_that_an_earlier_training_left_tell_nothing() -> None:
+    a, earlier = Optimizer(), Optimizer()
+    earlier.parameters[0].grad = 1.0
+    cycle = StepCycle()
+    for each in (a, earlier):
+        cycle.made(each, before=True)
+    assert steps(cycle, "aaa", a=a) == "a|a|a|"
+
+
 def test_one_that_nothing_told_of_ends_the_periods_once_it_steps() -> None:
     c, a = Optimizer(), Optimizer()
     assert steps(made(c, a), "ccaccacca", c=c, a=a) == "c|c|a|cca|cca|"

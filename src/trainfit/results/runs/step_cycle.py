@@ -77,6 +77,7 @@ class StepCycle:
         self._unseen: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] | None = None
         self._called: set[int] = set()
+        self._from_before: set[int] = set()
         self._ignored: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[int, int]] = []  # ids of optimizers, and of frames
         self._patience = _PATIENCE
@@ -86,9 +87,14 @@ class StepCycle:
 
     # -- optimizers ----------------------------------------------------------------------------
 
-    def made(self, optimizer: Any) -> None:
-        """An optimizer is made."""
+    def made(self, optimizer: Any, *, before: bool = False) -> None:
+        """An optimizer is made, or was ``before`` the run: then gradients may be there that an
+        earlier training left."""
         self.has_optimizer = True
+        if before:
+            self._from_before.add(id(optimizer))
+        else:
+            self._from_before.discard(id(optimizer))
         self._unseen[id(optimizer)] = weakref.ref(optimizer)
         self._owners, self._looks = None, 0
 
@@ -277,7 +283,11 @@ class StepCycle:
             if optimizer is None:
                 del self._unseen[key]
             elif own.isdisjoint(map(id, parameters)) and (
-                key in self._called or any(each.grad is not None for each in parameters)
+                key in self._called
+                or (
+                    key not in self._from_before
+                    and any(each.grad is not None for each in parameters)
+                )
             ):
                 del self._unseen[key]
                 self._waiting[key] = self._use(optimizer)
