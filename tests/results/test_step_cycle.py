@@ -202,6 +202,18 @@ def test_a_step_that_another_optimizer_calls_is_within_its() -> None:
     assert cycle.leave(outer)
 
 
+def test_a_step_that_calls_the_step_of_its_base_class_is_one() -> None:
+    cycle, optimizer = StepCycle(), Optimizer()
+
+    def step_of_base() -> bool:
+        cycle.enter(optimizer, sys._getframe())
+        return cycle.leave(optimizer)
+
+    cycle.enter(optimizer, sys._getframe())
+    assert not step_of_base() and cycle.depth == 1
+    assert cycle.leave(optimizer) and not cycle.depth
+
+
 def test_a_step_that_an_exception_left_hides_no_other() -> None:
     cycle, failed, later = StepCycle(), Optimizer(), Optimizer()
 

@@ -133,6 +133,11 @@ class StepCycle:
         self._running.pop()
         return not self._running and id(optimizer) not in self._ignored
 
+    @property
+    def depth(self) -> int:
+        """Steps of optimizers that go on now, one within the other."""
+        return len(self._running)
+
     def stepped(self, optimizer: Any) -> bool:
         """An outermost step of ``optimizer`` was made or left out; is a training step over?"""
         self.optimizer_steps += 1
