@@ -70,6 +70,15 @@ def test_optimizers_that_step_together_are_told_by_their_gradients() -> None:
     assert steps(made(a, b), "ababab", a=a, b=b) == "ab|ab|ab|"
 
 
+def test_gradients_that_an_earlier_training_left_tell_nothing() -> None:
+    a, earlier = Optimizer(), Optimizer()
+    earlier.parameters[0].grad = 1.0
+    cycle = StepCycle()
+    for each in (a, earlier):
+        cycle.made(each, before=True)
+    assert steps(cycle, "aaa", a=a) == "a|a|a|"
+
+
 def test_one_that_nothing_told_of_ends_the_periods_once_it_steps() -> None:
     c, a = Optimizer(), Optimizer()
     assert steps(made(c, a), "ccaccacca", c=c, a=a) == "c|c|a|cca|cca|"
@@ -133,6 +142,21 @@ def test_one_that_is_not_used_any_more() -> None:
     assert steps(cycle, "d" * 60, d=d).endswith("d|" * 20)
 
 
+def test_an_optimizer_that_is_made_anew_in_each_period() -> None:
+    """The inner steps of Reptile or MAML, and the outer one."""
+    outer = Optimizer()
+    cycle = made(outer)
+    found = []
+    for _ in range(6):
+        inner = Optimizer()
+        cycle.made(inner)
+        cycle.called(inner.parameters)
+        found.append(steps(cycle, "iiio", i=inner, o=outer))
+        del inner
+    assert found[1:] == ["iiio|"] * 5
+    assert not cycle.restarted
+
+
 def test_another_training_begins() -> None:
     a, b = Optimizer(), Optimizer()
     cycle = made(a, b)
@@ -176,6 +200,18 @@ def test_a_step_that_another_optimizer_calls_is_within_its() -> None:
     cycle.enter(outer, frame)
     assert not step_of_inner()
     assert cycle.leave(outer)
+
+
+def test_a_step_that_calls_the_step_of_its_base_class_is_one() -> None:
+    cycle, optimizer = StepCycle(), Optimizer()
+
+    def step_of_base() -> bool:
+        cycle.enter(optimizer, sys._getframe())
+        return cycle.leave(optimizer)
+
+    cycle.enter(optimizer, sys._getframe())
+    assert not step_of_base() and cycle.depth == 1
+    assert cycle.leave(optimizer) and not cycle.depth
 
 
 def test_a_step_that_an_exception_left_hides_no_other() -> None:

@@ -28,6 +28,7 @@ from trainfit.results.runs.trace import Status, Target
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
 from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
@@ -46,7 +47,7 @@ class ScriptRun(abc.ABC):
         self._time_limit_s = time_limit_s
         self._cycle = StepCycle()
         self._made = self._in_pass = 0
-        self._listener: Any = None
+        self._calls = PatchSet()
         self._stopper = Stopper()
         self._counts = counts
         self._depth = 0
@@ -76,8 +77,9 @@ class ScriptRun(abc.ABC):
         try:
             status, details = run_script(self._target)
         finally:
-            for hook in [*hooks, *filter(None, [self._listener])]:
+            for hook in hooks:
                 hook.remove()
+            self._calls.restore()
             patches.restore()
         if status == "ended" and not self.steps and self._cycle.is_unfinished:
             self.steps = 1
@@ -95,7 +97,6 @@ class ScriptRun(abc.ABC):
         patches.hook(grad_scaler.GradScaler, "step", self._scaling)
         patches.hook(LoaderIterator, "__next__", self._fetching)
         patches.set(*ENGINE_RUN_BACKWARD, self._passing(ENGINE_RUN_BACKWARD.now))
-        self._listener = nn_module.register_module_forward_pre_hook(self._call)
         return [
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
@@ -105,22 +106,38 @@ class ScriptRun(abc.ABC):
         @functools.wraps(construct)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             with contextlib.suppress(Exception):
+                if self._cycle.has_optimizer:  # of one alone there is nothing to find out
+                    self._see_calls()
                 self._cycle.made(optimizer)
-                if self._listener is None:
-                    self._listener = nn_module.register_module_forward_pre_hook(self._call)
             construct(optimizer, *args, **kwargs)
 
         return __init__
 
-    def _call(self, module: torch.nn.Module, _: Any) -> None:
-        """A module is called, as long as it is not known which optimizers are used."""
-        trains = False
-        with contextlib.suppress(Exception):
-            if self._cycle.awaits:
-                self._cycle.called(module.parameters(recurse=False))
-            trains = module.training and torch.is_grad_enabled() and has_parameters(module)
-        if trains and not self._in_pass:
-            self._tell(self._cycle.next_call)
+    def _see_calls(self) -> None:
+        """See calls of models, as long as it is not known which optimizers are used."""
+        if not self._calls.replaced:
+            self._calls.hook(torch.nn.Module, "__call__", self._calling)
+
+    def _calling(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if self._depth or self._in_pass:
+                return call(module, *args, **kwargs)
+            trains = False
+            with contextlib.suppress(Exception):
+                if self._cycle.awaits:
+                    self._cycle.called(module.parameters())
+                trains = module.training and torch.is_grad_enabled() and has_parameters(module)
+            if trains:
+                self._tell(self._cycle.next_call)
+            self._depth += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        traces_original(__call__, call)
+        return __call__
 
     def _fetching(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fetch)
@@ -134,6 +151,8 @@ class ScriptRun(abc.ABC):
         def watched(*args: Any, **kwargs: Any) -> Any:
             if not self._in_pass and self._cycle.is_engine_pass(args, kwargs):
                 self._tell(self._cycle.next_pass)
+                if not self._cycle.has_optimizer:
+                    self._see_calls()
             self._in_pass += 1
             try:
                 return backward(*args, **kwargs)
@@ -183,9 +202,8 @@ class ScriptRun(abc.ABC):
         with contextlib.suppress(Exception):
             over = self._cycle.stepped(optimizer)
         if over:
-            if self._listener is not None and not self._cycle.awaits:
-                self._listener.remove()
-                self._listener = None
+            if not self._cycle.awaits:
+                self._calls.restore()
             self._step_over()
 
     def _step_over(self) -> None:

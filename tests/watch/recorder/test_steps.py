@@ -193,6 +193,21 @@ def test_of_several_optimizers_the_last_ends_the_step(tmp_path: Path) -> None:
     assert list(run.record.steps["samples"][1:]) == [-1, 8, 8, 8]
 
 
+def test_a_step_that_calls_the_step_of_its_base_class_is_one(tmp_path: Path) -> None:
+    class Sgd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            return super().step(closure)
+
+    model = Net()
+    torch.optim.SGD(model.parameters(), 0.1)  # PyTorch hooks the step of a class once one is made
+    optimizer = Sgd(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for batch in DataLoader(DATA, batch_size=8):
+            loss_of(model, batch).backward()
+            optimizer.step()
+    assert list(run.record.steps["samples"]) == [8] * 4
+
+
 def test_a_closure_that_is_called_again_and_again(tmp_path: Path) -> None:
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)

@@ -77,8 +77,9 @@ class StepCycle:
         self._unseen: dict[int, weakref.ref[Any]] = {}
         self._owners: dict[int, int] | None = None
         self._called: set[int] = set()
+        self._from_before: set[int] = set()
         self._ignored: dict[int, weakref.ref[Any]] = {}
-        self._running: list[tuple[Any, int]] = []
+        self._running: list[tuple[int, int]] = []  # ids of optimizers, and of frames
         self._patience = _PATIENCE
         self._looks = self._alike = 0
         self._passes = self._passes_alone = 0
@@ -86,9 +87,14 @@ class StepCycle:
 
     # -- optimizers ----------------------------------------------------------------------------
 
-    def made(self, optimizer: Any) -> None:
-        """An optimizer is made."""
+    def made(self, optimizer: Any, *, before: bool = False) -> None:
+        """An optimizer is made, or was ``before`` the run: then gradients may be there that an
+        earlier training left."""
         self.has_optimizer = True
+        if before:
+            self._from_before.add(id(optimizer))
+        else:
+            self._from_before.discard(id(optimizer))
         self._unseen[id(optimizer)] = weakref.ref(optimizer)
         self._owners, self._looks = None, 0
 
@@ -118,14 +124,19 @@ class StepCycle:
         """A ``step`` begins, in ``frame``."""
         while self._running and not _is_within(frame.f_back, self._running[-1][1]):
             self._running.pop()  # it was left by an exception
-        self._running.append((optimizer, id(frame)))
+        self._running.append((id(optimizer), id(frame)))
 
     def leave(self, optimizer: Any) -> bool:
         """… and is over; was it one that no other optimizer's ``step`` calls?"""
-        if not self._running or self._running[-1][0] is not optimizer:
+        if not self._running or self._running[-1][0] != id(optimizer):
             return False
         self._running.pop()
         return not self._running and id(optimizer) not in self._ignored
+
+    @property
+    def depth(self) -> int:
+        """Steps of optimizers that go on now, one within the other."""
+        return len(self._running)
 
     def stepped(self, optimizer: Any) -> bool:
         """An outermost step of ``optimizer`` was made or left out; is a training step over?"""
@@ -136,7 +147,6 @@ class StepCycle:
         used = self._used.get(key)
         if used is None or used.optimizer() is not optimizer:
             used = self._meet(optimizer)
-            self._waiting.clear()  # the last to appear ends the periods
         used.times += 1
         used.last = self.optimizer_steps
         self._waiting.pop(key, None)
@@ -242,6 +252,11 @@ class StepCycle:
             self.restarted = True
             for each in list(self._used):
                 self._leave_out(each)
+        if len(alive) == len(self._used):
+            self._waiting.clear()  # the last to appear ends the periods
+        else:  # in the place of one that is gone: of the inner steps of MAML, say
+            for each in [each for each, used in self._used.items() if used.optimizer() is None]:
+                self._leave_out(each)
         return self._use(optimizer)
 
     def _use(self, optimizer: Any) -> _Used:
@@ -273,7 +288,11 @@ class StepCycle:
             if optimizer is None:
                 del self._unseen[key]
             elif own.isdisjoint(map(id, parameters)) and (
-                key in self._called or any(each.grad is not None for each in parameters)
+                key in self._called
+                or (
+                    key not in self._from_before
+                    and any(each.grad is not None for each in parameters)
+                )
             ):
                 del self._unseen[key]
                 self._waiting[key] = self._use(optimizer)

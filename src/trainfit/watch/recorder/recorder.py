@@ -128,7 +128,7 @@ class Recorder:
         self.live = True
         if late:
             for optimizer in _made_optimizers():
-                self.steps.cycle.made(optimizer)
+                self.steps.cycle.made(optimizer, before=True)
         if torch.version.cuda is not None or torch.version.hip is not None:
             self._cuda_hooked = True
             cuda_hooks.install(self, self._cuda_patches, late)

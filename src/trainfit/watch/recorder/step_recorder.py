@@ -52,15 +52,15 @@ class StepRecorder(CurrentStep):
         self.cycle = StepCycle()
         self.optimizer_steps = 0
         """Calls of an optimizer's ``step`` so far."""
-        self._stepping: list[tuple[Any, int]] = []
+        #: Tokens of the steps of optimizers that go on.
+        self._stepping: list[int] = []
 
     # -- the DataLoader ------------------------------------------------------------------------
 
     def enter_input(self, queued: Callable[[], int] | None = None) -> int:
         """The DataLoader's ``next`` (or ``iter``) is called."""
         if self._stepping:  # an optimizer's step that was left by an exception
-            self.leave(self._stepping[0][1])
-            self._stepping.clear()
+            self._leave_steps(0)
         self.look()
         if not self.phases.depth:
             # Batches that are fetched ahead, and ``iter``, belong to the call that uses them.
@@ -190,36 +190,33 @@ class StepRecorder(CurrentStep):
     def enter_optimizer(self, optimizer: Any, frame: FrameType) -> None:
         """An optimizer's ``step`` begins, in ``frame``."""
         self.cycle.enter(optimizer, frame)
+        self._leave_steps(self.cycle.depth - 1)  # that were left by an exception
         if self.light and not self._stepping and getattr(optimizer, "found_inf", None) is None:
-            self._stepping.append((optimizer, ph.NOT_ENTERED))
+            self._stepping.append(ph.NOT_ENTERED)
             return
-        for at, (known, token) in enumerate(self._stepping):
-            if known is optimizer:  # was left by an exception
-                self.leave(token)
-                del self._stepping[at:]
-                break
         self._note_training()
         found = getattr(optimizer, "found_inf", None)  # GradScaler's, for fused optimizers
         if isinstance(found, torch.Tensor):
             self.look()  # the GPU tells later, by a step in detail
             self._skipped |= bool(self.number("found_inf", found))
-        self._stepping.append((optimizer, self.enter(ph.OPTIMIZER)))
+        self._stepping.append(self.enter(ph.OPTIMIZER))
 
     def leave_optimizer(self, optimizer: Any) -> None:
         """… and is over."""
-        if not self._stepping or self._stepping[-1][0] is not optimizer:
-            return
-        _, token = self._stepping.pop()
+        outermost = self.cycle.leave(optimizer)
         self.optimizer_steps += 1
         if self.optimizer_steps == 1:
             self._sink.stepped()
-        if token >= 0:
-            self.leave(token)
-        if self.cycle.leave(optimizer) and self._ends_step(optimizer):
+        self._leave_steps(self.cycle.depth)
+        if outermost and self._ends_step(optimizer):
             if self.light:
                 self._commit_lightly()
             else:
                 self.commit(may_be_light=True)
+
+    def _leave_steps(self, depth: int) -> None:
+        while len(self._stepping) > depth:
+            self.leave(self._stepping.pop())
 
     def skip(self, optimizer: Any) -> None:
         """``GradScaler`` left the optimizer's step out."""
