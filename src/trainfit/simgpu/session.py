@@ -31,7 +31,7 @@ from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.settling import MainOptimizer, StepUse
 from trainfit.simgpu.device.tensor import set_engine
-from trainfit.simgpu.operators import compilation
+from trainfit.simgpu.operators import compilation, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
@@ -46,7 +46,7 @@ from trainfit.simgpu.operators.compilation import Compilation
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.needed import MissingNameError
@@ -198,7 +198,7 @@ class Simulation:
         self._ownership = Ownership(self._recorder)
         self._modules = ModuleTracker(self._recorder, self._meet_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
-        self.engine.on_library = self._grow_context
+        self.engine.on_library, self.engine.on_sparse = self._grow_context, sparse.run
         self._compilation = Compilation(self.engine)
         self._modules.on_call = self._compilation.called
         self._kernels = KernelLog(self.engine)
@@ -212,6 +212,7 @@ class Simulation:
         self._main_optimizer = MainOptimizer()
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
+        self._extensions: ImportHook | None = None
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -248,6 +249,7 @@ class Simulation:
             materialized=self._ownership.materialize,
             compiled=self._compilation.compile,
         )
+        self._extensions = torch_patches.refuse_extensions(self._patches)
         self._modules.install()
         self._optimizer_hooks = [
             optim.register_optimizer_step_pre_hook(self._before_step),
@@ -271,6 +273,8 @@ class Simulation:
         self._time.stop()
         self._collectives.remove()
         self._triton.remove()
+        if self._extensions is not None:
+            self._extensions.remove()
         self._default_device.restore()
         self._modes.remove()
         lift_cpu_only(self._lifts_cpu_only)

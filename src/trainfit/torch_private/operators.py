@@ -32,10 +32,14 @@ with needed():
     batch_norm_impl_index = _aten._batch_norm_impl_index
     ctc_loss = _aten._ctc_loss
     ctc_loss_backward = _aten._ctc_loss_backward
+    coalesce = _aten._coalesce
+    coalesced_ = _aten._coalesced_
     cudnn_rnn = _aten._cudnn_rnn
     cudnn_rnn_backward = _aten._cudnn_rnn_backward
     cudnn_rnn_flatten_weight = _aten._cudnn_rnn_flatten_weight
+    dense_dim = _aten._dimV
     dirichlet_grad = _aten._dirichlet_grad
+    embedding_bag_backward = _aten._embedding_bag_backward
     fft_c2c = _aten._fft_c2c
     fft_c2r = _aten._fft_c2r
     fft_r2c = _aten._fft_r2c
@@ -45,6 +49,7 @@ with needed():
     fused_adamw_ = _aten._fused_adamw_
     fused_dropout = _aten._fused_dropout
     index_put_impl_ = _aten._index_put_impl_
+    indices = _aten._indices
     int_mm = _aten._int_mm
     is_all_true = _aten._is_all_true
     is_any_true = _aten._is_any_true
@@ -52,6 +57,7 @@ with needed():
     log_softmax = _aten._log_softmax
     log_softmax_backward_data = _aten._log_softmax_backward_data
     nested_tensor_from_mask_left_aligned = _aten._nested_tensor_from_mask_left_aligned
+    nnz = _aten._nnz
     pack_padded_sequence = _aten._pack_padded_sequence
     pin_memory = _aten._pin_memory
     safe_softmax = _aten._safe_softmax
@@ -68,10 +74,15 @@ with needed():
     scaled_mm = _aten._scaled_mm
     softmax = _aten._softmax
     softmax_backward_data = _aten._softmax_backward_data
+    sparse_coo_tensor_with_dims = _aten._sparse_coo_tensor_with_dims
+    sparse_coo_tensor_with_dims_and_tensors = _aten._sparse_coo_tensor_with_dims_and_tensors
+    sparse_dim = _aten._dimI
     to_copy = _aten._to_copy
+    to_dense = _aten._to_dense
     trilinear = _aten._trilinear
     unique2 = _aten._unique2
     unsafe_view = _aten._unsafe_view
+    values = _aten._values
     weight_norm_interface_backward = _aten._weight_norm_interface_backward
 
 schema: Callable[[Any], Any] = attribute(OpOverload, "_schema")

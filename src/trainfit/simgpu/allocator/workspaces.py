@@ -211,6 +211,12 @@ def sort_copies(items: int, itemsize: int, values: int) -> int:
 
 
 @model
+def sort_pairs(items: int) -> int:
+    """thrust::sort_by_key of pairs of int64 with an order of its own: a merge sort into copies."""
+    return items * 2 * INT64
+
+
+@model
 def embedding_backward(
     indices: int, rows: int, width: int, index_size: int, accumulator_size: int
 ) -> int:

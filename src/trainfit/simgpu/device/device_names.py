@@ -68,6 +68,9 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     kwargs = dict(kwargs)
     if device is not None:
         device = kwargs["device"] = complete(device)
+        if func is torch.sparse_coo_tensor and device == CUDA and len(args) > 1:
+            del kwargs["device"]  # it is where the values are
+            args = (*(torch.as_tensor(each, device=CUDA) for each in args[:2]), *args[2:])
         if isinstance(device, torch.device) and device.type == "meta":
             return on_meta(engine, func, args, kwargs)
     if pinned:

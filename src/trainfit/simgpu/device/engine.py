@@ -196,6 +196,10 @@ class Engine(Hooks):
             if entered:
                 self.leave()
 
+    def run_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Likewise where an argument is sparse; the operators on what it consists of come here."""
+        return self.on_sparse(self, func, args, kwargs)
+
     def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Likewise where an argument is of a class of the user's own (`subclasses`)."""
         if func is torch.ops.prim.device.default:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainfit.simgpu.device.device_names import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.subclasses import SUBCLASSES, has_operators, replace_data
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
 from trainfit.simgpu.patching import PatchSet, in_child
@@ -46,6 +47,8 @@ class DeviceMode(TorchDispatchMode):
         if kwargs is None:
             kwargs = {}
         of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
+        if SparseTensor in types and not wrapped(types):
+            return self._engine.run_sparse(func, args, kwargs)
         if of_users or SimulatedTensor in types:
             if len(types) > 1 and wrapped(types):
                 return NotImplemented if has_operators(types) else func(*args, **kwargs)

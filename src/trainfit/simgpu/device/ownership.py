@@ -11,6 +11,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, plain
 from trainfit.torch_private.modules import buffers_of, parameters_of
 from trainfit.torch_private.tensors import current_node, node_number, sequence_number
@@ -55,6 +56,10 @@ class Ownership:
 
     def mark(self, tensor: Any, kind: str, module: int = -1) -> None:
         """Say what a tensor's memory is for (:data:`trainfit.results.runs.recording.KINDS`)."""
+        if isinstance(tensor, SparseTensor):
+            for part in tensor.parts:
+                self.mark(part, kind, module)
+            return
         if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
             self._recorder.mark(number, kind, module)
 

@@ -128,6 +128,8 @@ class Hooks:
         self.mode: Callable[[Any], Any] = contextlib.nullcontext
         #: Makes the mode for Python that names devices.
         self.function_mode: Callable[[Any], Any] = contextlib.nullcontext
+        #: Runs an operator on sparse tensors, given the engine.
+        self.on_sparse: Handler = lambda *_: NotImplemented
         #: Called when a library is used for the first time.
         self.on_library: Callable[[], None] = lambda: None
         #: Called when the simulator starts to run (was the script running?), and when the script

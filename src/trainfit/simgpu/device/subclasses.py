@@ -132,11 +132,21 @@ def _computes(kind: type) -> bool:
 _SEEN: dict[str, Any] = {"device": CUDA, "is_cuda": True, "is_meta": False, "is_cpu": False}
 
 
+#: Names of what ``Tensor._make_wrapper_subclass`` is given by place, after the sizes.
+_OF_WRAPPERS = (
+    "strides", "storage_offset", "memory_format", "dtype", "layout", "device", "pin_memory",
+    "requires_grad", "dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout",
+    "_extra_dispatch_keys", "storage_size",
+)  # fmt: skip
+
+
 def _make_wrapper(patches: PatchSet) -> Callable[..., torch.Tensor]:
     """``Tensor._make_wrapper_subclass``, with C++ told "meta" where the device is CUDA's."""
     original, seen = private.MAKE_WRAPPER.now, set[type]()
 
     def make(kind: type, *sizes: Any, **options: Any) -> torch.Tensor:
+        options |= dict(zip(_OF_WRAPPERS, sizes[1:], strict=False))
+        sizes = sizes[:1]
         device = options.get("device")
         if device is None or torch.device(device).type != "cuda":
             return original(kind, *sizes, **options)  # type: ignore[no-any-return]
