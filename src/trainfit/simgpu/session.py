@@ -49,7 +49,7 @@ from trainfit.simgpu.operators.compilation import Compilation
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.needed import MissingNameError
@@ -215,6 +215,7 @@ class Simulation:
         self._modes = Modes(self.engine)
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
+        self._extensions: ImportHook | None = None
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -251,6 +252,7 @@ class Simulation:
             materialized=self._ownership.materialize,
             compiled=self._compilation.compile,
         )
+        self._extensions = torch_patches.refuse_extensions(self._patches)
         self._modules.install()
         self._patches.hook(optim.Optimizer, "__init__", self._making)
         self._optimizer_hooks = [
@@ -275,6 +277,8 @@ class Simulation:
         self._time.stop()
         self._collectives.remove()
         self._triton.remove()
+        if self._extensions is not None:
+            self._extensions.remove()
         self._default_device.restore()
         self._modes.remove()
         lift_cpu_only(self._lifts_cpu_only)

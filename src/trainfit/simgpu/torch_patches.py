@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn import parameter
 
 from trainfit.simgpu.device.device_names import complete
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.subclasses import become
 from trainfit.simgpu.device.tensor import (
     CUDA,
@@ -18,7 +22,8 @@ from trainfit.simgpu.device.tensor import (
     current_engine,
     vars_of,
 )
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
 from trainfit.torch_private.tensors import (
     COMPATIBLE_TYPE,
@@ -70,6 +75,44 @@ def install(
     patches.set(lazy, "materialize", _materializer(lazy.materialize, materialized))
     patches.set(torch, "compile", compiled)
     patches.set(*FLATTENS_RNN_WEIGHTS, lambda: True)
+
+
+_EXTENSIONS = "torch.utils.cpp_extension"
+
+
+def refuse_extensions(patches: PatchSet) -> ImportHook:
+    """Refuse to build CUDA extensions, from when PyTorch's module for that is imported: until the
+    hook that is returned is removed. Those for the CPU are built."""
+
+    def patch(module: ModuleType) -> None:
+        for name in ("load", "load_inline"):
+            patches.set(module, name, _without_cuda(name, getattr(module, name)))
+
+    hook = ImportHook(_EXTENSIONS, patch)
+    hook.install()
+    return hook
+
+
+def _without_cuda(name: str, build: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(build)
+
+    @functools.wraps(build)
+    def built(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        sources = given.get("sources", ())
+        files = [sources] if isinstance(sources, str | os.PathLike) else sources
+        on_gpu = given.get("with_cuda") or given.get("cuda_sources")
+        if on_gpu or any(os.fspath(each).endswith((".cu", ".cuh")) for each in files):
+            raise UnsupportedOperatorError(
+                f"the CUDA extension {given['name']!r} ({_EXTENSIONS}.{name})",
+                user_frame(),
+                "built when it is loaded",
+                "its kernels run on a GPU only; plan a run without it, with operators of PyTorch "
+                "in its place",
+            )
+        return build(*args, **kwargs)
+
+    return built
 
 
 def _sets_data(tensor: torch.Tensor, other: torch.Tensor) -> bool:

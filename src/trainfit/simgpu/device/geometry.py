@@ -299,6 +299,9 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
         if "as opposed to FakeTensors" in str(error):
             remedy = "its fake kernel's result shape depends on data"
             raise UnsupportedOperatorError(str(func), user_frame(), str(error), remedy) from None
+        if "NestedTensorImpl" in str(error):
+            remedy = "nested tensors are simulated in layout torch.jagged, without attention"
+            raise UnsupportedOperatorError(str(func), user_frame(), str(error), remedy) from None
         raise kernels_words(func, plain, plain_kwargs, error) from None
 
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.device.tensor import CUDA, META, DeviceTensor, SimulatedTensor, current_engine
+from trainfit.simgpu.device.tensor import CUDA, META, DeviceTensor, current_engine
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import make_subclass
+from trainfit.torch_private.tensors import disabled_torch_function, make_subclass
 
 
 class SparseTensor(DeviceTensor):
     """``parts`` are its indices (of shape (sparse dimensions, rows)) and its values (rows first);
     ``coalesced``: are the indices sorted, each there once?"""
 
-    parts: tuple[SimulatedTensor, SimulatedTensor]
+    parts: tuple[Any, Any]
     coalesced: bool
+
+    __torch_function__ = disabled_torch_function
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -41,9 +43,7 @@ class SparseTensor(DeviceTensor):
         )
 
 
-def make_sparse(
-    shape: tuple[int, ...], indices: SimulatedTensor, values: SimulatedTensor, coalesced: bool
-) -> SparseTensor:
+def make_sparse(shape: tuple[int, ...], indices: Any, values: Any, coalesced: bool) -> SparseTensor:
     """A sparse tensor over these indices and values; nothing is copied."""
     with no_dispatch():
         meta = torch.empty(shape, dtype=values.dtype, layout=torch.sparse_coo, device=META)

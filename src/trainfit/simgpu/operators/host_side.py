@@ -11,6 +11,7 @@ from trainfit.simgpu.device.conditions import ROUNDS, condition, number
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
+from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.torch_private import operators as private
@@ -66,6 +67,15 @@ def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         return _to_host(engine, source, kwargs)
     if on_device:
         return engine.generic(engine.info(func), args, kwargs)
+    if source.layout is torch.sparse_coo:
+        given = {name: value for name, value in kwargs.items() if name != "layout"}
+        with no_dispatch():
+            parts = private.indices.default(source), private.values.default(source)
+        indices, values = (
+            _to_device(engine, func, part, given | {"dtype": dtype})
+            for part, dtype in zip(parts, (torch.int64, given.get("dtype")), strict=True)
+        )
+        return make_sparse(tuple(source.shape), indices, values, source.is_coalesced())
     return _to_device(engine, func, source, kwargs)
 
 

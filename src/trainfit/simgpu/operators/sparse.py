@@ -120,7 +120,7 @@ def _sparse_dim(engine: Engine, args: Any, kwargs: Any) -> int:
 
 @_kernel(aten.dense_dim.default, private.dense_dim.default)
 def _dense_dim(engine: Engine, args: Any, kwargs: Any) -> int:
-    return args[0].dim() - int(args[0].parts[0].shape[0])
+    return int(args[0].dim() - args[0].parts[0].shape[0])
 
 
 @_kernel(aten.is_coalesced.default)
@@ -137,12 +137,11 @@ def _set_coalesced(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
 @_kernel(aten.detach.default, aten.alias.default)
 def _alias(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     sparse = args[0]
-    return make_sparse(tuple(sparse.shape), *sparse.parts, sparse.coalesced)
+    indices, values = sparse.parts
+    return make_sparse(tuple(sparse.shape), indices, values, sparse.coalesced)
 
 
-def _changed(
-    sparse: SparseTensor, indices: SimulatedTensor, values: SimulatedTensor, coalesced: bool
-) -> SparseTensor:
+def _changed(sparse: SparseTensor, indices: Any, values: Any, coalesced: bool) -> SparseTensor:
     sparse.parts, sparse.coalesced = (indices, values), coalesced
     return sparse
 
@@ -152,10 +151,10 @@ def _changed(
 
 @_kernel(aten.clone.default)
 def _clone(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
-    sparse = args[0]
+    sparse: SparseTensor = args[0]
     if engine.in_backward() and "AccumulateGrad" in type(current_node()).__name__:
         # It takes the parts over where nobody else holds them; here Python objects do.
-        return _alias(engine, args, kwargs)
+        return make_sparse(tuple(sparse.shape), *sparse.parts, coalesced=sparse.coalesced)
     indices, values = (part.clone() for part in sparse.parts)
     return make_sparse(tuple(sparse.shape), indices, values, sparse.coalesced)
 
@@ -167,8 +166,9 @@ def _coalesce(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     indices, values = sparse.parts
     shape, count = tuple(sparse.shape), values.shape[0]
     if count < 2:
-        cloned = _clone(engine, args, kwargs)
-        return _changed(cloned, *cloned.parts, True)
+        cloned: SparseTensor = _clone(engine, args, kwargs)
+        cloned.coalesced = True
+        return cloned
     flat = _flat(sparse, copied=True)
     _places = [torch.empty_like(flat) for _ in range(2)]
     contents = contents_of(engine, flat)
@@ -195,21 +195,25 @@ def _coalesce(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
         row.copy_(kept)
         kept.div_(shape[dim], rounding_mode="trunc")
         row.add_(kept, alpha=-shape[dim])
+    if contents is not None:
+        with private.no_dispatch():
+            on_host = torch.stack(torch.unravel_index(found, shape[: len(indices)]))
+        engine.values.write(unflattened, on_host)  # type: ignore[arg-type]
     return make_sparse(shape, unflattened, summed, True)
 
 
-def _flat(sparse: SparseTensor, copied: bool = False) -> SimulatedTensor:
+def _flat(sparse: SparseTensor, copied: bool = False) -> Any:
     """flatten_indices: one number for each row."""
     indices = sparse.parts[0]
     if indices.shape[0] == 1:
-        flat: Any = indices.squeeze(0)
+        flat = indices.squeeze(0)
         return flat.clone() if copied else flat
     if not indices.shape[1]:
         return indices.new_zeros(0)
     steps = [math.prod(sparse.shape[dim + 1 : indices.shape[0]]) for dim in range(len(indices))]
     with private.no_dispatch():
         on_host = torch.tensor(steps, device="cpu").view(-1, 1)
-    return indices.mul(on_host.to(CUDA)).sum(0)  # type: ignore[return-value]
+    return indices.mul(on_host.to(CUDA)).sum(0)
 
 
 @_kernel(aten.add_.Tensor)
@@ -238,7 +242,7 @@ def _add(engine: Engine, args: Any, kwargs: Any) -> Any:
     return _add_(engine, (one.clone(), other), kwargs)
 
 
-def _joined(one: SparseTensor, other: Any, alpha: Any) -> Any:
+def _joined(one: SparseTensor, other: Any, alpha: Any) -> tuple[Any, Any]:
     """add_out_sparse_cuda: the rows of both, one after the other."""
     if not isinstance(other, SparseTensor):
         raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
