@@ -100,6 +100,11 @@ def test_a_worker_that_the_kernel_killed() -> None:
     assert kinds(result)[0] == kinds(other)[0] == "worker_killed"
     assert "OOM killer" in answer(result) and result.findings[0].cause == note
     assert "by another process (SIGKILL)" in answer(other)
+    # Its pipe may break before PyTorch notices.
+    frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 9, in recv\n'
+    text = f"{FRAME}{frame}ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert kinds(judge(failed(text, notes=(note,))))[0] == "worker_killed"
+    assert kinds(judge(failed(text)))[0] == "input_bound"
 
 
 @pytest.mark.parametrize("code", [-9, 137, -15, -2, 130, -6, 3, 1, None])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import KINDS, of_exception, of_failure
+from trainfit.findings.failure import KINDS, of_failure
 from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
@@ -44,7 +44,12 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
 
 def _explained(header: RunHeader, event: Event) -> Fault | None:
     note = _oom_note(header)
-    fault = of_exception(event.text, _settings(header), _KILLED if note else None)
+    name, message = exception_in(event.text)
+    if not name:
+        return None
+    # The main process may only see that a worker is gone.
+    failure = Failure(name, message, event.text, worker_exits=(-signal.SIGKILL,) if note else ())
+    fault = of_failure(failure, _settings(header), _KILLED if note else None)
     killed = fault is not None and fault.kind == "worker_killed"
     return dataclasses.replace(fault, evidence=note) if fault and killed and note else fault
 
