@@ -38,7 +38,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
-CAUSE = "cannot be pickled for workers that are spawned"
+CAUSE = "cannot be pickled for workers that are not forked"
 FIX = "trainfit: fix: open it in the worker"
 
 
@@ -78,7 +78,7 @@ def test_watch_says_first_why_a_run_did_not_begin(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, SCRIPT)
     assert result.findings[0].kind == "not_picklable"
     assert "open it in the worker" in result.findings[0].action
-    assert f"The run failed: The data set {CAUSE}" in " ".join(printed.split())
+    assert f"collate_fn or worker_init_fn {CAUSE}" in " ".join(printed.split())
 
 
 KEEPS = """

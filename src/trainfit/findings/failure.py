@@ -291,10 +291,12 @@ def _not_picklable(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException
 ) -> Fault:
     said = f"{raised.type}: {raised.message}" if raised.type else raised.message
-    what = "The data set" if _OF_LOADER in failure.traceback else "What a new process is given"
-    summary = f"{what} cannot be pickled for workers that are spawned: {short(raised.message)}"
-    if _OF_LOADER not in failure.traceback:
-        summary = f"{what} cannot be pickled: {short(raised.message)}"
+    if _OF_LOADER in failure.traceback:
+        what = "The data set, collate_fn or worker_init_fn"
+        summary = f"{what} cannot be pickled for workers that are not forked"
+    else:
+        summary = "What a new process is given cannot be pickled"
+    summary += f": {short(raised.message)}"
     fix = fixes.not_picklable(said)
     return Fault("not_picklable", summary, said, fix, settings)
 

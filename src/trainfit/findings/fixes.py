@@ -59,7 +59,7 @@ OPEN_IN_WORKER: Final = (
 NOT_PICKLABLE: Final = (
     "make every attribute picklable: module-level functions instead of lambdas, locks and "
     "generators made in the worker at the first sample, files and connections opened there, too; "
-    "only what is neither open nor in use may stay as it is with fork"
+    "what cannot be changed needs fork, which an open file or connection does not survive"
 )
 NO_LAMBDA: Final = (
     "use a module-level function (functools.partial for its arguments) instead of the lambda or "

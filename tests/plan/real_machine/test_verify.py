@@ -242,6 +242,19 @@ def test_a_run_without_a_step(changes: Any, says: str, prediction: Prediction) -
     assert caught.value.script_output == "last words"
 
 
+def test_why_the_script_failed_is_said_if_it_is_known(prediction: Prediction) -> None:
+    message = "RuntimeError: CUDA error: device-side assert triggered"
+    failed: Any = {"status": "failed", "message": message, "traceback": message}
+    with pytest.raises(ScriptError) as caught:
+        compare(prediction, Replayed(dataclasses.replace(MEASURED, steps=0, **failed)))
+    assert caught.value.cause is not None and caught.value.cause.kind == "device_assert"
+    result = compare(prediction, Replayed(dataclasses.replace(MEASURED, **failed)))
+    assert any("; cause: A GPU kernel met" in each and "; fix: " in each for each in result.notes)
+    failed = {"status": "failed", "message": "KeyError: 1", "traceback": "KeyError: 1"}
+    result = compare(prediction, Replayed(dataclasses.replace(MEASURED, **failed)))
+    assert not any("cause" in each for each in result.notes)
+
+
 def test_a_run_on_the_cpu(prediction: Prediction) -> None:
     outcome = RealRunOutcome("finished", 5, 1.0)
     with pytest.raises(ScriptError, match="no memory of the GPU was used"):

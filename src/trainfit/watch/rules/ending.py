@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import KINDS, of_exception, of_failure
+from trainfit.findings.failure import KINDS, of_failure
 from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
@@ -19,8 +19,11 @@ from trainfit.results.watch import Evidence, Finding, Unknown
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView
 
-#: Signals of a crash, which nobody else sends.
-_CRASHES: Final = (*(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE),)
+#: Signals of a crash, which nobody else sends. (SIGABRT is also how a rank ends whose
+#: communication with others timed out.)
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+#: The kernel killed for want of memory, as the header's note says with the number.
+_KILLED: Final = FailureContext(oom_kills=OomKills(machine=1))
 #: Ends that need no explanation.
 _MEANT: Final = ("KeyboardInterrupt", "SystemExit")
 
@@ -28,7 +31,7 @@ _MEANT: Final = ("KeyboardInterrupt", "SystemExit")
 def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
     """The first failure that is explained: others are mostly ranks that miss the failed one."""
     for rank, event in _exceptions(run):
-        fault = of_exception(event.text, _settings(rank.header))
+        fault = _explained(rank.header, event)
         if fault is not None:
             yield _finding(fault, rank, event.step)
             return
@@ -39,11 +42,23 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
             return
 
 
+def _explained(header: RunHeader, event: Event) -> Fault | None:
+    note = _oom_note(header)
+    name, message = exception_in(event.text)
+    if not name:
+        return None
+    # The main process may only see that a worker is gone.
+    failure = Failure(name, message, event.text, worker_exits=(-signal.SIGKILL,) if note else ())
+    fault = of_failure(failure, _settings(header), _KILLED if note else None)
+    killed = fault is not None and fault.kind == "worker_killed"
+    return dataclasses.replace(fault, evidence=note) if fault and killed and note else fault
+
+
 def unexplained(run: RunView) -> str:
     """The exception that ended a run, in a line, where nothing more is known; else empty."""
     for rank, event in _exceptions(run):
         name, message = exception_in(event.text)
-        if not name or name in _MEANT or of_exception(event.text, _settings(rank.header)):
+        if not name or name in _MEANT or _explained(rank.header, event):
             return ""
         raised = parse(name, message, event.text)
         at = f" at {raised.culprit}" if raised.culprit is not None else ""
@@ -59,7 +74,7 @@ def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:
         (rank, event)
         for rank in run.ranks
         for event in rank.record.events
-        if event.kind == "exception"
+        if event.kind == "exception" and rank.header.ending != "finished"
     ]
     return sorted(found, key=lambda each: each[1].time_s)
 
@@ -94,15 +109,19 @@ def _killed(header: RunHeader) -> Fault | None:
     if code is None:
         return None
     number = -code if code < 0 else code - 128
-    note = next((each for each in header.notes if OOM_KILLED in each), "")
+    note = _oom_note(header)
     if number in _CRASHES:
         fault = of_failure(Failure(exit_code=-number), _settings(header))
     elif number == signal.SIGKILL and note:
-        kills = FailureContext(oom_kills=OomKills(machine=1))
-        fault = of_failure(Failure(exit_code=-number), _settings(header), kills)
+        fault = of_failure(Failure(exit_code=-number), _settings(header), _KILLED)
     else:
         return None
     return fault and dataclasses.replace(fault, evidence=note or fault.evidence)
+
+
+def _oom_note(header: RunHeader) -> str:
+    """What the header says of the kernel's OOM killer; empty: nothing."""
+    return next((each for each in header.notes if OOM_KILLED in each), "")
 
 
 def _finding(fault: Fault, rank: RankView, step: int | None) -> Finding:

@@ -1,0 +1,131 @@
+"""Why a run ended, on runs that are made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from helpers_watch import HEADER, kinds, loader, run
+from trainfit.report.watch import answer, live_view, progress_line, watch_screen
+from trainfit.results.runs.watched import OOM_KILLED, Event, RunRecord
+from trainfit.watch.judge import judge
+
+FRAME = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 7, in <module>\n'
+FILES = f"{FRAME}RuntimeError: received 0 items of ancdata"
+UNKNOWN = f"{FRAME}KeyError: 'x'"
+FULL = f"{FRAME}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def failed(text: str, time_s: float = 20.0, **changes: Any) -> RunRecord:
+    header = {"ending": "failed", "exit_code": 1} | changes
+    event = Event(time_s, "exception", 200, text=text)
+    # It waits for batches, too, which costs half of its time.
+    return run(header=header, events=[event], input_s=0.1)
+
+
+def test_why_it_failed_comes_before_what_it_lost_time_by() -> None:
+    result = judge(failed(FILES))
+    assert kinds(result)[0] == "open_files" and "input_bound" in kinds(result)
+    assert result.findings[0].severity == "critical" and result.findings[0].last_step == 200
+    assert answer(result) == "The run failed: Too many open files"
+    assert progress_line(result) == "failed: Too many open files"
+    lines = [line.text for line in watch_screen(result)]
+    assert lines[0] == "The run failed: Too many open files" and len(lines) <= 25
+    assert any("The DataLoader is the limit" in line for line in lines)
+    assert "received 0 items of ancdata" in result.findings[0].cause
+    assert result.next_command == f"trainfit watch -- {HEADER.command}"
+
+
+def test_live_it_is_said_also_before_any_step() -> None:
+    from rich.console import Console
+
+    event = Event(1.0, "exception", 0, text=FILES)
+    result = judge(run(0, header={"ending": "running"}, events=[event]))
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(live_view(result, 5.0))
+    assert "The run failed: Too many open files" in shown.get()
+    assert progress_line(result) == "failed: Too many open files"
+
+
+def test_out_of_gpu_memory_is_planned_next() -> None:
+    result = judge(failed(FULL))
+    assert kinds(result)[0] == "gpu_out_of_memory"
+    assert result.next_command == f"trainfit plan -- {HEADER.command}"
+
+
+def test_an_error_of_the_scripts_own_is_a_note() -> None:
+    result = judge(failed(UNKNOWN))
+    assert kinds(result)[0] == "input_bound"
+    assert "the run ended by KeyError: 'x' at /home/me/train.py:7 in <module>" in result.notes
+    assert not answer(result).startswith("The run failed")
+
+
+@pytest.mark.parametrize("text", ["KeyboardInterrupt", "SystemExit: 3"])
+def test_ends_that_were_meant_need_no_word(text: str) -> None:
+    result = judge(failed(f"{FRAME}{text}", ending="interrupted"))
+    assert not any("ended by" in note for note in result.notes)
+    assert kinds(result)[0] == "input_bound"
+
+
+def test_the_rank_that_failed_first_is_named() -> None:
+    first, other = failed(UNKNOWN, 21.0, world_size=2), failed(FILES, 20.0, rank=1, world_size=2)
+    result = judge(dataclasses.replace(first, ranks=(*first.ranks, *other.ranks)))
+    assert result.findings[0].kind == "open_files" and result.findings[0].rank == 1
+    assert "rank 1" in answer(result)
+
+
+def test_a_restart_that_finished_did_not_fail() -> None:
+    assert kinds(judge(failed(FILES, ending="finished", exit_code=0)))[0] == "input_bound"
+
+
+def test_crashes_and_the_oom_killer() -> None:
+    crashed = judge(run(header={"ending": "failed", "exit_code": -11}))
+    assert kinds(crashed) == ["process_crashed"]
+    assert "segmentation fault" in answer(crashed)
+    note = f"{OOM_KILLED} ended 1 process of the machine during the run"
+    for code in (-9, 137):
+        header = {"ending": "interrupted", "exit_code": code, "notes": (note,)}
+        result = judge(run(header=header))
+        assert kinds(result) == ["process_killed"] and result.findings[0].cause == note
+        assert "fewer workers (2 instead of 4)" in result.findings[0].action
+
+
+def test_a_worker_that_the_kernel_killed() -> None:
+    text = f"{FRAME}RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+    note = f"{OOM_KILLED} ended 1 process of this cgroup during the run"
+    (result, other) = judge(failed(text, notes=(note,))), judge(failed(text))
+    assert kinds(result)[0] == kinds(other)[0] == "worker_killed"
+    assert "OOM killer" in answer(result) and result.findings[0].cause == note
+    assert "by another process (SIGKILL)" in answer(other)
+    # Its pipe may break before PyTorch notices.
+    frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 9, in recv\n'
+    text = f"{FRAME}{frame}ConnectionResetError: [Errno 104] Connection reset by peer"
+    assert kinds(judge(failed(text, notes=(note,))))[0] == "worker_killed"
+    assert kinds(judge(failed(text)))[0] == "input_bound"
+
+
+@pytest.mark.parametrize("code", [-9, 137, -15, -2, 130, -6, 3, 1, None])
+def test_what_somebody_sends_is_not_explained(code: int | None) -> None:
+    assert not judge(run(header={"ending": "failed", "exit_code": code})).findings
+
+
+@pytest.mark.parametrize(
+    ("method", "python", "kind"),
+    [
+        ("spawn", "3.11", "not_importable"),
+        ("", "3.14.1", "not_importable"),
+        ("", "3.11", "worker_exited"),
+        ("fork", "3.14.1", "worker_exited"),
+    ],
+)
+def test_the_start_method_of_workers_is_that_of_the_runs_python(
+    method: str, python: str, kind: str
+) -> None:
+    lost = "Can't get attribute 'Rows' on <module '__main__' (built-in)>"
+    message = f"DataLoader worker (pid(s) 7) exited unexpectedly\n{lost}"
+    header = {"loaders": loader(start_method=method), "python": python}
+    result = judge(failed(f"{FRAME}RuntimeError: {message}", **header))
+    assert kinds(result)[0] == kind
