@@ -1,7 +1,9 @@
 """Sparse tensors on the simulated device, as gradients of embeddings are: indices and values.
 
-Of a sparse tensor the device holds two dense ones. Each operator does with them what PyTorch's
-kernels for CUDA do (ATen/native/sparse/cuda, read in 2.13): their memory is the dense operators'.
+Of a sparse tensor the device holds two dense ones, and each operator does with them what PyTorch's
+kernels for CUDA do: their memory is the dense operators'. That was read for additions and sums of
+equal indices (ATen/native/sparse/cuda/SparseCUDATensor.cu, 2.13); the scratch of their sort, masks
+and EmbeddingBag's backward pass are assumed.
 How many rows are left when equal indices are summed up depends on the indices; where those are not
 known, all are taken as different.
 """
