@@ -166,6 +166,7 @@ class Runner:
         self._loaders.override(request.loader, request.sample)
         self._autocast.force(request.amp)
         self._accelerate.expect(request.variables)
+        self._simulation.cycle.counts_every_pass = request.count == "backwards"
         self._begin()
         self._simulation.go_on()
         return [request.target.name, *request.target.args]
