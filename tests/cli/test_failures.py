@@ -134,6 +134,12 @@ for (x,) in DataLoader(data, 8, num_workers=1, multiprocessing_context="spawn"):
 def test_a_script_without_main_guard(tmp_path: Path) -> None:
     result, _ = watched(tmp_path, UNGUARDED)
     assert result.findings[0].kind == "no_main_guard"
+
+
+@pytest.mark.slow
+def test_plan_tells_of_a_missing_main_guard(tmp_path: Path) -> None:
+    """By what the worker printed; on a busy machine that was not there once."""
+    (tmp_path / "train.py").write_text(UNGUARDED)
     words = ("plan", "--no-loader", "--gpu", "T4", "--", "python", "train.py")
     done = trainfit(*words, cwd=tmp_path)
     assert "trainfit: cause: Spawned workers import the script" in done.stderr
