@@ -140,8 +140,8 @@ def simulated(
 ) -> Simulated:
     """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
 
-    ``constants`` are what the process takes besides PyTorch's memory (the catalogue's). ``warm``:
-    what runs are forked from (``None``: each imports PyTorch by itself).
+    ``constants`` are what the process takes in addition to PyTorch's memory (the catalogue's).
+    ``warm``: what runs are forked from (``None``: each imports PyTorch by itself).
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the

@@ -34,7 +34,7 @@ def note_remainder(job: PlannedJob, batches: Batches, variant: Variant) -> None:
     if not samples or samples <= present or loader.fed[:1] != (present,):
         return
     sizes = dict.fromkeys(size for size in (present, batches.recommended) if size and size > 1)
-    left = [size for size in sizes if samples % size == 1 and size < samples]
+    left = [size for size in sizes if samples % size == 1]
     if not left:
         return
     ends = "; ".join(f"{samples} = {samples // size} × {size} + 1" for size in left)

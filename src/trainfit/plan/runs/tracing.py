@@ -117,14 +117,14 @@ class Tracer:
         self._limit = time_limit_s
         self._numbers = itertools.count(1)
         self._stopped = threading.Event()
+        self._at_exit = contextlib.ExitStack()
 
     def __enter__(self) -> Tracer:
-        self._own: tempfile.TemporaryDirectory[str] | None = None
         if self._warm is not None:
             self._scratch = self._warm.folder()
         else:
-            self._own = tempfile.TemporaryDirectory(prefix="trainfit-")
-            self._scratch = Path(self._own.name)
+            own = tempfile.TemporaryDirectory(prefix="trainfit-")
+            self._scratch = Path(self._at_exit.enter_context(own))
         return self
 
     def __exit__(
@@ -133,8 +133,7 @@ class Tracer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._own is not None:
-            self._own.cleanup()
+        self._at_exit.close()
 
     @property
     def is_stopped(self) -> bool:

@@ -114,18 +114,12 @@ def _nearly_as_fast(curve: Sequence[StepSpeed], noise_scale: float | None) -> li
 
 
 def rate_at(curve: Curve, batch: int) -> float | None:
-    """Samples a second at a batch size, or what is in proportion to them; in proportion between
-    the nearest steps of the curve, ``None`` outside it."""
-    sizes = [each.batch_size or 0 for each in curve.steps]
-    place = bisect.bisect_left(sizes, batch)
-    if place == len(sizes) or (place == 0 and sizes[0] != batch):
+    """Samples a second at a batch size, or what is in proportion to them; ``None`` outside the
+    curve."""
+    steps = {each.batch_size or 0: each for each in curve.steps}
+    if not steps or not min(steps) <= batch <= max(steps):
         return None
-    above = curve.steps[place]
-    if sizes[place] == batch:
-        return _rate(above)
-    low, below = sizes[place - 1], curve.steps[place - 1]
-    share = (batch - low) / (sizes[place] - low)
-    return _rate(below) + share * (_rate(above) - _rate(below))
+    return _rate(steps[batch] if batch in steps else _between(steps, batch))
 
 
 def _rate(step: StepSpeed) -> float:

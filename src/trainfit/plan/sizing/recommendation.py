@@ -254,8 +254,13 @@ def recommend(
     best: int | None
     if most is not None and wanted is not None:
         best = min(most, wanted)
-        stays = present is not None and trains is None and present <= most and best != present
-        if stays and (reason := _no_clear_gain(curve, present or 0, best)):
+        if (
+            present is not None
+            and present <= most
+            and present != best
+            and trains is None
+            and (reason := _no_clear_gain(curve, present, best))
+        ):
             best, limits = present, dataclasses.replace(limits, reason=reason)
     else:
         best, reason = _present(present, most, without_curve, curve.tile)
