@@ -200,11 +200,9 @@ def _resources(
 
 
 def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Fault:
-    need = None
+    need, evidence = None, said
     if seen.batch_bytes is not None and settings is not None:
         need = (settings.tokens + 1) * seen.batch_bytes
-    evidence = said
-    if need is not None and settings is not None and seen.batch_bytes is not None:
         batches = f"{settings.tokens} prefetched batches and the one in use"
         evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
     if seen.shm_free_bytes is not None:

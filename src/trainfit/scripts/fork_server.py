@@ -34,6 +34,7 @@ import psutil
 
 from trainfit.results.runs.script import SandboxRequest
 from trainfit.scripts import sandbox
+from trainfit.scripts.sandbox.ending import signal_group
 
 #: Seconds between looks for children that ended.
 _TICK_S = 0.02
@@ -111,18 +112,18 @@ class Server:
     def _stop(self, folder: str) -> None:
         for pid, each in self._running.items():
             if each == folder:
-                _signal_group(pid, signal.SIGTERM)
+                signal_group(pid, signal.SIGTERM)
                 self._kill_at[pid] = time.monotonic() + _PATIENCE_S
 
     def _reap(self) -> None:
         for pid, at in self._kill_at.items():
             if time.monotonic() >= at and pid in self._running:
-                _signal_group(pid, signal.SIGKILL)
+                signal_group(pid, signal.SIGKILL)
         for pid in list(self._running):
             if not _has_ended(pid):
                 continue
             # What it left running goes too, while its number cannot be another's.
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             self._kill_at.pop(pid, None)
             self._tell_code(self._running.pop(pid), code)
@@ -231,7 +232,7 @@ class GrowingServer(Server):
     def _lose(self) -> None:
         """There is no stem; runs that were forked from it are over, too."""
         assert self._stem is not None
-        _signal_group(self._stem, signal.SIGTERM)
+        signal_group(self._stem, signal.SIGTERM)
         _end_child(self._stem)
         for descriptor in (self._commands, self._status):
             os.close(descriptor)
@@ -251,7 +252,7 @@ class GrowingServer(Server):
         if self._stem is not None:
             os.close(self._commands)  # it ends its runs, and then itself
             if not self._is_ready:
-                _signal_group(self._stem, signal.SIGTERM)
+                signal_group(self._stem, signal.SIGTERM)
             _end_child(self._stem)
         super()._end()
 
@@ -266,7 +267,7 @@ def _end_child(pid: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline and not _has_ended(pid):
         time.sleep(_TICK_S)
-    _signal_group(pid, signal.SIGKILL)
+    signal_group(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
@@ -311,11 +312,6 @@ def _write_code(folder: str, code: int) -> None:
         part = Path(folder) / "code.part"
         part.write_text(str(code))
         part.replace(Path(folder) / "code")
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def become_run(folder: str, printed: bytes = b"") -> None:

@@ -106,7 +106,7 @@ class Rounds:
         self._counts: dict[Any, tuple[int, int]] = {}
 
     def over(self, found: Condition, step: int) -> bool:
-        """Has it been round often enough, within a step? Then it starts anew."""
+        """Has it been round often enough, within a step? Then counting starts again."""
         before, count = self._counts.get(found.place, (step, 0))
         count = count + 1 if before == step else 1
         ends = count > ROUNDS
