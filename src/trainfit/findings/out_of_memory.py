@@ -1,0 +1,321 @@
+"""Why a GPU's memory was full, and what would have helped: conditions over plain facts.
+
+The facts are those of one moment, whoever saw it: a snapshot of PyTorch's allocator, or a simulated
+run's peak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.text import count, percent, size
+
+#: A cause is named from this share of the allocated memory on.
+_SHARE: Final = 0.05
+#: What is kept from step to step was left by so many of them at least.
+KEPT_PASSES: Final = 8
+#: One checkpoint() around the whole model recomputes nearly all activations at once.
+_ALL: Final = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldMemory:
+    """Blocks with one origin.
+
+    Attributes
+    ----------
+    kind: Of memory ("activation", "optimizer_state", …, "loaded", "backward", "other").
+    place: The line that made them; ``None``: not known.
+    kept: How many of them were made one after another, each in another pass of the script's loop,
+        and never freed; 0: that is not so, or cannot be seen.
+    loss: Whether the loss over classes or a vocabulary made them.
+    recomputed: Whether a checkpointed part made them again in the backward pass.
+    survived: Whether they were there at an earlier request that failed.
+    """
+
+    kind: str
+    operator: str
+    place: Place | None
+    nbytes: int
+    blocks: int
+    kept: int = 0
+    loss: bool = False
+    recomputed: bool = False
+    survived: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class FullMemory:
+    """A GPU's memory at one moment, in bytes.
+
+    Attributes
+    ----------
+    requested_bytes: What was asked for in vain; ``None``: nothing was.
+    free_bytes: Free on the GPU outside of PyTorch's cache; ``None``: not known.
+    largest_free_bytes: The largest free block of the cache; ``None``: not known.
+    failures: Requests that failed, one after another.
+    helpful_settings: Allocator settings with which the same requests do not fail (or need less), as
+        NAME=VALUE for the environment, with the bytes that are reserved then.
+    """
+
+    held: Sequence[HeldMemory]
+    allocated_bytes: int
+    reserved_bytes: int
+    requested_bytes: int | None = None
+    free_bytes: int | None = None
+    largest_free_bytes: int | None = None
+    failures: int = 0
+    helpful_settings: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def share(self, nbytes: int) -> float:
+        """Of the allocated memory."""
+        return nbytes / self.allocated_bytes if self.allocated_bytes else 0.0
+
+
+def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
+    """The causes, the one with the most memory first."""
+    causes = (_kept, _survivors, _loaded, _loss, _whole_checkpoint, _workspaces, _fragments, _most)
+    found = [finding for cause in causes for finding in cause(memory)]
+    if any(finding.kind != "memory_mostly" for finding in found[:-1]):
+        found.sort(key=lambda finding: (finding.kind == "memory_mostly", -(finding.share or 0)))
+    return tuple(found)
+
+
+def _kept(memory: FullMemory) -> Iterator[Finding]:
+    kept = sorted((held for held in memory.held if held.kept), key=lambda held: -held.nbytes)
+    nbytes = sum(held.nbytes for held in kept)
+    share = memory.share(nbytes)
+    if share < _SHARE:
+        return
+    lines = list(dict.fromkeys(str(held.place) for held in kept if held.place is not None))
+    where = " and ".join(lines[:2]) or kept[0].operator
+    number = sum(held.kept for held in kept)
+    yield Finding(
+        "tensors_kept",
+        "critical",
+        f"{size(nbytes)} are {count(number, 'tensor')} that {where} made in one step after "
+        "another, all still there",
+        (Evidence("kept", nbytes, "bytes"), Evidence("tensors", number)),
+        "they are kept in a list, a sum or an attribute (predictions, losses with their graph), so "
+        "memory grows with each step",
+        (
+            Fix(
+                "keep numbers, or copies on the CPU: `.detach().cpu()` before it is appended, "
+                "`.item()` of a loss"
+            ),
+        ),
+        share=share,
+        place=kept[0].place,
+    )
+
+
+def _survivors(memory: FullMemory) -> Iterator[Finding]:
+    nbytes = sum(held.nbytes for held in memory.held if held.survived and _of_a_step(held))
+    share = memory.share(nbytes)
+    if memory.failures < 2 or share < _SHARE:
+        return
+    yield Finding(
+        "failed_try_alive",
+        "critical",
+        f"{size(nbytes)} are tensors of the try that failed before, still there in the next one",
+        (Evidence("of the failed try", nbytes, "bytes"), Evidence("failures", memory.failures)),
+        "inside `except` the error's traceback holds the frames of the failed try, and those their "
+        "tensors",
+        (
+            Fix(
+                "leave the except clause before trying again (set a flag there, retry after it), "
+                "then gc.collect() and torch.cuda.empty_cache()"
+            ),
+        ),
+        share=share,
+    )
+
+
+def _of_a_step(held: HeldMemory) -> bool:
+    return held.kind in ("activation", "backward", "temporary", "gradient", "other")
+
+
+def _loaded(memory: FullMemory) -> Iterator[Finding]:
+    """A checkpoint on the GPU beside the model that it was loaded into."""
+    models = sum(held.nbytes for held in memory.held if held.kind == "parameter")
+    for held in memory.held:
+        share = memory.share(held.nbytes)
+        if held.kind != "loaded" or share < _SHARE or models < held.nbytes / 4:
+            continue
+        yield Finding(
+            "checkpoint_on_gpu",
+            "warning",
+            f"{size(held.nbytes)} were read from a file onto the GPU and are kept beside the model",
+            (Evidence("loaded", held.nbytes, "bytes"),),
+            "torch.load puts tensors where they were when they were saved",
+            (Fix("torch.load(FILE, map_location='cpu'), and `del` it after load_state_dict"),),
+            share=share,
+            place=held.place,
+        )
+
+
+def _loss(memory: FullMemory) -> Iterator[Finding]:
+    of_loss = [held for held in memory.held if held.loss]
+    nbytes = sum(held.nbytes for held in of_loss)
+    share = memory.share(nbytes)
+    if share < 2 * _SHARE:
+        return
+    largest = max(of_loss, key=lambda held: held.nbytes)
+    yield Finding(
+        "logits_copied",
+        "warning",
+        f"{size(nbytes)} are logits, their float32 copy and what the loss makes of them",
+        (Evidence("of the loss", nbytes, "bytes"),),
+        "batch × positions × classes numbers, several times: as they come out of the model, in "
+        "float32, and once more for the gradient",
+        (
+            Fix("a chunked or fused cross-entropy (liger-kernel, cut-cross-entropy)"),
+            Fix("logits only where there is a label; a shorter sequence"),
+        ),
+        share=share,
+        place=largest.place,
+    )
+
+
+def _whole_checkpoint(memory: FullMemory) -> Iterator[Finding]:
+    kept = [held for held in memory.held if held.kind == "activation" or held.recomputed]
+    total = sum(held.nbytes for held in kept)
+    again = sum(held.nbytes for held in kept if held.recomputed)
+    if memory.share(again) < 2 * _SHARE or again < _ALL * total:
+        return
+    yield Finding(
+        "one_checkpoint",
+        "warning",
+        f"{size(again)} are activations that checkpointing computed again, all at once",
+        (Evidence("recomputed", again, "bytes"), Evidence("activations", total, "bytes")),
+        "one checkpoint() around most of the model: in the backward pass all of it is there again, "
+        "so its peak is that without checkpointing",
+        (Fix("checkpoint each block (layer) by itself"),),
+        share=memory.share(again),
+    )
+
+
+def _workspaces(memory: FullMemory) -> Iterator[Finding]:
+    nbytes = sum(held.nbytes for held in memory.held if held.kind == "workspace")
+    share = memory.share(nbytes)
+    if share < 2 * _SHARE:
+        return
+    yield Finding(
+        "workspace_large",
+        "warning",
+        f"{size(nbytes)} are scratch memory of cuDNN and cuBLAS",
+        (Evidence("workspaces", nbytes, "bytes"),),
+        "with cudnn.benchmark each new input size tries every algorithm, with scratch memory for "
+        "the hungriest",
+        (
+            Fix("torch.backends.cudnn.benchmark = False where sizes change"),
+            Fix("CUBLAS_WORKSPACE_CONFIG=:4096:2 bounds cuBLAS'"),
+        ),
+        share=share,
+    )
+
+
+def _fragments(memory: FullMemory) -> Iterator[Finding]:
+    unused = memory.reserved_bytes - memory.allocated_bytes
+    asked = memory.requested_bytes
+    helps = dict(memory.helpful_settings)
+    if asked is None:
+        if not helps or unused < 2 * _SHARE * memory.reserved_bytes:
+            return
+    elif unused < asked and not helps:
+        return
+    largest = memory.largest_free_bytes
+    facts = [Evidence("reserved and unused", unused, "bytes")]
+    if largest is not None:
+        facts.append(Evidence("largest free block", largest, "bytes"))
+    title = f"{size(unused)} are reserved by PyTorch and not in use"
+    if asked is not None:
+        title += f", in pieces too small for {size(asked)}"
+    fixes = [
+        Fix(
+            setting, undo="leave the variable out", cost=f"reserves {size(reserved)} then, replayed"
+        )
+        for setting, reserved in helps.items()
+    ]
+    if not fixes:
+        fixes = [Fix("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")]
+    yield Finding(
+        "fragmented",
+        "critical" if asked is not None else "info",
+        title,
+        tuple(facts),
+        "free blocks lie in segments that other tensors hold; one request needs one block",
+        tuple(fixes),
+        confidence="certain" if helps else "likely",
+        share=unused / memory.reserved_bytes if memory.reserved_bytes else None,
+    )
+
+
+#: What lowers the kinds that memory mostly consists of.
+_LESS: Final[Mapping[str, tuple[str, ...]]] = {
+    "activation": (
+        "checkpoint the blocks of the model (torch.utils.checkpoint): activations are computed "
+        "again in the backward pass",
+        "a smaller batch with gradient accumulation; bfloat16 autocast",
+    ),
+    "backward": (
+        "a smaller batch with gradient accumulation; checkpoint the blocks of the model",
+        "optimizer.zero_grad(set_to_none=True) before the forward pass",
+    ),
+    "optimizer_state": (
+        "an optimizer with 8-bit states (bitsandbytes.optim.AdamW8bit), or Adafactor",
+        "train fewer parameters (LoRA)",
+    ),
+    "gradient": (
+        "step in the backward pass (register_post_accumulate_grad_hook), or train fewer parameters "
+        "(LoRA)",
+    ),
+    "parameter": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
+    "loaded": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
+}
+
+
+def _most(memory: FullMemory) -> Iterator[Finding]:
+    """What there is most of, and what makes it less."""
+    kinds: dict[str, int] = {}
+    for held in memory.held:
+        kinds[held.kind] = kinds.get(held.kind, 0) + held.nbytes
+    known = {kind: nbytes for kind, nbytes in kinds.items() if kind in _LESS}
+    if not known:
+        return
+    kind = max(known, key=lambda name: known[name])
+    largest = max((held for held in memory.held if held.kind == kind), key=lambda held: held.nbytes)
+    share = memory.share(known[kind])
+    if share < 4 * _SHARE:
+        return
+    yield Finding(
+        "memory_mostly",
+        "info",
+        f"{percent(share)} of the memory: {KINDS[kind]}",
+        (Evidence(KINDS[kind], known[kind], "bytes"),),
+        "",
+        tuple(Fix(action) for action in _LESS[kind]),
+        share=share,
+        place=largest.place,
+    )
+
+
+#: Kinds of memory by the names that people read.
+KINDS: Final[Mapping[str, str]] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "activation": "activations kept for backward",
+    "input": "inputs",
+    "temporary": "temporaries",
+    "workspace": "library workspaces",
+    "backward": "made by the backward pass",
+    "loaded": "read from files",
+    "other": "made outside of modules",
+    "before_history": "from before the history begins",
+    "no_stack": "without a stack",
+}
