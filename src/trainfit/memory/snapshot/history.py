@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final, Literal, NamedTuple
 
-from trainfit.memory.snapshot_file import DeviceSnapshot, SnapshotBlock, SnapshotEvent, Stack
+from trainfit.memory.snapshot.file import DeviceSnapshot, SnapshotBlock, SnapshotEvent, Stack
 
 #: The allocator's smallest unit (kMinBlockSize of c10/core/CachingDeviceAllocator.h).
 _UNIT: Final = 512

@@ -1,7 +1,7 @@
 """Replays a snapshot's history through the model of the allocator, under other settings.
 
-What is known of a history are requests and frees; the replay of them is believed only if it reserves
-as much as the GPU did.
+What is known of a history are requests and frees; the replay of them is believed only if it
+reserves as much as the GPU did.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 
 from trainfit.memory.fragmentation import compare_settings
 from trainfit.memory.replay import UNLIMITED, Stream, replay
-from trainfit.memory.snapshot_file import SnapshotEvent
-from trainfit.memory.snapshot_history import DeviceHistory, HistoryMoment
+from trainfit.memory.snapshot.file import SnapshotEvent
+from trainfit.memory.snapshot.history import DeviceHistory, HistoryMoment
 from trainfit.results.memory import SettingOutcome
 from trainfit.results.runs.recording import EMPTY_CACHE, FREE, MALLOC, OTHER
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -116,7 +116,7 @@ def _stream(history: DeviceHistory, moment: HistoryMoment) -> Stream:
 
 
 def _ends_emptying(entries: tuple[SnapshotEvent, ...], place: int) -> bool:
-    """Whether the cache was emptied by the script: before a retry a segment or a failure follows."""
+    """Whether the script emptied the cache: before a retry a segment or a failure follows."""
     if place + 1 >= len(entries):
         return False
     return entries[place + 1].action in ("alloc", "free_requested", "free_completed", "snapshot")

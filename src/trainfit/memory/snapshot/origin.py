@@ -1,7 +1,7 @@
 """What made a block of memory, by the stack that PyTorch recorded with it: kind, operator, line.
 
-A stack has Python's frames and, with ``stacks="all"`` (the default), those of C++. The backward pass
-runs in a thread of its own: without C++ frames its stacks are empty.
+A stack has Python's frames and, with ``stacks="all"`` (the default), those of C++. The backward
+pass runs in a thread of its own: without C++ frames its stacks are empty.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Final, NamedTuple
 
-from trainfit.memory.snapshot_file import Frame, Stack
+from trainfit.memory.snapshot.file import Frame, Stack
 
 #: Kinds as of simulated memory, and those of stacks that do not tell.
 BACKWARD: Final = "backward"
@@ -39,6 +39,7 @@ _INSTALLED: Final = re.compile(
 _MOVES: Final = frozenset(
     {"to", "cuda", "_apply", "convert", "half", "bfloat16", "float", "to_empty"}
 )
+_BACKWARD_CALLS: Final = frozenset({"backward", "_engine_run_backward"})
 
 
 class Origin(NamedTuple):
@@ -109,9 +110,7 @@ def _kind(stack: Stack, python: Stack) -> str:
 def _is_backward(native: list[str], python: Stack) -> bool:
     if any("autograd::Engine::" in name for name in native):
         return True
-    return any(
-        f.name in ("backward", "_engine_run_backward") and _TORCH.search(f.file) for f in python
-    )
+    return any(f.name in _BACKWARD_CALLS and _TORCH.search(f.file) for f in python)
 
 
 def _is_load(frame: Frame) -> bool:

@@ -147,8 +147,7 @@ def read_snapshot(path: Path) -> MemorySnapshot:
     try:
         with path.open("rb") as file:
             compressed = file.read(2) == _GZIP
-        opened = gzip.open(path) if compressed else path.open("rb")
-        with cast("IO[bytes]", opened) as stream:
+        with cast("IO[bytes]", gzip.open(path) if compressed else path.open("rb")) as stream:
             document = _Containers(stream).load()
     except _Refused as error:
         raise ResultFileError(path, str(error), _REMEDY) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 import trainfit
 from tests.memory.snapshot import scenarios
-from trainfit.memory.snapshot_report import explain_snapshot
+from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.results.snapshot import SnapshotReport
 
 MIB = 1 << 20
@@ -27,10 +28,8 @@ def explained(tmp_path: Path) -> Explain:
         path = tmp_path / "snapshot.pickle"
         with trainfit.simulate(gpu):
             torch.cuda.memory._record_memory_history(max_entries=100_000)
-            try:
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
                 code(*words)
-            except torch.cuda.OutOfMemoryError:
-                pass
             path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
         return explain_snapshot(path)
 

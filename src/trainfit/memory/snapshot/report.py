@@ -11,9 +11,9 @@ from typing import Final
 
 from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, of_full_memory
 from trainfit.memory.fragmentation import best_setting
-from trainfit.memory.snapshot_file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
-from trainfit.memory.snapshot_history import BEFORE, DeviceHistory, HistoryMoment, LiveBlock
-from trainfit.memory.snapshot_origin import (
+from trainfit.memory.snapshot.file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
+from trainfit.memory.snapshot.history import BEFORE, DeviceHistory, HistoryMoment, LiveBlock
+from trainfit.memory.snapshot.origin import (
     BACKWARD,
     NO_STACK,
     Origin,
@@ -23,7 +23,7 @@ from trainfit.memory.snapshot_origin import (
     origin,
     outside_modules,
 )
-from trainfit.memory.snapshot_replay import HistoryReplay, compare_on
+from trainfit.memory.snapshot.replay import HistoryReplay, compare_on
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Place
 from trainfit.results.memory import SettingOutcome

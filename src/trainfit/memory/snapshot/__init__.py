@@ -1,0 +1,1 @@
+"""Memory snapshots that PyTorch wrote on a real GPU: read, replayed, explained."""
