@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from helpers_page import FILES, entries, entry, tainted
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Entry,
@@ -23,8 +23,8 @@ from trainfit.report.page.blocks import (
     Text,
     Tile,
 )
-from trainfit.report.page.compose import page_of
-from trainfit.report.page.document import markdown
+from trainfit.report.page import page_of
+from trainfit.report.writers.document import markdown
 
 MARKUP = "</b><img src=x> `ticks` | pipe\n# not a heading [a](http://b)"
 

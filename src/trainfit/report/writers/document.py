@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Block,
     Chart,
     Command,
@@ -35,7 +35,7 @@ from trainfit.report.page.blocks import (
     Table,
     Text,
 )
-from trainfit.report.page.charts import standalone
+from trainfit.report.charts import standalone
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 from trainfit.version import __version__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from trainfit.report.batch import noise_text, sizes_around
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Headline,
     Output,
@@ -15,8 +15,8 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import COLORS, TIP, chart, tip, values, x, y
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import COLORS, TIP, chart, tip, values, x, y
 from trainfit.results.batch import (
     BatchExplanation,
     GoodputCurve,

@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.gpus import gpus_text
-from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Entry,
     Headline,
     Item,
@@ -21,18 +19,21 @@ from trainfit.report.page.blocks import (
     Tone,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.learning import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.gpus import gpus_text
+from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
+from trainfit.report.plan.real_runs import profile_text
+from trainfit.report.sections.learning import (
     noise_headline,
     noise_sections,
     trade_headline,
     trade_sections,
 )
-from trainfit.report.page.loader import loader_headline, loader_sections
-from trainfit.report.page.machine import doctor_headline, doctor_sections, machine_sections
-from trainfit.report.page.memory import plan_memory, recording_headline, recording_memory
-from trainfit.report.page.pace import pace_headline, pace_sections
-from trainfit.report.page.plan import (
+from trainfit.report.sections.loader import loader_headline, loader_sections
+from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
+from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
+from trainfit.report.sections.pace import pace_headline, pace_sections
+from trainfit.report.sections.plan import (
     command_sections,
     gpus_headline,
     gpus_sections,
@@ -41,20 +42,19 @@ from trainfit.report.page.plan import (
     prediction_sections,
     remedy_sections,
 )
-from trainfit.report.page.speed import (
+from trainfit.report.sections.speed import (
     of_work,
     rehearsal_headline,
     rehearsal_sections,
     speed_sections,
 )
-from trainfit.report.page.watch import (
+from trainfit.report.sections.watch import (
     comparison_headline,
     comparison_sections,
     verification_headline,
     watch_headline,
     watch_sections,
 )
-from trainfit.report.plan.real_runs import profile_text
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
