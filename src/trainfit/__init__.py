@@ -49,7 +49,7 @@ def _page(result: object) -> str | None:
     from trainfit.plan.job_detail import explained
     from trainfit.report.blocks import Entry
     from trainfit.report.page import page_of
-    from trainfit.report.writers.document import ReportError, framed
+    from trainfit.report.writers.html import ReportError, framed
 
     try:
         return framed(page_of([Entry("this notebook", *explained(result, "this notebook"))]))

@@ -19,7 +19,7 @@ import pytest
 from helpers_page import entries, entry, tainted, texts_of
 from trainfit.report.blocks import Entry
 from trainfit.report.page import page_of
-from trainfit.report.writers.document import html
+from trainfit.report.writers.html import html
 
 ROOT = Path(__file__).resolve().parents[3]
 SCREENSHOTS = ROOT / "build" / "report"

@@ -15,7 +15,7 @@ from trainfit.report.charts import (
     x,
 )
 from trainfit.report.sections.memory import treemap
-from trainfit.report.writers.document import _asset
+from trainfit.report.writers.html import _asset
 from trainfit.results.runs.recording import KINDS
 
 

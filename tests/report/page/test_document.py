@@ -21,8 +21,8 @@ from helpers_page import FILES, entries, entry, large_recording, tainted
 from trainfit.plan.job_detail import explained
 from trainfit.report.blocks import Entry
 from trainfit.report.page import page_of
-from trainfit.report.writers import document
-from trainfit.report.writers.document import ReportError, framed, html, svg
+from trainfit.report.writers import html as document
+from trainfit.report.writers.html import ReportError, framed, html, svg
 from trainfit.results.files import display
 from trainfit.results.memory import RecordingSummary
 

@@ -18,13 +18,14 @@ from trainfit.report.blocks import (
     Items,
     Output,
     Page,
+    Row,
     Section,
     Table,
     Text,
     Tile,
 )
 from trainfit.report.page import page_of
-from trainfit.report.writers.document import markdown
+from trainfit.report.writers.markdown import markdown
 
 MARKUP = "</b><img src=x> `ticks` | pipe\n# not a heading [a](http://b)"
 
@@ -59,7 +60,7 @@ def test_each_block_as_markdown() -> None:
         Command("run `it`", "Run"),
         Text("a *b*"),
         Output("col  umn\nnext"),
-        Facts((("label", "text"),)),
+        Facts((Row("label", "text"),)),
         Items((Item("found", "bad", "kind", (("why", "so"), ("none", "")), (Command("fix"),)),)),
         Chart("Picture", "What it says.", {}, table, "A note."),
     )

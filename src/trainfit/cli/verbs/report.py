@@ -17,7 +17,8 @@ from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.job_detail import explained, timeline_of
 from trainfit.report.blocks import Entry
 from trainfit.report.page import page_of
-from trainfit.report.writers.document import html, markdown, svg
+from trainfit.report.writers.html import html, svg
+from trainfit.report.writers.markdown import markdown
 from trainfit.report.writers.trace import run_trace, step_trace
 from trainfit.results.files import documents
 from trainfit.results.files.writing import write_file
