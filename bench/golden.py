@@ -264,7 +264,7 @@ def run(options: argparse.Namespace) -> int:
     bench = Bench(folder, options.python)
     try:
         bench.prepare()
-        import trainfit.report.page.compose
+        import trainfit.report.page
         import trainfit.results.kinds  # noqa: F401  (once, before the forks)
 
         chosen = [case for case in cases(options.quick) if options.only in case.name]

@@ -15,7 +15,7 @@ import numpy as np
 from helpers_pace import ACT, FREQUENCY, measured
 from helpers_watch import run
 from trainfit.plan.job_detail import explained
-from trainfit.report.page.blocks import Entry
+from trainfit.report.blocks import Entry
 from trainfit.results.files.documents import ResultFile
 from trainfit.results.kinds import read
 from trainfit.results.memory import Owner, StepMoment

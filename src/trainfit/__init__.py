@@ -47,9 +47,9 @@ def _page(result: object) -> str | None:
     """A result's report, in a frame of its own; ``None`` where the report's packages are missing,
     so that a notebook shows the text."""
     from trainfit.plan.job_detail import explained
-    from trainfit.report.page.blocks import Entry
-    from trainfit.report.page.compose import page_of
-    from trainfit.report.page.document import ReportError, framed
+    from trainfit.report.blocks import Entry
+    from trainfit.report.page import page_of
+    from trainfit.report.writers.html import ReportError, framed
 
     try:
         return framed(page_of([Entry("this notebook", *explained(result, "this notebook"))]))

@@ -32,7 +32,7 @@ from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.report.layout import plain_text
 from trainfit.report.pace import merged, pace_screen, pace_text
-from trainfit.report.page.pace import pace_headline
+from trainfit.report.sections.pace import pace_headline
 from trainfit.results.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
 

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from trainfit.cli.common import UsageError
+from trainfit.report.blocks import Subject
 from trainfit.report.layout import Line, Style, lines_of, plain_text
 from trainfit.report.plan.facts import plan_screen
 from trainfit.report.plan.text import plan_text
+from trainfit.report.writers.terminal import screen, whole
 from trainfit.results.files.writing import is_replaceable
 from trainfit.results.plan import PlanResult
 from trainfit.results.text import columns as screen_columns
@@ -87,13 +89,23 @@ Report = Callable[[Any], Sequence[Line] | str]
 
 
 def print_shown(
-    result: Any, options: argparse.Namespace, screen: Report, whole: Report, json: str = ""
+    result: Any, options: argparse.Namespace, short: Report, explained: Report, json: str = ""
 ) -> None:
     """As ``--json`` (``json`` or the result's own) and ``--explain`` ask for it."""
     if options.json:
         print(json or result.to_json(), flush=True)
     else:
-        print_lines((whole if options.explain else screen)(result))
+        print_lines((explained if options.explain else short)(result))
+
+
+def print_subject(
+    result: Any, options: argparse.Namespace, subject: Callable[[Any], Subject], json: str = ""
+) -> None:
+    """The same of a result that has sections."""
+    if options.json:
+        print(json or result.to_json(), flush=True)
+    else:
+        print_lines((whole if options.explain else screen)(subject(result)))
 
 
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:

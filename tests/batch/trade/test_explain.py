@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.batch.explain import Question, explain
-from trainfit.report.batch import explanation_screen, explanation_text
 from trainfit.report.layout import LINES, plain_text
+from trainfit.report.sections.batch import trade_subject
+from trainfit.report.writers.terminal import screen, whole
 from trainfit.results.batch import BatchExplanation, Interval, StepTime
 from trainfit.results.text import laid_out_for
 
@@ -52,9 +53,9 @@ def test_all_factors_are_over_what_a_training_may_be_off() -> None:
     steps = found.trade.steps
     assert steps.low == pytest.approx((1 + 50 / 16) / (1 + 50 / 64))
     assert steps.high == pytest.approx((1 + 840 / 16) / (1 + 840 / 64))
-    assert "critical batch of a training: 50 to 840" in explanation_text(found)
+    assert "50 to 840 over a training" in plain_text(whole(trade_subject(found)))
     below = explain(Question(64, 16, Interval(None, 150.0, None), "given"))
-    assert "training: 50 or more" in explanation_text(below)
+    assert "50 or more over a training" in plain_text(whole(trade_subject(below)))
 
 
 def test_a_larger_batch_needs_neither_accumulation_nor_batch_norms_caveat() -> None:
@@ -133,6 +134,6 @@ def test_any_question_is_answered_on_one_screen(
     )
     assert BatchExplanation.from_json(found.to_json(), Path("x.json")) == found
     with laid_out_for(80):
-        text = plain_text(explanation_screen(found))
+        text = plain_text(screen(trade_subject(found)))
     assert len(text.splitlines()) <= LINES
     assert max(map(len, text.splitlines())) <= 80

@@ -10,11 +10,11 @@ import pytest
 
 from helpers_loader import probe, result
 from tests.report.plan.test_text import PLAN
-from trainfit.report.page.compose import Entry, page_of
-from trainfit.report.page.document import markdown
+from trainfit.report.page import Entry, page_of
 from trainfit.report.plan.facts import screen_text
 from trainfit.report.plan.speed import answer
 from trainfit.report.plan.text import plan_text
+from trainfit.report.writers.markdown import markdown
 from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
 from trainfit.results.plan import HostCpu, PlanResult, run_rate, with_run_rate
 from trainfit.results.speed import DataLoading, Speed, StepSpeed

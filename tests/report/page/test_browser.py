@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from helpers_page import entries, entry, tainted, texts_of
-from trainfit.report.page.blocks import Entry
-from trainfit.report.page.compose import page_of
-from trainfit.report.page.document import html
+from trainfit.report.blocks import Entry
+from trainfit.report.page import page_of
+from trainfit.report.writers.html import html
 
 ROOT = Path(__file__).resolve().parents[3]
 SCREENSHOTS = ROOT / "build" / "report"

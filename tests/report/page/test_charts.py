@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.page.charts import (
+from trainfit.report.charts import (
     COLORS,
     LIGHT,
     MEMORY_KINDS,
@@ -14,8 +14,8 @@ from trainfit.report.page.charts import (
     values,
     x,
 )
-from trainfit.report.page.document import _asset
-from trainfit.report.page.memory import treemap
+from trainfit.report.sections.memory import treemap
+from trainfit.report.writers.html import _asset
 from trainfit.results.runs.recording import KINDS
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from helpers_page import FILES, entries, entry, made
-from trainfit.report.page.blocks import Chart, Command, Entry, Items, Page, Table
-from trainfit.report.page.compose import page_of
+from trainfit.report.blocks import Chart, Command, Entry, Items, Page, Table
+from trainfit.report.page import page_of
 from trainfit.results.changes import LaunchPart
 from trainfit.results.real_runs import REHEARSED
 from trainfit.results.real_runs import Comparison as Quantity

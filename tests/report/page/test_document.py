@@ -19,10 +19,10 @@ import pytest
 import trainfit
 from helpers_page import FILES, entries, entry, large_recording, tainted
 from trainfit.plan.job_detail import explained
-from trainfit.report.page import document
-from trainfit.report.page.blocks import Entry
-from trainfit.report.page.compose import page_of
-from trainfit.report.page.document import ReportError, framed, html, svg
+from trainfit.report.blocks import Entry
+from trainfit.report.page import page_of
+from trainfit.report.writers import html as document
+from trainfit.report.writers.html import ReportError, framed, html, svg
 from trainfit.results.files import display
 from trainfit.results.memory import RecordingSummary
 

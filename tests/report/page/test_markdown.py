@@ -8,7 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from helpers_page import FILES, entries, entry, tainted
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Entry,
@@ -18,13 +18,14 @@ from trainfit.report.page.blocks import (
     Items,
     Output,
     Page,
+    Row,
     Section,
     Table,
     Text,
     Tile,
 )
-from trainfit.report.page.compose import page_of
-from trainfit.report.page.document import markdown
+from trainfit.report.page import page_of
+from trainfit.report.writers.markdown import markdown
 
 MARKUP = "</b><img src=x> `ticks` | pipe\n# not a heading [a](http://b)"
 
@@ -59,7 +60,7 @@ def test_each_block_as_markdown() -> None:
         Command("run `it`", "Run"),
         Text("a *b*"),
         Output("col  umn\nnext"),
-        Facts((("label", "text"),)),
+        Facts((Row("label", "text"),)),
         Items((Item("found", "bad", "kind", (("why", "so"), ("none", "")), (Command("fix"),)),)),
         Chart("Picture", "What it says.", {}, table, "A note."),
     )

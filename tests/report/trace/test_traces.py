@@ -17,7 +17,7 @@ from helpers_watch import run
 from trainfit.hardware import find_gpu
 from trainfit.plan.job_detail import step_timeline
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.report.trace import Trace, run_trace, step_trace
+from trainfit.report.writers.trace import Trace, run_trace, step_trace
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge

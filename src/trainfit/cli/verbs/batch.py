@@ -8,9 +8,9 @@ from pathlib import Path
 
 from trainfit.batch.explain import Question, explain
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import given_output, print_shown
+from trainfit.cli.output import given_output, print_subject
 from trainfit.cli.values import read_noise
-from trainfit.report.batch import explanation_screen, explanation_text
+from trainfit.report.sections.batch import trade_subject
 from trainfit.results import batch
 from trainfit.results.batch import NoiseResult, StepTime
 
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    print_shown(result, options, explanation_screen, explanation_text)
+    print_subject(result, options, trade_subject)
     return 0
 
 

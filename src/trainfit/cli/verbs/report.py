@@ -15,10 +15,11 @@ from trainfit.cli.options.report import ends
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.job_detail import explained, timeline_of
-from trainfit.report.page.blocks import Entry
-from trainfit.report.page.compose import page_of
-from trainfit.report.page.document import html, markdown, svg
-from trainfit.report.trace import run_trace, step_trace
+from trainfit.report.blocks import Entry
+from trainfit.report.page import page_of
+from trainfit.report.writers.html import html, svg
+from trainfit.report.writers.markdown import markdown
+from trainfit.report.writers.trace import run_trace, step_trace
 from trainfit.results.files import documents
 from trainfit.results.files.writing import write_file
 from trainfit.results.kinds import FORMAT as JOINED

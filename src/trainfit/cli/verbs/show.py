@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import formatted, gated
-from trainfit.cli.output import Report, print_plan, print_shown
+from trainfit.cli.output import Report, print_plan, print_shown, print_subject
 from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
-from trainfit.report.batch import explanation_screen, explanation_text, noise_screen, noise_text
+from trainfit.report.blocks import Entry
 from trainfit.report.doctor import doctor_lines, doctor_screen
 from trainfit.report.gpus import gpus_screen, gpus_text
 from trainfit.report.loader import loader_screen, loader_text
 from trainfit.report.memory import recording_json, recording_screen, recording_text
 from trainfit.report.pace import pace_screen, pace_text
+from trainfit.report.page import subject_of
 from trainfit.report.plan.gpus import comparison_screen, comparison_text
 from trainfit.report.plan.real_runs import (
     profile_screen,
@@ -62,9 +63,14 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_result(result, json=options.json, whole=options.explain)
     elif type(result) in _SHOWN:
         print_shown(result, options, *_SHOWN[type(result)])
+    elif isinstance(result, _SECTIONED):
+        print_subject(result, options, lambda found: subject_of(Entry(str(path), found)))
     else:
         print(result.to_json())
     return code
+
+
+_SECTIONED: Final = (NoiseResult, BatchExplanation)
 
 
 #: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
@@ -74,8 +80,6 @@ _SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
     Rehearsal: (rehearsal_screen, rehearsal_text),
     LoaderResult: (loader_screen, loader_text),
     PaceResult: (pace_screen, pace_text),
-    NoiseResult: (noise_screen, noise_text),
-    BatchExplanation: (explanation_screen, explanation_text),
     GpuComparison: (comparison_screen, comparison_text),
     GpusResult: (gpus_screen, gpus_text),
     PlanVerification: (verification_screen, verification_text),

@@ -20,7 +20,6 @@ from trainfit.plan.command.tunables import (
     opposite_switch,
     placeholders,
 )
-from trainfit.report.batch import METHODS
 from trainfit.report.comparison import (
     comparison_lines,
     comparison_screen,
@@ -28,6 +27,7 @@ from trainfit.report.comparison import (
     verification_screen,
 )
 from trainfit.report.layout import Line
+from trainfit.report.sections.batch import METHODS
 from trainfit.report.watch import watch_screen
 from trainfit.results.batch import NoiseResult
 from trainfit.results.comparison import Comparison, Verification

@@ -1,15 +1,23 @@
-"""What a page consists of: a headline for each result, and sections of text, tables and charts.
+"""What is said of a result: a headline, and sections of text, facts, tables, findings and charts.
 
-Texts are as results have them. Who writes them into a document escapes them.
+Texts are as results have them. Who writes them into a document or on a screen escapes them.
+
+Each block has a ``detail``: how dispensable it is. 0 is on every screen; up to 99 it is there while
+there is room, the smallest the longest; :data:`WHOLE` is for ``--explain`` and the page, and
+:data:`PAGE` for the page alone. The rows of a table that may go do so from its end.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
+from trainfit.results.files.contents import Note
 from trainfit.results.plan import JobDetail
+
+WHOLE: Final = 100
+PAGE: Final = 200
 
 Tone = Literal["good", "bad", "warn", "plain"]
 
@@ -30,6 +38,7 @@ class Command:
 
     text: str
     label: str = ""
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,26 +47,39 @@ class Text:
 
     text: str
     tone: Tone = "plain"
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Text in columns, as a terminal shows it."""
+    """Text whose lines stay as they are, such as a traceback; a screen has its end first."""
 
     text: str
+    detail: int = WHOLE
+
+
+class Row(NamedTuple):
+    """A label with a text."""
+
+    label: str
+    text: str
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Labels, each with a text."""
+    """Labels, each with a text, which has so many ``lines`` on a screen at most; a screen counts
+    those it has no room for by ``noun``, if they have one."""
 
-    rows: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
+    lines: int = 2
+    noun: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
     """Rows of cells; ``numeric`` are the places of columns of numbers, ``marked`` those of rows to
-    set off. ``caption`` says what it shows."""
+    set off. ``caption`` says what it shows. A narrow screen leaves the columns ``spare`` out."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -66,6 +88,8 @@ class Table:
     marked: frozenset[int] = frozenset()
     folded: bool = False
     """Shown only when it is opened."""
+    spare: tuple[str, ...] = ()
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +97,8 @@ class Chart:
     """A Vega-Lite or Vega specification, and the same in words.
 
     ``title`` says what is drawn, ``says`` in a sentence what there is to see, ``note`` what was
-    left out of it. ``table`` has its figures, for who does not see it.
+    left out of it. ``table`` has its figures, for who does not see it; ``sketch`` draws it for so
+    many columns of a terminal, which has the table where there is none.
     """
 
     title: str
@@ -81,24 +106,29 @@ class Chart:
     spec: Mapping[str, Any]
     table: Table
     note: str = ""
+    sketch: Callable[[int], Sequence[str]] | None = None
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One of several findings: a title, a word in front of it, and labelled lines."""
+    """One of several findings: a title, a word in front of it, and labelled lines, of which a
+    screen has those with less ``detail`` than :data:`WHOLE`."""
 
     title: str
     tone: Tone = "plain"
     tag: str = ""
-    rows: tuple[tuple[str, str], ...] = ()
+    rows: tuple[tuple[str, str] | Row, ...] = ()
     commands: tuple[Command, ...] = ()
+    detail: int = WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-    """Findings, the most important first."""
+    """Findings, the most important first; a screen counts those it has no room for by ``noun``."""
 
     items: tuple[Item, ...]
+    noun: str = ""
 
 
 Block = Command | Text | Output | Facts | Table | Chart | Items
@@ -140,10 +170,12 @@ class Headline:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """All that a page says of one result."""
+    """All that is said of one result; ``machine`` is where it was measured or planned for."""
 
     headline: Headline
     sections: tuple[Section, ...]
+    notes: tuple[Note, ...] = ()
+    machine: tuple[Row, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +206,26 @@ def section(title: str, *blocks: Block | None, answer: str = "") -> list[Section
     return [Section(title, there, answer)] if there else []
 
 
-def facts(*rows: tuple[str, str]) -> Facts | None:
-    """Those with a text; ``None`` without any."""
-    there = tuple(row for row in rows if row[1])
-    return Facts(there) if there else None
+def facts(
+    *rows: tuple[str, str] | tuple[str, str, int],
+    detail: int = WHOLE,
+    lines: int = 2,
+    noun: str = "",
+) -> Facts | None:
+    """Those with a text, of their own ``detail`` or that of all; ``None`` without any."""
+    there = tuple(Row(row[0], row[1], row[2] if len(row) > 2 else detail) for row in rows if row[1])
+    return Facts(there, lines, noun) if there else None
+
+
+def rows(*given: tuple[str, str] | tuple[str, str, int]) -> tuple[Row, ...]:
+    """The labelled lines of an item that have a text."""
+    found = facts(*given)
+    return found.rows if found is not None else ()
+
+
+def items(found: Sequence[Item], noun: str = "") -> Items | None:
+    """``None`` without any."""
+    return Items(tuple(found), noun) if found else None
 
 
 def table(
@@ -188,9 +236,14 @@ def table(
     marked: Sequence[int] = (),
     *,
     folded: bool = False,
+    spare: Sequence[str] = (),
+    detail: int = WHOLE,
 ) -> Table | None:
     """``None`` without a row."""
-    return figures(columns, rows, caption, numeric, marked, folded=folded) if rows else None
+    if not rows:
+        return None
+    made = figures(columns, rows, caption, numeric, marked)
+    return dataclasses.replace(made, folded=folded, spare=tuple(spare), detail=detail)
 
 
 def figures(
@@ -199,9 +252,7 @@ def figures(
     caption: str = "",
     numeric: Sequence[int] = (),
     marked: Sequence[int] = (),
-    *,
-    folded: bool = False,
 ) -> Table:
     """The table of what a chart draws, which has rows."""
     cells = tuple(map(tuple, rows))
-    return Table(tuple(columns), cells, caption, frozenset(numeric), frozenset(marked), folded)
+    return Table(tuple(columns), cells, caption, frozenset(numeric), frozenset(marked))

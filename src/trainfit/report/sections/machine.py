@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Command,
     Headline,
     Item,
@@ -15,7 +15,7 @@ from trainfit.report.page.blocks import (
     Tone,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
+from trainfit.report.blocks import table as table_of
 from trainfit.results.doctor import Check, DoctorResult
 from trainfit.results.loader import LoaderResult
 from trainfit.results.memory import RecordingSummary

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Headline,
@@ -21,8 +21,8 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
     COLORS,
     NAMES,
     TIP,

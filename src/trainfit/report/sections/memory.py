@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.notes import short_place
-from trainfit.report.page.blocks import Chart, Headline, Section, Table, Tile, figures, section
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import (
+from trainfit.report.blocks import Chart, Headline, Section, Table, Tile, figures, section
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
     MEMORY_KINDS,
     TIP,
     Spec,
@@ -25,6 +24,7 @@ from trainfit.report.page.charts import (
     x,
     y,
 )
+from trainfit.report.notes import short_place
 from trainfit.results.memory import MemoryFigures, Owner, RecordingSummary, StepMemory, StepMoment
 from trainfit.results.plan import JobDetail, PlanResult
 from trainfit.results.text import GIB, MIB, count, percent, size

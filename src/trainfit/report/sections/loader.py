@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.loader import all_faults, loader_line, verdict_line
-from trainfit.report.loader_figures import best_rate, by_workers, settings_words
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Headline,
@@ -21,8 +19,10 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import COLORS, TIP, chart, color, parts_bar, tip, values, x, y
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import COLORS, TIP, chart, color, parts_bar, tip, values, x, y
+from trainfit.report.loader import all_faults, loader_line, verdict_line
+from trainfit.report.loader_figures import best_rate, by_workers, settings_words
 from trainfit.results.dataloader import Candidate, Confirmed
 from trainfit.results.loader import LoaderResult, SettingReason, most_helpful_first
 from trainfit.results.text import count, duration, percent, rate, size, times

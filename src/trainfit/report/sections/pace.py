@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.report.pace import ARMS, CAUSES, verdict_line
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Facts,
@@ -22,8 +21,8 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
     COLORS,
     NAMES,
     TIP,
@@ -37,6 +36,7 @@ from trainfit.report.page.charts import (
     x,
     y,
 )
+from trainfit.report.pace import ARMS, CAUSES, verdict_line
 from trainfit.results.pace import Attribution, Block, Fix, FixTrial, PaceResult, Phase, RateSummary
 from trainfit.results.text import duration, percent, times
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Headline,
@@ -18,8 +18,8 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
     COLORS,
     TIP,
     Spec,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.comparison import answer_text, effect_text, name_of, notable, value_text
-from trainfit.report.comparison import verified_text as verified_text
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Chart,
     Command,
     Headline,
@@ -20,8 +18,8 @@ from trainfit.report.page.blocks import (
     figures,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.charts import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
     COLORS,
     LANE,
     NAMES,
@@ -42,6 +40,8 @@ from trainfit.report.page.charts import (
     x,
     y,
 )
+from trainfit.report.comparison import answer_text, effect_text, name_of, notable, value_text
+from trainfit.report.comparison import verified_text as verified_text
 from trainfit.report.watch import PHASES, answer, evidence_text, setting_text, title
 from trainfit.results.comparison import Change, Comparison, Verification
 from trainfit.results.text import GIB, MIB, count, duration, percent, rate, size

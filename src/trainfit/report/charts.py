@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from trainfit.report.page.blocks import Tone
+from trainfit.report.blocks import Tone
 from trainfit.report.watch import evidence_text, title
 from trainfit.results.memory import BatchMemory
 from trainfit.results.text import GIB, size

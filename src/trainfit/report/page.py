@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.gpus import gpus_text
-from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
-from trainfit.report.page.blocks import (
+from trainfit.report.blocks import (
     Entry,
     Headline,
     Item,
@@ -21,18 +19,16 @@ from trainfit.report.page.blocks import (
     Tone,
     section,
 )
-from trainfit.report.page.blocks import table as table_of
-from trainfit.report.page.learning import (
-    noise_headline,
-    noise_sections,
-    trade_headline,
-    trade_sections,
-)
-from trainfit.report.page.loader import loader_headline, loader_sections
-from trainfit.report.page.machine import doctor_headline, doctor_sections, machine_sections
-from trainfit.report.page.memory import plan_memory, recording_headline, recording_memory
-from trainfit.report.page.pace import pace_headline, pace_sections
-from trainfit.report.page.plan import (
+from trainfit.report.blocks import table as table_of
+from trainfit.report.gpus import gpus_text
+from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
+from trainfit.report.plan.real_runs import profile_text
+from trainfit.report.sections.batch import noise_subject, trade_subject
+from trainfit.report.sections.loader import loader_headline, loader_sections
+from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
+from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
+from trainfit.report.sections.pace import pace_headline, pace_sections
+from trainfit.report.sections.plan import (
     command_sections,
     gpus_headline,
     gpus_sections,
@@ -41,20 +37,19 @@ from trainfit.report.page.plan import (
     prediction_sections,
     remedy_sections,
 )
-from trainfit.report.page.speed import (
+from trainfit.report.sections.speed import (
     of_work,
     rehearsal_headline,
     rehearsal_sections,
     speed_sections,
 )
-from trainfit.report.page.watch import (
+from trainfit.report.sections.watch import (
     comparison_headline,
     comparison_sections,
     verification_headline,
     watch_headline,
     watch_sections,
 )
-from trainfit.report.plan.real_runs import profile_text
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
@@ -82,17 +77,17 @@ _TONES: Final[dict[Severity, Tone]] = {
 }
 
 
-def notes_section(results: Sequence[tuple[str, Any]]) -> list[Section]:
-    """Those that change figures first; ``results`` with their files' names."""
-    several = len(results) > 1
+def notes_section(subjects: Sequence[tuple[str, Subject]]) -> list[Section]:
+    """Those that change figures first; ``subjects`` with their files' names."""
+    several = len(subjects) > 1
     found = [
         Item(
             note_text(note),
             _TONES[note.severity],
             f"{note.kind} · {name}" if several else note.kind,
         )
-        for name, result in results
-        for note in _notes(result)
+        for name, subject in subjects
+        for note in subject.notes
     ]
     order = list(_TONES.values())
     found.sort(key=lambda item: order.index(item.tone))
@@ -146,7 +141,9 @@ def page_of(entries: Sequence[Entry]) -> Page:
             *_side_by_side(ranked, subjects),
             *sections,
             *machine_sections(results),
-            *notes_section(results),
+            *notes_section(
+                [(entry.name, subject) for entry, subject in zip(ranked, subjects, strict=True)]
+            ),
         ),
         sources=tuple(
             (entry.name, subject.headline.kind)
@@ -188,11 +185,11 @@ def _figures_of(kind: str, heads: Sequence[tuple[str, Headline]]) -> Table | Non
 def subject_of(entry: Entry, others: Sequence[Entry] = ()) -> Subject:
     """What the page says of one result, next to ``others``."""
     if isinstance(entry.result, PlanResult):
-        return _plan(entry, with_loader=not any(_is_loader(other) for other in others))
-    for kind, build in _SUBJECTS.items():
-        if isinstance(entry.result, kind):
-            return build(entry)
-    return _unknown(entry)
+        found = _plan(entry, with_loader=not any(_is_loader(other) for other in others))
+    else:
+        kinds = (build for kind, build in _SUBJECTS.items() if isinstance(entry.result, kind))
+        found = next(kinds, _unknown)(entry)
+    return found if found.notes else dataclasses.replace(found, notes=tuple(_notes(entry.result)))
 
 
 def _rank(entry: Entry, order: Sequence[type]) -> int:
@@ -272,8 +269,8 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     Verification: _change,
     Comparison: _both(comparison_headline, comparison_sections),
     PaceResult: _both(pace_headline, pace_sections),
-    BatchExplanation: _both(trade_headline, trade_sections),
-    NoiseResult: _both(noise_headline, noise_sections),
+    BatchExplanation: lambda entry: trade_subject(entry.result),
+    NoiseResult: lambda entry: noise_subject(entry.result),
     DoctorResult: _both(doctor_headline, doctor_sections),
     PlanVerification: _both(prediction_headline, prediction_sections),
     GpusResult: _text("GPUs", gpus_text),

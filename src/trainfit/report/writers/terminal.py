@@ -1,0 +1,375 @@
+"""What is said of a result on a terminal: one screen, or all of it (``--explain``).
+
+The answer comes first. On a screen of :data:`LINES` lines blocks give way by their ``detail``, and
+texts have two lines at most; its last line names what had no room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from trainfit.report.blocks import (
+    WHOLE,
+    Block,
+    Chart,
+    Command,
+    Facts,
+    Headline,
+    Item,
+    Items,
+    Output,
+    Row,
+    Section,
+    Subject,
+    Table,
+    Text,
+    Tone,
+)
+from trainfit.report.layout import LINES, Line, Style, cut_short, table_rows
+from trainfit.report.notes import note_text, short_place
+from trainfit.results.files.contents import Note
+from trainfit.results.text import columns, count, instructions, printable, wrapped
+
+_STYLES: Final[dict[Tone, Style]] = {
+    "good": "good",
+    "bad": "bad",
+    "warn": "title",
+    "plain": "plain",
+}
+#: Lines of a text on the screen, of a command from which it is one long line (a terminal wraps it,
+#: and it can be copied as well), and columns below which a screen has more lines.
+_BRIEF: Final = 2
+_COMMAND: Final = 5
+_COLUMNS: Final = 80
+#: Columns of a label; of a cell from which it is wrapped, in the first column and in others.
+_LABEL: Final = (12, 24)
+_CELL: Final = (40, 24)
+#: By how much each of several findings is more dispensable than the one before it.
+_STEP: Final = 8
+#: How dispensable blank lines are: below the answer, the command, and between sections.
+_BLANKS: Final = (40, 45, 70)
+#: Rank of notes: of one that changes the figures, and of others.
+_NOTES: Final = (6, 42)
+_PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|µs|s|h|min)\b)")
+_FIXED: Final = "\u00a0"
+#: A word of a bash command line, quotes and all.
+_WORD: Final = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Lines of a group that give way together; of ``noun`` it is one of several."""
+
+    lines: tuple[Line, ...]
+    group: int
+    rank: int = 0
+    noun: str = ""
+
+    @property
+    def is_blank(self) -> bool:
+        """Does it only set others apart?"""
+        return not any(line.text for line in self.lines)
+
+
+def screen(subject: Subject) -> list[Line]:
+    """At most :data:`LINES` lines: the answer, what to run, what decides, and what more there is.
+
+    On a terminal of less than 80 columns there are as many more as it is narrower.
+    """
+    titles = _titles(subject)
+    pieces = list(_pieces(subject, whole=False))
+    most = LINES if columns() >= _COLUMNS else LINES * _COLUMNS // columns()
+    kept = _within([piece for piece in pieces if piece.rank < WHOLE], titles, most - 1)
+    hidden = [piece for piece in pieces if piece not in kept and not piece.is_blank]
+    lines = _rendered(kept, titles)
+    if not hidden:
+        return lines
+    return [*lines, Line(_more(hidden, kept, titles), "quiet")]
+
+
+def whole(subject: Subject) -> list[Line]:
+    """All of it."""
+    pieces = [piece for piece in _pieces(subject, whole=True) if piece.rank <= WHOLE]
+    return _rendered(pieces, _titles(subject))
+
+
+def command_lines(command: str, indent: int = 2, width: int | None = None) -> str:
+    """A bash command, indented and broken between options: bash reads it as one line."""
+    most = width or columns()
+    lines: list[str] = []
+    for group in _option_groups(shell_words(command)):
+        if lines and len(lines[-1]) + 1 + len(group) <= most - 2:
+            lines[-1] += " " + group
+        else:
+            lines.append(" " * (indent + 2 if lines else indent) + group)
+    return " \\\n".join(printable(line) for line in lines)
+
+
+def shell_words(command: str) -> list[str]:
+    """The words of a bash command line, as they are written."""
+    return _WORD.findall(command)
+
+
+def _option_groups(words: Sequence[str]) -> list[str]:
+    """An option and its values stay together."""
+    groups: list[str] = []
+    previous_is_option = False
+    for word in words:
+        is_option = word.startswith("-")
+        if previous_is_option and not is_option and "=" not in groups[-1]:
+            groups[-1] += " " + word
+        else:
+            groups.append(word)
+        previous_is_option = is_option
+    return groups
+
+
+# -- what gives way ------------------------------------------------------------------------------
+
+
+def _titles(subject: Subject) -> list[str]:
+    """Of the groups: the answer and the command have none."""
+    return ["", "", *(section.title for section in subject.sections), "Notes", "Machine"]
+
+
+def _rendered(pieces: Sequence[Piece], titles: Sequence[str]) -> list[Line]:
+    """The lines, each group below its title; no blank line at an end or next to another."""
+    lines: list[Line] = []
+    begun = set()
+    for piece in pieces:
+        if piece.group not in begun and not piece.is_blank:
+            begun.add(piece.group)
+            title = titles[piece.group]
+            lines += [Line(line, "title") for line in _text(title).split("\n")] if title else []
+        if not piece.is_blank or (lines and lines[-1].text):
+            lines += piece.lines
+    while lines and not lines[-1].text:
+        lines.pop()
+    return lines
+
+
+def _within(pieces: Sequence[Piece], titles: Sequence[str], most: int) -> list[Piece]:
+    """Without what is most dispensable, the last of it first; then texts are cut."""
+    kept = list(pieces)
+    while len(_rendered(kept, titles)) > most:
+        rank = max(piece.rank for piece in kept)
+        if rank:
+            del kept[max(at for at, piece in enumerate(kept) if piece.rank == rank)]
+            continue
+        longest = max(range(len(kept)), key=lambda at: len(kept[at].lines))
+        lines = kept[longest].lines
+        if len(lines) <= _BRIEF:
+            del kept[-1]
+            continue
+        end = dataclasses.replace(lines[-2], text=cut_short(lines[-2].text))
+        kept[longest] = dataclasses.replace(kept[longest], lines=(*lines[:-2], end))
+    return kept
+
+
+def _more(hidden: Sequence[Piece], kept: Sequence[Piece], titles: Sequence[str]) -> str:
+    """Findings that had no room, counted, and sections of which nothing is shown."""
+    counts: dict[str, int] = {}
+    for piece in hidden:
+        if piece.noun:
+            counts[piece.noun] = counts.get(piece.noun, 0) + 1
+    shown = {piece.group for piece in kept if not piece.is_blank}
+    absent = dict.fromkeys(
+        titles[piece.group] for piece in hidden if piece.group not in shown and not piece.noun
+    )
+    parts = [count(number, f"more {noun}") for noun, number in counts.items()]
+    parts += [_text(title[:1].lower() + title[1:] if title[1:2].islower() else title)
+              for title in absent if title]  # fmt: skip
+    text = ", ".join(parts or ["details"])
+    line, end = f"{text}: --explain", ""
+    while len(line) > columns() and "," in text:
+        text, end = text.rpartition(",")[0], ", …"
+        line = f"{text}{end}: --explain"
+    return line[:1].upper() + line[1:]
+
+
+# -- from blocks to lines ------------------------------------------------------------------------
+
+
+def _pieces(subject: Subject, *, whole: bool) -> Iterator[Piece]:
+    form = _Form(whole)
+    yield from form.headline(subject.headline)
+    group = 2
+    for section in subject.sections:
+        yield Piece((Line(""),), group - 1, _BLANKS[2])
+        yield from form.section(section, group)
+        group += 1
+    yield Piece((Line(""),), group - 1, _BLANKS[2])
+    for number, note in enumerate(subject.notes):
+        yield from form.note(note, number, group)
+    if whole and subject.machine:
+        yield Piece((Line(""),), group, _BLANKS[2])
+        yield from form.block(Facts(subject.machine), group + 1)
+
+
+def _text(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """The screen's, or the ``whole``."""
+
+    whole: bool
+
+    def lines(
+        self, text: str, first: str, rest: str, style: Style = "plain", most: int = _BRIEF
+    ) -> tuple[Line, ...]:
+        """A text in lines of the terminal: on a screen few, and places without their folders."""
+        if self.whole and "\n" in text:
+            return tuple(Line(line, style) for line in instructions(text, first, rest).split("\n"))
+        said = _text(text)
+        if not self.whole:
+            said = _PLACE.sub(lambda place: short_place(place[0]), said)
+        said = _UNIT.sub(_FIXED, said)  # no line break between a number and its unit
+        found = wrapped(said, first, rest).replace(_FIXED, " ").split("\n")
+        if not self.whole and len(found) > most:
+            found = [*found[: most - 1], cut_short(found[most - 1])]
+        return tuple(Line(line, style) for line in found)
+
+    def headline(self, head: Headline) -> Iterator[Piece]:
+        style: Style = "title" if head.tone == "plain" else _STYLES[head.tone]
+        yield Piece(self.lines(head.text, "", "  ", style, 5), 0)
+        if head.limit:
+            yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
+        if head.subject:
+            yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 50)
+        yield Piece((Line(""),), 0, _BLANKS[0])
+        for command in head.commands:
+            yield from self.command(command, 1, 0)
+        for number, change in enumerate(head.changes):
+            yield Piece(self.lines(change, "  - ", "    "), 1, number and 30 + number)
+        if head.commands or head.changes:
+            yield Piece((Line(""),), 1, _BLANKS[1])
+
+    def command(self, command: Command, group: int, rank: int, indent: int = 2) -> Iterator[Piece]:
+        """One to run is broken between its options; another stays one line, with its label."""
+        blanks = " " * indent
+        if command.label == "Run":
+            text = command_lines(command.text, indent)
+            if not self.whole and text.count("\n") >= _COMMAND:
+                text = blanks + printable(command.text)
+        else:
+            label = f"{command.label[:1].lower()}{command.label[1:]}: " if command.label else ""
+            text = f"{blanks}{printable(label + command.text)}"
+        yield Piece(tuple(map(Line, text.split("\n"))), group, rank)
+
+    def section(self, section: Section, group: int) -> Iterator[Piece]:
+        if section.answer:
+            yield Piece(self.lines(section.answer, "  ", "  "), group, WHOLE)
+        for block in section.blocks:
+            yield from self.block(block, group)
+
+    def note(self, note: Note, number: int, group: int) -> Iterator[Piece]:
+        serious = note.severity == "changes the figures"
+        lines = self.lines(note_text(note, short=not self.whole), "  - ", "    ")
+        yield Piece(lines, group, _NOTES[not serious] + 10 * number, "note")
+
+    @functools.singledispatchmethod
+    def block(self, block: Block, group: int) -> Iterator[Piece]:
+        raise TypeError(type(block).__name__)
+
+    @block.register
+    def _command(self, block: Command, group: int) -> Iterator[Piece]:
+        yield from self.command(block, group, block.detail)
+
+    @block.register
+    def _paragraph(self, block: Text, group: int) -> Iterator[Piece]:
+        yield Piece(self.lines(block.text, "  ", "  ", _STYLES[block.tone]), group, block.detail)
+
+    @block.register
+    def _output(self, block: Output, group: int) -> Iterator[Piece]:
+        lines = printable(block.text.rstrip(), lines=True).split("\n")
+        for number, line in enumerate(lines):
+            rank = block.detail and block.detail + len(lines) - number
+            yield Piece((Line(f"  {line}"),), group, min(rank, max(block.detail, WHOLE - 1)))
+
+    @block.register
+    def _facts(self, block: Facts, group: int) -> Iterator[Piece]:
+        shown = [row for row in block.rows if row.detail <= (WHOLE if self.whole else WHOLE - 1)]
+        width = _label_width(shown)
+        for row in block.rows:
+            lines = self.fact(row, 2, width, block.lines)
+            yield Piece(lines, group, row.detail, block.noun)
+
+    def fact(self, row: Row, indent: int, width: int, most: int = _BRIEF) -> tuple[Line, ...]:
+        first = f"{' ' * indent}{_text(row.label):<{width}}"
+        if row.label and not first.endswith(" "):
+            first += "  "
+        return self.lines(row.text, first, " " * (indent + width), most=most)
+
+    @block.register
+    def _table(self, block: Table, group: int) -> Iterator[Piece]:
+        has_caption = self.whole and bool(block.caption)
+        if has_caption:
+            yield Piece(self.lines(block.caption, "  ", "    "), group, block.detail)
+        head, *rows = _rows(block, "    " if has_caption else "  ")
+        yield Piece(tuple(map(Line, head)), group, block.detail)
+        for number, row in enumerate(rows):
+            rank = block.detail
+            if 0 < rank < WHOLE:
+                rank = min(rank + number, WHOLE - 1)
+            yield Piece(tuple(map(Line, row)), group, rank)
+
+    @block.register
+    def _chart(self, block: Chart, group: int) -> Iterator[Piece]:
+        if block.sketch is not None:
+            drawn = tuple(Line(printable(line)) for line in block.sketch(columns()))
+            yield Piece(drawn, group, block.detail)
+            return
+        title = (Line(f"  {_text(block.title)}"),)
+        says = self.lines(block.says, "    ", "    ") if block.says else ()
+        yield Piece((*title, *says), group, block.detail)
+        for row in _rows(block.table, "    "):
+            yield Piece(tuple(map(Line, row)), group, block.detail)
+
+    @block.register
+    def _items(self, block: Items, group: int) -> Iterator[Piece]:
+        for number, item in enumerate(block.items):
+            rank = item.detail
+            if 0 < rank < WHOLE:
+                rank = min(rank + _STEP * number, WHOLE - 1)
+            yield Piece(tuple(self.item(item)), group, rank, block.noun)
+
+    def item(self, item: Item) -> Iterator[Line]:
+        tag = f"{item.tag}: " if item.tag else ""
+        yield from self.lines(f"{tag}{item.title}", "  - ", "    ", _STYLES[item.tone])
+        every = [Row(*row) for row in item.rows if row[1]]
+        rows = [row for row in every if self.whole or row.detail < WHOLE]
+        width = _label_width(rows)
+        before = ""
+        for row in rows:
+            label = "" if row.label == before else row.label
+            yield from self.fact(Row(label, row.text), 4, width)
+            before = row.label
+        for command in item.commands:
+            if self.whole or command.detail < WHOLE:
+                for piece in self.command(command, 0, 0, 4):
+                    yield from piece.lines
+
+
+def _label_width(rows: Sequence[Row]) -> int:
+    least, most = _LABEL
+    longest = max((len(row.label) for row in rows), default=0) + 2
+    return min(max(longest, least), most)
+
+
+def _rows(table: Table, indent: str) -> list[list[str]]:
+    """The lines of each row, of the head first; the kind of each column by its cells."""
+    cells = [[printable(cell) for cell in row] for row in table.rows]
+    kinds = ""
+    for at in range(len(table.columns)):
+        longest = max(len(row[at]) for row in cells)
+        is_long = longest > _CELL[at > 0]
+        kinds += "r" if at in table.numeric and not is_long else "w" if is_long else "l"
+    found = table_rows(cells, kinds, table.columns, indent=indent, spare=table.spare)
+    return found if len(found) > len(cells) else [[], *found]
