@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shlex
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+from tests.memory.snapshot import scenarios
 from tests.results.test_results import PLAN
+from trainfit import simulate as simulate_device
 
 GPU = ("--gpu", "custom:2GiB")
 LEAKS = SCRIPTS / "leaks.py"
@@ -288,3 +292,61 @@ def test_a_batch_size_for_a_script_without_loader(tmp_path: Path) -> None:
     done = simulate(tmp_path, "r.trainfit", "s.py", options=("--batch-size", "4"))
     assert done.returncode == 2
     assert "no DataLoader with a batch size fed the first step of s.py" in error_line(done)
+
+
+# -- snapshots of PyTorch ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What PyTorch dumps where a request fails (simulated device)."""
+    path = tmp_path_factory.mktemp("snapshots") / "snapshot.pickle"
+    with simulate_device("custom:1500MiB"):
+        torch.cuda.memory._record_memory_history(max_entries=100_000)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            scenarios.fragmented()
+        path.write_bytes(pickle.dumps(torch.cuda.memory._snapshot()))
+    return path
+
+
+def test_a_snapshot_is_explained(snapshot: Path) -> None:
+    done = trainfit("memory", snapshot.name, cwd=snapshot.parent)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("Out of memory on GPU 0: 500 MiB asked for")
+    assert "expandable_segments:True" in done.stdout
+    assert "scenarios.py:" in done.stdout
+    assert len(done.stdout.splitlines()) <= 25
+
+
+def test_a_snapshot_as_a_page(snapshot: Path) -> None:
+    done = trainfit("memory", snapshot.name, "--json", cwd=snapshot.parent)
+    assert json_of(done)["format"] == "trainfit-memory-snapshot"
+    (snapshot.parent / "explained.json").write_text(done.stdout)
+    shown = trainfit("show", "explained.json", cwd=snapshot.parent)
+    assert shown.stdout.startswith("Out of memory on GPU 0")
+    page = trainfit("report", "explained.json", "-o", "page.md", cwd=snapshot.parent)
+    assert page.returncode == 0, page.stderr
+    assert "Out of memory on GPU 0" in (snapshot.parent / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--by-hand",), "leave --by-hand out"),
+        (("--batch-size", "8"), "leave --batch-size out"),
+        (("other.trainfit",), "leave a second file out"),
+    ],
+)
+def test_a_snapshot_is_explained_by_itself(
+    snapshot: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = trainfit("memory", snapshot.name, *words, cwd=snapshot.parent)
+    assert done.returncode == 2
+    assert said in error_line(done)
+
+
+def test_a_pickle_that_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "model.pickle").write_bytes(pickle.dumps({"weights": Path("x")}))
+    done = trainfit("memory", "model.pickle", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "would run code" in error_line(done)

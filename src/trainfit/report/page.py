@@ -37,6 +37,7 @@ from trainfit.report.sections.plan import (
     prediction_sections,
     remedy_sections,
 )
+from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.report.sections.speed import (
     of_work,
     rehearsal_headline,
@@ -62,6 +63,7 @@ from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.snapshot import SnapshotReport
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 from trainfit.version import __version__
@@ -271,6 +273,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     PaceResult: _both(pace_headline, pace_sections),
     BatchExplanation: lambda entry: trade_subject(entry.result),
     NoiseResult: lambda entry: noise_subject(entry.result),
+    SnapshotReport: lambda entry: snapshot_subject(entry.result),
     DoctorResult: _both(doctor_headline, doctor_sections),
     PlanVerification: _both(prediction_headline, prediction_sections),
     GpusResult: _text("GPUs", gpus_text),

@@ -21,13 +21,14 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
+from trainfit.results.snapshot import SnapshotReport
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 
 _KINDS: Final[tuple[type[ResultFile], ...]] = (
     *(PlanResult, GpuComparison, GpusResult, PlanVerification, Profile),
     *(LoaderResult, Rehearsal, WatchResult, Comparison, Verification),
-    *(PaceResult, BatchExplanation, NoiseResult, DoctorResult),
+    *(PaceResult, BatchExplanation, NoiseResult, DoctorResult, SnapshotReport),
 )
 #: By the names of formats, former ones too.
 KINDS: Final[Mapping[str, type[ResultFile]]] = {

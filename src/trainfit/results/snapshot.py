@@ -7,15 +7,16 @@ Format history
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Finding
 from trainfit.results.memory import SettingOutcome
 
 FORMAT: Final = "trainfit-memory-snapshot"
 VERSION: Final = 1
+_REMAKE: Final = "re-create it with `trainfit memory SNAPSHOT.pickle --json`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +44,14 @@ class SnapshotOwner:
 
 
 @dataclasses.dataclass(frozen=True)
-class SnapshotReport:
+class SnapshotReport(ResultFile):
     """One GPU at one moment of its history.
 
     Attributes
     ----------
     why: What the moment is: the last request that failed, the history's peak, or the end.
     gpu_index: The GPU of the process that it is about.
-    other_gpus_bytes: Allocated on the others, by their index, when the snapshot was written.
+    other_gpus_bytes: Allocated on the others ("GPU 1"), when the snapshot was written.
     event, events: Place of the moment in the history, and the history's entries.
     begins_before: Memory that was there before the history begins.
     requested_bytes, device_free_bytes: Of the request that failed; ``None``: none did, or the file
@@ -63,10 +64,12 @@ class SnapshotReport:
     replayed: Whether the history, replayed through the allocator's model, reserves what it did.
     """
 
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _REMAKE)
+
     file: str
     why: Literal["out_of_memory", "peak", "snapshot"]
     gpu_index: int
-    other_gpus_bytes: Mapping[int, int]
+    other_gpus_bytes: Mapping[str, int]
     event: int
     events: int
     begins_before_bytes: int
@@ -91,8 +94,3 @@ class SnapshotReport:
     def fits(self) -> bool:
         """Whether no request failed."""
         return self.why != "out_of_memory"
-
-    def to_json(self) -> str:
-        """One JSON document, with its format's name and version."""
-        document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
-        return json.dumps(document, indent=2, allow_nan=False)

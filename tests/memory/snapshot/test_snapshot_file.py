@@ -101,7 +101,7 @@ def test_the_gpu_that_ran_out_of_memory(tmp_path: Path) -> None:
     report = explain_snapshot(written(tmp_path, document))
     assert (report.why, report.gpu_index) == ("out_of_memory", 0)
     assert (report.requested_bytes, report.device_free_bytes) == (3 * MIB, MIB)
-    assert report.other_gpus_bytes == {1: 20 * MIB}
+    assert report.other_gpus_bytes == {"GPU 1": 20 * MIB}
     assert report.largest_free_bytes == 14 * MIB
     assert report.conf == "max_split_size_mb:64"
 

@@ -13,15 +13,21 @@ PARSER: dict[str, Any] = {
     "allocated then, what stays allocated between steps, a comparison of optimizers, "
     "fragmentation and the allocator settings that would help. With a second "
     "recording of the same script at another batch size, also how memory grows "
-    "with the batch size, and up to which batch size that holds.",
-    "usage": "trainfit memory [options] RECORDING [RECORDING2]",
+    "with the batch size, and up to which batch size that holds. Or explain a memory snapshot that "
+    "PyTorch wrote on a GPU (torch.cuda.memory._dump_snapshot): where memory ran out, or was at "
+    "its most, what it consisted of, why, and what would have helped.",
+    "usage": "trainfit memory [options] RECORDING [RECORDING2]\n"
+    "       trainfit memory [options] SNAPSHOT.pickle",
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "file", type=Path, metavar="RECORDING", help="file of `trainfit simulate --output`"
+        "file",
+        type=Path,
+        metavar="RECORDING",
+        help="file of `trainfit simulate --output`, or of torch.cuda.memory._dump_snapshot",
     )
     parser.add_argument(
         "second",

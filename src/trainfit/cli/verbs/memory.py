@@ -1,4 +1,4 @@
-"""``trainfit memory``: explain a recording, or two at two batch sizes."""
+"""``trainfit memory``: explain a recording, two at two batch sizes, or PyTorch's snapshot."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import print_shown
+from trainfit.cli.output import print_shown, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.memory.explanation import Source, explain, source
 from trainfit.memory.hand_formula import by_hand
+from trainfit.memory.snapshot.file import is_snapshot
+from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.report.by_hand import by_hand_screen, by_hand_text
 from trainfit.report.memory import explain_text, memory_screen
+from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.plan import FORMAT as PLAN
@@ -23,6 +26,8 @@ from trainfit.results.plan import PlanResult
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Explain and print; returns the exit code."""
+    if is_snapshot(options.file):
+        return _snapshot(options)
     files = [each for each in (options.file, options.second) if each is not None]
     if len(options.batch_size) > len(files):
         raise UsageError(
@@ -43,6 +48,26 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_shown(comparison, options, by_hand_screen, by_hand_text)
         return 0
     print_shown(report, options, memory_screen, explain_text)
+    return 0 if report.fits else 1
+
+
+def _snapshot(options: argparse.Namespace) -> int:
+    """Explain what PyTorch wrote on a real GPU."""
+    given = {
+        "a second file": options.second is not None,
+        "--batch-size": bool(options.batch_size),
+        "--by-hand": options.by_hand,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{str(options.file)!r} is a memory snapshot of PyTorch, which is explained by "
+                f"itself; leave {name} out"
+            )
+    with shown_progress() as progress:
+        progress(f"explaining {options.file}")
+        report = explain_snapshot(options.file)
+    print_subject(report, options, snapshot_subject)
     return 0 if report.fits else 1
 
 

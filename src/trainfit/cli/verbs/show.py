@@ -37,6 +37,7 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
+from trainfit.results.snapshot import SnapshotReport
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return code
 
 
-_SECTIONED: Final = (NoiseResult, BatchExplanation)
+_SECTIONED: Final = (NoiseResult, BatchExplanation, SnapshotReport)
 
 
 #: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.

@@ -71,7 +71,7 @@ def explain_snapshot(path: Path) -> SnapshotReport:
         why=moment.why,
         gpu_index=device.index,
         other_gpus_bytes={
-            other.index: other.allocated_bytes
+            f"GPU {other.index}": other.allocated_bytes
             for other in snapshot.devices
             if other.index != device.index
         },
