@@ -17,6 +17,8 @@ from trainfit.results.text import count, percent, size
 _SHARE: Final = 0.05
 #: What is kept from step to step was left by so many of them at least.
 KEPT_PASSES: Final = 8
+#: Scratch memory below this is not worth a word: every job has some.
+_SCRATCH: Final = 64 << 20
 #: One checkpoint() around the whole model recomputes nearly all activations at once.
 _ALL: Final = 0.8
 
@@ -201,7 +203,7 @@ def _whole_checkpoint(memory: FullMemory) -> Iterator[Finding]:
 def _workspaces(memory: FullMemory) -> Iterator[Finding]:
     nbytes = sum(held.nbytes for held in memory.held if held.kind == "workspace")
     share = memory.share(nbytes)
-    if share < 2 * _SHARE:
+    if share < 2 * _SHARE or nbytes < _SCRATCH:
         return
     yield Finding(
         "workspace_large",

@@ -1,0 +1,144 @@
+"""What a simulated GPU's memory consists of at its peak, as facts that its causes are told from."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory
+from trainfit.memory.replay import Replay, live_at
+from trainfit.results.findings import Place
+from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, IntArray, Recording
+
+_BACKWARD: Final = PHASES.index("backward")
+_FORWARD: Final = PHASES.index("forward")
+_TEMPORARY, _INPUT = KINDS.index("temporary"), KINDS.index("input")
+#: Operators that gradients are computed with, too: they do not tell that a forward pass runs again.
+_BOTH_WAYS: Final = frozenset(
+    ("mm", "bmm", "baddbmm", "mul", "add", "sub", "div", "neg", "sum", "clone", "cat", "_to_copy")
+)
+#: Kinds of which something can be kept from step to step that should not be.
+_KEEPABLE: Final = frozenset(KINDS.index(kind) for kind in ("activation", "temporary"))
+_LOSS: Final = "log_softmax"
+_CASTS: Final = ("_to_copy", "mm", "addmm", "linear", "matmul")
+#: Tensors are kept if this share of the passes that made some left one.
+_SHARE: Final = 0.9
+
+
+def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
+    """The facts at the peak of ``outcome``."""
+    live = live_at(outcome.stream, outcome.peak_event)
+    groups: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+    again = _recomputed(recording, live)
+    for alloc in live.tolist():
+        operator = int(recording.alloc_op[alloc])
+        kind, line = int(recording.alloc_kind[alloc]), int(recording.alloc_line[alloc])
+        name = int(recording.op_name[operator]) if operator >= 0 else -1
+        groups[kind, name, line, alloc in again].append(alloc)
+    kept = _kept(recording, outcome, live)
+    of_loss = _loss_sizes(recording, live)
+    held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
+    held.sort(key=lambda each: -each.nbytes)
+    return FullMemory(held, outcome.peak_allocated, outcome.peak_reserved)
+
+
+def _held(
+    recording: Recording,
+    outcome: Replay,
+    key: tuple[int, int, int, bool],
+    allocs: Sequence[int],
+    kept: frozenset[int],
+    loss_sizes: frozenset[int],
+) -> HeldMemory:
+    kind, name, line, recomputed = key
+    operator = _short(recording.strings[name]) if name >= 0 else ""
+    sizes = {int(recording.alloc_bytes[alloc]) for alloc in allocs}
+    return HeldMemory(
+        kind=KINDS[kind],
+        operator=operator,
+        place=_place(recording.strings[line]) if line >= 0 else None,
+        nbytes=int(outcome.granted[list(allocs)].sum()),
+        blocks=len(allocs),
+        kept=sum(alloc in kept for alloc in allocs),
+        loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
+        recomputed=recomputed,
+    )
+
+
+def _short(operator: str) -> str:
+    """``mm`` of ``aten.mm.default``."""
+    parts = operator.split(".")
+    return parts[1] if len(parts) > 1 else operator
+
+
+def _place(line: str) -> Place:
+    file, _, number = line.rpartition(":")
+    return Place(file, int(number)) if number.isdecimal() else Place(line, 0)
+
+
+def _recomputed(recording: Recording, live: IntArray) -> frozenset[int]:
+    """What operators of the forward pass made within the backward pass: checkpointing's."""
+    forward = recording.op_phase == _FORWARD
+    pairs = zip(
+        recording.op_name[forward].tolist(), recording.op_module[forward].tolist(), strict=True
+    )
+    there = set(pairs)
+    found = set()
+    for alloc in live.tolist():
+        operator = int(recording.alloc_op[alloc])
+        if operator < 0 or recording.alloc_kind[alloc] != _TEMPORARY:
+            continue
+        name, module = int(recording.op_name[operator]), int(recording.op_module[operator])
+        is_backward = recording.op_phase[operator] == _BACKWARD
+        if is_backward and (name, module) in there:
+            found.add((alloc, _short(recording.strings[name])))
+    return frozenset(alloc for alloc, name in found if name not in _BOTH_WAYS)
+
+
+def _loss_sizes(recording: Recording, live: IntArray) -> frozenset[int]:
+    """Bytes of what a log-softmax made, and of the same numbers at half their width."""
+    names = [_LOSS in text for text in recording.strings]
+    sizes = {
+        int(recording.alloc_bytes[alloc])
+        for alloc in live.tolist()
+        if (op := int(recording.alloc_op[alloc])) >= 0 and names[int(recording.op_name[op])]
+    }
+    return frozenset(sizes | {size // 2 for size in sizes})
+
+
+def _kept(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:
+    """Allocations that pass after pass of the script's loop leaves behind.
+
+    A pass begins with a copy of inputs to the GPU, or a backward pass.
+    """
+    events = outcome.stream.events[: outcome.peak_event + 1]
+    made = (events[events % 4 == MALLOC] >> 2).tolist()
+    passes, backward = [], False
+    for alloc in made:
+        operator = int(recording.alloc_op[alloc])
+        before = backward
+        backward = operator >= 0 and bool(recording.op_phase[operator] == _BACKWARD)
+        if recording.alloc_kind[alloc] == _INPUT or (backward and not before):
+            passes.append(alloc)
+    if len(passes) < KEPT_PASSES:
+        return frozenset()
+    alive = np.zeros(len(recording.alloc_bytes), dtype=bool)
+    alive[live] = True
+    places: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for alloc in made:
+        operator = int(recording.alloc_op[alloc])
+        if operator < 0 or int(recording.alloc_kind[alloc]) not in _KEEPABLE:
+            continue
+        key = int(recording.op_name[operator]), int(recording.alloc_line[alloc])
+        places[(*key, int(recording.op_module[operator]))].append(alloc)
+    kept: set[int] = set()
+    for allocs in places.values():
+        left = {bisect_right(passes, alloc) for alloc in allocs if alive[alloc]}
+        born = {bisect_right(passes, alloc) for alloc in allocs}
+        if len(left) >= KEPT_PASSES and len(left) >= _SHARE * len(born):
+            kept.update(alloc for alloc in allocs if alive[alloc])
+    return frozenset(kept)

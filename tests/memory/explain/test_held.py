@@ -1,0 +1,56 @@
+"""The causes of a simulated peak, as of a snapshot of the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import trainfit
+from tests.memory.snapshot import scenarios
+from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.memory.explanation import replayed
+from trainfit.memory.held import full_memory
+from trainfit.results.findings import Finding
+
+
+def findings(code: Callable[..., None], *words: object) -> dict[str, Finding]:
+    with trainfit.simulate("custom:8GiB") as simulation:
+        code(*words)
+        recording = simulation.recording
+    memory = full_memory(recording, replayed(recording))
+    assert sum(held.nbytes for held in memory.held) == memory.allocated_bytes
+    return {finding.kind: finding for finding in of_full_memory(memory)}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (scenarios.predictions_kept, "tensors_kept"),
+        (scenarios.losses_kept, "tensors_kept"),
+        (scenarios.large_vocabulary, "logits_copied"),
+        (scenarios.one_checkpoint, "one_checkpoint"),
+    ],
+)
+def test_the_cause(code: Callable[[], None], kind: str) -> None:
+    assert kind in findings(code)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        scenarios.plain,
+        scenarios.many_layers,
+        scenarios.layers_of_a_function,
+        scenarios.block_checkpoints,
+    ],
+)
+def test_no_cause_where_there_is_none(code: Callable[[], None]) -> None:
+    assert set(findings(code)) <= {"memory_mostly"}
+
+
+def test_the_line_of_what_is_kept() -> None:
+    kept = findings(scenarios.predictions_kept)["tensors_kept"]
+    source = Path(scenarios.__file__).read_text().splitlines()
+    assert "kept.append" in source[kept.at.line - 1]
