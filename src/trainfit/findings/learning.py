@@ -1,0 +1,213 @@
+"""What spoils a training's learning: conditions over what a run showed, and each fix's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.runs.learning import LearningFacts
+from trainfit.results.text import count, percent
+
+#: A learning rate may be 0 in the first step of a warm-up.
+_LEAST_STEPS: Final = 3
+#: Below this share of the tensors one or the other unused part of a model is meant so.
+_UNUSED: Final = 0.1
+#: So little of an optimizer's numbers trained is hardly meant.
+_TRAINED: Final = 0.01
+
+
+def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
+    """The findings, those that spoil the result first."""
+    if not facts.steps:
+        return ()
+    found = [finding for rule in _RULES for finding in rule(facts)]
+    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
+
+
+_ORDER: Final = ("critical", "warning", "info")
+
+
+def _gradients(facts: LearningFacts) -> Iterator[Finding]:
+    needing = facts.optimized - facts.frozen
+    if not facts.without_gradient or not needing:
+        return
+    checkpoint = facts.checkpoint_without_gradient
+    share = facts.without_gradient / needing
+    names = ", ".join(facts.without_names)
+    more = "" if facts.without_gradient <= len(facts.without_names) else ", …"
+    if checkpoint is not None:
+        cause = (
+            "a reentrant checkpoint whose inputs need no gradient (frozen embeddings, data) gives "
+            "none to the parameters within it"
+        )
+        fixes = (
+            Fix("checkpoint(…, use_reentrant=False)"),
+            Fix("model.enable_input_require_grads(), of Transformers' models"),
+        )
+    else:
+        cause = "their modules did not run, or the loss does not depend on what they computed"
+        fixes = (
+            Fix("check that the loss depends on them (no detach(), no_grad() or .data before it)"),
+            Fix("leave them out of the optimizer if that is meant"),
+        )
+    serious = checkpoint is not None or share >= _UNUSED
+    yield Finding(
+        "no_gradient",
+        "critical" if checkpoint is not None else "warning" if serious else "info",
+        f"{facts.without_gradient} of {needing} trainable tensors had no gradient "
+        f"in {count(facts.steps, 'step')}: {names}{more}",
+        (Evidence("without a gradient", facts.without_gradient, "tensors"),),
+        cause,
+        fixes,
+        confidence="certain" if checkpoint is not None else "likely",
+        place=_place(checkpoint),
+    )
+
+
+def _frozen(facts: LearningFacts) -> Iterator[Finding]:
+    """Most of what the optimizer has is frozen."""
+    if not facts.frozen or not facts.all_numbers:
+        return
+    share = facts.trained_numbers / facts.all_numbers
+    if share >= _TRAINED:
+        return
+    yield Finding(
+        "mostly_frozen",
+        "warning",
+        f"{facts.frozen} of the optimizer's {count(facts.optimized, 'tensor')} are frozen: "
+        f"{percent(share, decimals=1)} of its numbers are trained",
+        (
+            Evidence("frozen", facts.frozen, "tensors"),
+            Evidence("trained", facts.trained_numbers, "numbers"),
+        ),
+        "requires_grad is False for the others",
+        (Fix("if that is not meant: parameter.requires_grad_(True) for what is to be trained"),),
+        confidence="possible",
+    )
+
+
+def _clipping(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.clipped_scaled is None:
+        return
+    yield Finding(
+        "clipped_scaled",
+        "critical",
+        "gradients are clipped while they are scaled: the limit applies to the scaled ones, so "
+        "nearly every step is clipped to next to nothing",
+        (),
+        "clip_grad_norm_ comes before the scaler has unscaled",
+        (Fix("scaler.unscale_(optimizer) before clipping", line="scaler.unscale_(optimizer)"),),
+        place=_place(facts.clipped_scaled),
+    )
+
+
+def _half(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.small_eps is not None:
+        yield Finding(
+            "small_eps",
+            "critical",
+            f"Adam's eps {facts.small_eps:g} is 0 in float16, the type of the parameters: its step "
+            "divides by zero where a gradient is small",
+            (Evidence("eps", facts.small_eps), Evidence("smallest float16", 2.0**-24)),
+            "parameters are float16, and so is what Adam computes with",
+            (
+                Fix("keep the parameters in float32 and use autocast"),
+                Fix("eps=1e-4"),
+            ),
+        )
+    if facts.scaler_on_half:
+        yield Finding(
+            "scaler_on_half",
+            "critical",
+            "a GradScaler is used on parameters that are float16 themselves",
+            (),
+            "it needs float32 gradients to unscale: PyTorch refuses to unscale float16 ones, and a "
+            "step on them loses small updates",
+            (Fix("keep the parameters in float32: no model.half(), autocast casts them"),),
+        )
+
+
+def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.kept_gradients < 2:
+        return
+    yield Finding(
+        "gradients_kept",
+        "critical",
+        "gradients are never set to zero: each step uses the sum of all gradients so far",
+        (Evidence("steps with old gradients", facts.kept_gradients, "steps"),),
+        "zero_grad() is not called between steps",
+        (Fix("optimizer.zero_grad() after optimizer.step()", line="optimizer.zero_grad()"),),
+    )
+
+
+def _rate(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.zero_rates < _LEAST_STEPS:
+        return
+    yield Finding(
+        "rate_zero",
+        "critical",
+        f"the learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
+        "learned",
+        (Evidence("learning rate", 0.0),),
+        "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
+        "scheduler.step() not called)",
+        (Fix("give a learning rate, and check what the scheduler makes of it"),),
+    )
+
+
+def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
+    if not facts.anomaly:
+        return
+    yield Finding(
+        "anomaly_mode",
+        "warning",
+        "autograd's anomaly mode is on: each operator records a stack and each gradient is checked "
+        "for NaN",
+        (),
+        "torch.autograd.set_detect_anomaly(True), or detect_anomaly(), was left on",
+        (Fix("torch.autograd.set_detect_anomaly(False)"),),
+    )
+
+
+def _mode(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.evaluating_at is None:
+        return
+    yield Finding(
+        "evaluation_mode",
+        "critical",
+        "the model is trained in evaluation mode: dropout is off, BatchNorm uses old statistics",
+        (),
+        "it was switched by eval() and not back",
+        (Fix("model.train() after the evaluation", line="model.train()"),),
+        place=_place(facts.evaluating_at),
+    )
+
+
+def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.is_divided is not False:
+        return
+    number = facts.micro_batches
+    yield Finding(
+        "loss_not_divided",
+        "info",
+        f"the losses of {number} micro-batches are added, not averaged: gradients are {number}× "
+        "those of one batch of the same samples",
+        (Evidence("micro-batches", number), Evidence("factor of the loss", 1.0)),
+        "the loss is not divided by the number of micro-batches, so another number is another "
+        "learning rate",
+        (Fix("loss = loss / accumulation before backward()"),),
+    )
+
+
+_RULES: Final = (
+    *(_gradients, _clipping, _half, _zeroing, _rate, _mode),
+    *(_frozen, _anomaly, _accumulation),
+)
+
+
+def _place(line: str | None) -> Place | None:
+    if not line:
+        return None
+    file, _, number = line.rpartition(":")
+    return Place(file, int(number)) if number.isdecimal() else Place(line, 0)

@@ -1,0 +1,319 @@
+"""Watches a training for what spoils its learning, at little cost and without reading a value.
+
+Whoever installs the hooks of a run (simulated, watched) tells it what happens; it looks at the
+first steps of each optimizer, and then now and then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.results.runs.learning import LearningFacts
+from trainfit.torch_private.operators import no_dispatch
+
+#: Steps of an optimizer that are looked at one by one; of later ones each of so many.
+_FIRST: Final = 4
+_EVERY: Final = 256
+#: Nodes between the loss and what computes it, and names that are reported.
+_DEPTH: Final = 8
+_NAMES: Final = 3
+#: Nodes that pass a loss on as it is.
+_SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+#: float16's smallest number, half of which rounds to 0.
+_LEAST_HALF: Final = 2.0**-24
+
+
+class LearningObserver:
+    """Collects :class:`LearningFacts`.
+
+    Args:
+        place: gives the user's line that is running, "file:line", or ``None``.
+        counts_in_place: whether changes in place by unscaling and clipping raise a tensor's
+            version, as they do on real devices.
+    """
+
+    def __init__(self, place: Callable[[], str | None], *, counts_in_place: bool = True) -> None:
+        self._place = place
+        self._counts_in_place = counts_in_place
+        self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
+        self._all: list[_Optimizer] = []
+        self._passes = 0
+        self._changes = 0
+        self._zeroed = False
+        self._scaled = False
+        self._unscaled = False
+        self._model: weakref.ref[Any] | None = None
+        self._trained_before = False
+        self._evaluating: str | None = None
+        self._wrong_mode: str | None = None
+        self._micro_batches: Counter[int] = Counter()
+        self._factors: set[float | None] = set()
+        self._checkpoint: str | None = None
+        self._clipped: str | None = None
+        self._half = False
+        self._anomaly = False
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def backward(self, tensors: Any) -> None:
+        """A backward pass from ``tensors`` begins."""
+        self._passes += 1
+        root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+        if len(self._factors) < 4 and isinstance(root, torch.Tensor):
+            self._factors.add(factor_of(root.grad_fn, scaled=self._scaled))
+
+    def scaled(self) -> None:
+        """An enabled GradScaler scaled a loss."""
+        self._scaled, self._unscaled = True, False
+
+    def unscaled(self) -> None:
+        """A GradScaler unscaled the gradients."""
+        self._unscaled = True
+        self._changes += 1
+
+    def clipping(self) -> None:
+        """Gradients are clipped, by norm or value."""
+        self._changes += 1
+        if self._scaled and not self._unscaled and self._clipped is None:
+            self._clipped = self._place() or ""
+
+    def zeroed(self) -> None:
+        """Gradients were set to zero or dropped, by zero_grad."""
+        self._zeroed = True
+
+    def checkpointing(self, inputs: Iterable[Any]) -> None:
+        """A reentrant checkpoint begins (in an evaluation, too, where it does not matter)."""
+        if self._checkpoint is None:
+            tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+            if tensors and not any(each.requires_grad for each in tensors):
+                self._checkpoint = self._place() or ""
+
+    def mode_set(self, model: Any, training: bool) -> None:
+        """``model.train(training)``, which concerns all its parts."""
+        known = self._model() if self._model is not None else None
+        if training:
+            if known is model:
+                self._evaluating = None
+        elif self._trained_before and _behaves_by_mode(model):
+            parts = known.modules() if known is not None else ()
+            if self._evaluating is not None and any(part is model for part in parts):
+                return  # it is told to the parts, too
+            self._model, self._evaluating = weakref.ref(model), self._place() or ""
+
+    def stepping(self, optimizer: Any) -> None:
+        """An optimizer's step begins: its gradients are what it will use."""
+        seen = self._seen.get(optimizer)
+        if seen is None:
+            seen = self._seen[optimizer] = _Optimizer(optimizer)
+            self._all.append(seen)
+        if seen.is_due():
+            changes = self._changes if self._counts_in_place else 0
+            kept = not self._zeroed and seen.has_old_gradients(optimizer, self._passes, changes)
+            seen.look(optimizer, kept=kept)
+            self._anomaly = self._anomaly or torch.is_anomaly_enabled()
+            self._half = self._half or (self._scaled and seen.is_half)
+        if self._passes:
+            self._micro_batches[self._passes] += 1
+            if self._evaluating is not None:
+                self._look_at_mode(optimizer)
+
+    def _look_at_mode(self, optimizer: Any) -> None:
+        """A part may stay in evaluation mode while the rest is trained: frozen layers."""
+        model = self._model() if self._model is not None else None
+        if model is not None:
+            parts = {id(tensor) for tensor in model.parameters()}
+            if all(id(tensor) in parts for tensor in _tensors(optimizer) if tensor.requires_grad):
+                self._wrong_mode = self._evaluating
+        self._evaluating = None
+
+    def stepped(self, optimizer: Any) -> None:
+        """An optimizer's step is over."""
+        seen = self._seen.get(optimizer)
+        if seen is not None and seen.will_be_due():
+            seen.remember(optimizer)
+        if self._passes:
+            self._trained_before = True
+        self._passes = self._changes = 0
+        self._zeroed = self._scaled = self._unscaled = False
+
+    # -- what came of it -------------------------------------------------------------------------
+
+    def facts(self, model: Any = None) -> LearningFacts:
+        """All so far; ``model`` gives names to tensors."""
+        names = _names(model) if model is not None else {}
+        looked = [seen for seen in self._all if seen.looks]
+        without = [t for seen in looked for t in seen.without()]
+        factors = self._factors
+        micro = self._micro_batches.most_common(1)
+        return LearningFacts(
+            steps=sum(seen.looks for seen in looked),
+            optimized=sum(len(seen.had) for seen in looked),
+            frozen=sum(seen.frozen for seen in looked),
+            without_gradient=len(without),
+            without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
+            trained_numbers=sum(seen.trained_numbers() for seen in looked),
+            all_numbers=sum(seen.numbers for seen in looked),
+            checkpoint_without_gradient=self._checkpoint,
+            clipped_scaled=self._clipped,
+            scaler_on_half=self._half,
+            small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
+            kept_gradients=sum(seen.kept for seen in looked),
+            zero_rates=_steps_at_zero(looked),
+            anomaly=self._anomaly,
+            evaluating_at=self._wrong_mode,
+            micro_batches=micro[0][0] if micro else 1,
+            loss_factor=next(iter(factors)) if len(factors) == 1 else None,
+        )
+
+
+class _Optimizer:
+    """What was seen of one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        tensors = _tensors(optimizer)
+        self.steps = 0
+        self.looks = 0
+        self.kept = 0
+        self.zero_rates = 0
+        self.had: dict[int, bool] = {}
+        self.numbers = sum(tensor.numel() for tensor in tensors)
+        self.frozen = sum(not tensor.requires_grad for tensor in tensors)
+        self.is_half = any(tensor.dtype == torch.float16 for tensor in tensors)
+        self.small_eps = self._small_eps(optimizer) if self.is_half else None
+        self._shapes: dict[int, tuple[str, int, bool]] = {}
+        self._old: tuple[weakref.ref[Any], int] | None = None
+
+    def is_due(self) -> bool:
+        """Whether this step is looked at."""
+        self.steps += 1
+        return self.steps <= _FIRST or self.steps % _EVERY == 0
+
+    def will_be_due(self) -> bool:
+        return self.steps < _FIRST
+
+    def look(self, optimizer: Any, *, kept: bool) -> None:
+        """At the gradients that the step is about to use."""
+        self.looks += 1
+        self.kept += kept
+        for tensor in _tensors(optimizer):
+            key = id(tensor)
+            self.had[key] = self.had.get(key, False) or tensor.grad is not None
+            if key not in self._shapes:
+                shape = "×".join(map(str, tensor.shape)) or "scalar"
+                self._shapes[key] = shape, tensor.numel(), tensor.requires_grad
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
+
+    def remember(self, optimizer: Any) -> None:
+        """One gradient after the step, with its version: is it used again in the next?"""
+        self._old = None
+        for tensor in _tensors(optimizer):
+            if tensor.grad is not None:
+                self._old = weakref.ref(tensor.grad), tensor.grad._version
+                return
+
+    def has_old_gradients(self, optimizer: Any, passes: int, changes: int) -> bool:
+        """Whether the remembered gradient was only added to since: each backward pass changes it
+        once, and so does whatever unscales or clips; setting it to zero would once more."""
+        if self._old is None or not passes:
+            return False
+        gradient, version = self._old[0](), self._old[1]
+        if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
+            return False
+        return bool(gradient._version - version == passes + changes)
+
+    def without(self) -> list[tuple[int, str]]:
+        """Tensors that need a gradient and never had one."""
+        return [
+            (key, self._shapes[key][0])
+            for key, had in self.had.items()
+            if not had and self._shapes[key][2]
+        ]
+
+    def trained_numbers(self) -> int:
+        return sum(self._shapes[key][1] for key, had in self.had.items() if had)
+
+    @staticmethod
+    def _small_eps(optimizer: Any) -> float | None:
+        """An eps that is 0 in float16, in which Adam's step divides where parameters are so."""
+        found = [group.get("eps") for group in optimizer.param_groups]
+        small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= _LEAST_HALF / 2]
+        return small[0] if small else None
+
+
+def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:
+    """Steps of each optimizer, where every one of them had a learning rate of 0."""
+    if any(seen.zero_rates < seen.looks for seen in looked):
+        return 0
+    return min((seen.zero_rates for seen in looked), default=0)
+
+
+def factor_of(node: Any, *, scaled: bool = False) -> float | None:
+    """By what a loss was multiplied last; 1.0: by nothing, ``None``: by what cannot be told.
+
+    ``scaled``: a GradScaler's scale, a tensor on the GPU, is among the factors.
+    """
+    factor = 1.0
+    for _ in range(_DEPTH):
+        if node is None:
+            return factor
+        name = node.name()
+        if name.startswith(("Mul", "Div")):
+            value = _number(getattr(node, "_saved_other", None))
+            if value is None and scaled and name.startswith("Mul"):
+                scaled, value = False, 1.0
+            if not value:
+                return None
+            factor = factor / value if name.startswith("Div") else factor * value
+        elif name.startswith(("Add", "Sum")):
+            return None if name.startswith("Sum") else _of_terms(node, factor)
+        elif not name.startswith(_SAME):
+            return factor
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None
+
+
+def _of_terms(node: Any, factor: float) -> float | None:
+    """Of a sum, if all its terms that have a gradient are multiplied alike."""
+    terms = {factor_of(term) for term, _ in node.next_functions if term is not None}
+    inner = terms.pop() if len(terms) == 1 else None
+    return None if inner is None else factor * inner
+
+
+def _number(value: Any) -> float | None:
+    """A number of the host's."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
+        return None
+    # A number that PyTorch wrapped is none for a mode that sees all operators.
+    with no_dispatch():
+        return float(value)
+
+
+def _is_zero(rate: Any) -> bool:
+    if isinstance(rate, torch.Tensor):
+        return rate.device.type == "cpu" and float(rate) == 0
+    return bool(rate == 0)
+
+
+def _tensors(optimizer: Any) -> list[Any]:
+    return [
+        tensor
+        for group in optimizer.param_groups
+        for tensor in group["params"]
+        if isinstance(tensor, torch.Tensor)
+    ]
+
+
+def _names(model: Any) -> dict[int, str]:
+    return {id(tensor): name for name, tensor in model.named_parameters()}
+
+
+def _behaves_by_mode(model: Any) -> bool:
+    """Whether it has layers that compute something else in training."""
+    kinds = torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, kinds) for part in model.modules())

@@ -1,0 +1,84 @@
+"""Hooks that tell a :class:`LearningObserver` what a training does.
+
+They change nothing and never raise: after an error of its own the observer is asked no more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.amp import grad_scaler
+from torch.nn.utils import clip_grad
+from torch.optim import optimizer as optim
+from torch.utils import checkpoint
+
+from trainfit.hooks.learning import LearningObserver
+from trainfit.simgpu.patching import PatchSet
+
+_Tell = Callable[..., None]
+
+
+def install(observer: LearningObserver, patches: PatchSet) -> Callable[[], None]:
+    """Hook from now on, until ``patches`` is restored and what is returned is called."""
+    tell = _Careful()
+    scaler = grad_scaler.GradScaler
+    hooks: tuple[tuple[Any, str, _Tell], ...] = (
+        (torch.autograd, "backward", lambda tensors, *_, **__: observer.backward(tensors)),
+        (scaler, "scale", lambda it, *_, **__: _if_enabled(it, observer.scaled)),
+        (
+            scaler,
+            "unscale_",
+            lambda it, *_, **__: _if_enabled(it, observer.unscaled),
+        ),
+        (clip_grad, "clip_grad_norm_", lambda *_, **__: observer.clipping()),
+        (clip_grad, "clip_grad_value_", lambda *_, **__: observer.clipping()),
+        (optim.Optimizer, "zero_grad", lambda *_, **__: observer.zeroed()),
+        (torch.nn.Module, "zero_grad", lambda *_, **__: observer.zeroed()),
+        (torch.nn.Module, "train", lambda it, mode=True: observer.mode_set(it, mode)),
+        (checkpoint, "check_backward_validity", lambda inputs: observer.checkpointing(inputs)),
+    )
+    for owner, name, told in hooks:
+        patches.hook(owner, name, functools.partial(_around, tell, told))
+    before = optim.register_optimizer_step_pre_hook(
+        lambda optimizer, *_: tell(observer.stepping, optimizer)
+    )
+    after = optim.register_optimizer_step_post_hook(
+        lambda optimizer, *_: tell(observer.stepped, optimizer)
+    )
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    return remove
+
+
+def _around(tell: _Careful, told: _Tell, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        tell(told, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    return hook
+
+
+class _Careful:
+    """Calls an observer until it fails once."""
+
+    def __init__(self) -> None:
+        self._live = True
+
+    def __call__(self, told: _Tell, *args: Any, **kwargs: Any) -> None:
+        if self._live and not torch.compiler.is_compiling():
+            try:
+                told(*args, **kwargs)
+            except Exception:
+                self._live = False
+
+
+def _if_enabled(scaler: Any, told: Callable[[], None]) -> None:
+    if scaler.is_enabled():
+        told()

@@ -1,0 +1,61 @@
+"""What a run showed of its learning: parameters without gradients, gradients that are clipped while
+they are scaled, a learning rate of 0, and the like. Counts and places, no tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningFacts:
+    """Of all optimizer steps that were looked at.
+
+    Attributes
+    ----------
+    steps: Optimizer steps that were looked at; 0: there is nothing to say.
+    optimized: Tensors that the optimizers have.
+    frozen: Of them, those that need no gradient (requires_grad=False).
+    without_gradient: Of those that need one, how many had none at any of their steps.
+    without_names: The first of these, by name where a model is known, else by shape.
+    trained_numbers, all_numbers: Numbers in tensors that had gradients, and in all.
+    checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
+        needs a gradient.
+    clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
+    scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
+    small_eps: Adam's eps where parameters are float16, and it is 0 there.
+    kept_gradients: Steps that began with the gradients of the step before.
+    zero_rates: Steps at which each learning rate was 0.
+    anomaly: The anomaly mode of autograd was on.
+    evaluating_at: The line that switched the trained model to evaluation, which is still on.
+    micro_batches: Backward passes of a step, the most common number.
+    loss_factor: By what each of them multiplied its loss before it, where that is a number of the
+        host's; ``None``: it cannot be told.
+    """
+
+    steps: int = 0
+    optimized: int = 0
+    frozen: int = 0
+    without_gradient: int = 0
+    without_names: tuple[str, ...] = ()
+    trained_numbers: int = 0
+    all_numbers: int = 0
+    checkpoint_without_gradient: str | None = None
+    clipped_scaled: str | None = None
+    scaler_on_half: bool = False
+    small_eps: float | None = None
+    kept_gradients: int = 0
+    zero_rates: int = 0
+    anomaly: bool = False
+    evaluating_at: str | None = None
+    micro_batches: int = 1
+    loss_factor: float | None = None
+
+    @property
+    def is_divided(self) -> bool | None:
+        """Whether the losses of a step's micro-batches are divided by their number; ``None``: it
+        cannot be told."""
+        if self.loss_factor is None or self.micro_batches < 2:
+            return None
+        if abs(self.loss_factor * self.micro_batches - 1) < 1e-3:
+            return True
+        return False if abs(self.loss_factor - 1) < 1e-3 else None

@@ -1,0 +1,340 @@
+"""What spoils learning is seen, in real steps on the CPU and in simulated ones; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import trainfit
+from trainfit.findings.learning import of_learning
+from trainfit.hooks.learning import LearningObserver, factor_of
+from trainfit.hooks.learning_hooks import install
+from trainfit.results.runs.learning import LearningFacts
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.patching import PatchSet
+
+Training = Callable[[str], Any]
+
+
+def data(device: str, batch: int = 8, width: int = 16) -> torch.Tensor:
+    return torch.randn(batch, width).to(device)
+
+
+def net(device: str) -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Linear(16, 1)).to(device)
+
+
+def steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, device: str, *, zero: bool = True
+) -> None:
+    for _ in range(4):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        if zero:
+            optimizer.zero_grad()
+
+
+# -- trainings with one fault each -----------------------------------------------------------------
+
+
+def healthy(device: str) -> nn.Module:
+    model = net(device)
+    steps(model, torch.optim.AdamW(model.parameters()), device)
+    return model
+
+
+def zeroed_by_hand(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(data(device)).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+
+
+def dropped_by_hand(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def warm_up(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step / 10)
+    for _ in range(4):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def evaluates(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model.train()
+        steps(model, optimizer, device)
+        model.eval()
+        with torch.no_grad():
+            model(data(device))
+
+
+def frozen_batch_norm(device: str) -> None:
+    """A part stays in evaluation mode, as detectors have it."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        model.train()
+        model[1].eval()
+        steps(model, optimizer, device)
+
+
+def accumulates(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(4):
+            (model(data(device)).mean() / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scales(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler(device)
+    for _ in range(3):
+        scaler.scale(model(data(device)).mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def adversaries(device: str) -> None:
+    """Two optimizers, each with its own model."""
+    one, two = net(device), nn.Linear(1, 1).to(device)
+    first = torch.optim.SGD(one.parameters(), 0.1)
+    second = torch.optim.SGD(two.parameters(), 0.1)
+    for _ in range(3):
+        two(one(data(device)).detach()).mean().backward()
+        second.step()
+        second.zero_grad()
+        two(one(data(device))).mean().backward()
+        first.step()
+        first.zero_grad()
+
+
+def no_gradient(device: str) -> None:
+    """Reentrant checkpoints below a frozen embedding."""
+    embedding = nn.Embedding(10, 16).to(device).requires_grad_(False)
+    blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(6)).to(device)
+    head = nn.Linear(16, 1).to(device)
+    optimizer = torch.optim.SGD([*blocks.parameters(), *head.parameters()], 0.1)
+    for _ in range(2):
+        x = embedding(torch.zeros(8, dtype=torch.long).to(device))
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        head(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def detached(device: str) -> None:
+    first, second = nn.Linear(16, 16).to(device), nn.Linear(16, 1).to(device)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    for _ in range(3):
+        second(first(data(device)).detach()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def clipped_scaled(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler(device)
+    for _ in range(3):
+        scaler.scale(model(data(device)).mean()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def small_eps(device: str) -> None:
+    model = net(device).half()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(2):
+        model(data(device).half()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def gradients_kept(device: str) -> None:
+    model = net(device)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device, zero=False)
+
+
+def rate_zero(device: str) -> None:
+    model = net(device)
+    steps(model, torch.optim.SGD(model.parameters(), 0.0), device)
+
+
+def anomaly_mode(device: str) -> None:
+    with torch.autograd.detect_anomaly(check_nan=False):
+        healthy(device)
+
+
+def evaluation_mode(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        steps(model, optimizer, device)
+        model.eval()
+
+
+def mostly_frozen(device: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 64), nn.Linear(64, 1)).to(device)
+    model.requires_grad_(False)
+    model[2].bias.requires_grad_(True)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
+def loss_not_divided(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        for _ in range(4):
+            model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
+FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
+MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided)
+
+
+# -- what is seen of them --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[Training], LearningFacts]]:
+    """Runs a training, on the CPU or on the simulated device."""
+
+    def run(training: Training) -> LearningFacts:
+        patches = PatchSet()
+        observer = LearningObserver(user_frame, counts_in_place=request.param == "cpu")
+        remove = install(observer, patches)
+        try:
+            return observer.facts(training(request.param))
+        finally:
+            remove()
+            patches.restore()
+
+    if request.param == "cpu":
+        yield run
+    else:
+        with trainfit.simulate("T4"):
+            yield run
+
+
+def kinds(facts: LearningFacts) -> list[str]:
+    return [finding.kind for finding in of_learning(facts)]
+
+
+@pytest.mark.parametrize("training", [*HEALTHY, accumulates, scales, adversaries])
+def test_no_false_alarm(watched: Callable[..., LearningFacts], training: Training) -> None:
+    facts = watched(training)
+    assert facts.steps
+    assert kinds(facts) == []
+
+
+@pytest.mark.parametrize("training", [*FAULTY, *MORE_FAULTY])
+def test_the_fault_alone_is_found(
+    watched: Callable[..., LearningFacts], training: Training
+) -> None:
+    assert kinds(watched(training)) == [training.__name__]  # type: ignore[attr-defined]
+
+
+def test_detached(watched: Callable[..., LearningFacts]) -> None:
+    facts = watched(detached)
+    assert (facts.optimized, facts.without_gradient) == (4, 2)
+    assert kinds(facts) == ["no_gradient"]
+    assert of_learning(facts)[0].title.startswith("2 of 4 trainable tensors had no gradient")
+
+
+def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
+    for training, words in (
+        (no_gradient, "checkpoint(block"),
+        (clipped_scaled, "clip_grad_norm_"),
+        (evaluation_mode, "model.eval()"),
+    ):
+        place = of_learning(watched(training))[0].place
+        assert place is not None
+        with open(place.file) as file:
+            assert words in file.read().splitlines()[place.line - 1]
+
+
+def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:
+    def unused(device: str) -> nn.Module:
+        model = net(device)
+        model.register_parameter("unused", nn.Parameter(torch.zeros(3, device=device)))
+        steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+        return model
+
+    assert watched(unused).without_names == ("unused",)
+
+
+def test_micro_batches(watched: Callable[..., LearningFacts]) -> None:
+    divided, not_divided = watched(accumulates), watched(loss_not_divided)
+    assert (divided.micro_batches, divided.is_divided) == (4, True)
+    assert (not_divided.micro_batches, not_divided.is_divided) == (4, False)
+    assert watched(healthy).is_divided is None
+
+
+@pytest.mark.parametrize(
+    ("scaled", "factor"),
+    [
+        (lambda loss: loss, 1.0),
+        (lambda loss: loss / 4, 0.25),
+        (lambda loss: loss * 0.25, 0.25),
+        (lambda loss: (loss / 4).float().squeeze(), 0.25),
+        (lambda loss: (loss + loss * 3) / 2, None),
+        (lambda loss: (loss + loss) / 2, 0.5),
+        (lambda loss: loss.sum(), None),
+    ],
+)
+def test_what_a_loss_was_multiplied_by(
+    scaled: Callable[[torch.Tensor], torch.Tensor], factor: float | None
+) -> None:
+    loss = torch.randn(4, requires_grad=True).square().mean()
+    assert factor_of(scaled(loss).grad_fn) == factor
+
+
+def test_an_error_of_ours_ends_the_looking() -> None:
+    """The training goes on."""
+    patches = PatchSet()
+    observer = LearningObserver(user_frame)
+    observer.stepping = lambda optimizer: 1 / 0  # type: ignore[method-assign,assignment]
+    remove = install(observer, patches)
+    try:
+        healthy("cpu")
+    finally:
+        remove()
+        patches.restore()
+    assert observer.facts().steps == 0
