@@ -8,7 +8,8 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cores import threads_set
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
 from trainfit.hardware.machine.limits import JUDGED, misread
-from trainfit.results.doctor import Check, Evidence, Fix, PoolLibrary, PoolUse, WorkerPools
+from trainfit.results.doctor import Check, PoolLibrary, PoolUse, WorkerPools
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Machine, known
 from trainfit.results.text import core_count, cores
 
@@ -46,8 +47,10 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
     if (workers or 2) * threads.value <= usable:
         return None
     found = [
-        Evidence("num_workers", "not in the script" if workers is None else str(workers), "script"),
-        Evidence(_what(use), use.call, f"{use.file}:{use.line}"),
+        Evidence(
+            "num_workers", "not in the script" if workers is None else str(workers), source="script"
+        ),
+        Evidence(_what(use), use.call, source=f"{use.file}:{use.line}"),
         evidence(f"{use.library}'s threads in each process", threads),
         evidence("usable cores", machine.cpu.usable_cores, cores),
     ]
@@ -75,9 +78,7 @@ def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence])
         why += f" From {policy.THREADS_PER_CORE:g} threads per core on, a slowdown was measured."
     else:
         why += " Whether workers call what starts its threads cannot be read from the script."
-    remedies = tuple(_remedies(machine, use))
-    why = f"{why} {_limits(use)}"
-    return Check(NAME, "cannot_tell", "", summary, why, tuple(found), remedies)
+    return unsure(NAME, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
 
 
 def _what(use: PoolUse) -> str:
@@ -170,11 +171,11 @@ def check_threads(machine: Machine, pools: WorkerPools | None = None) -> tuple[C
 def _found(machine: Machine) -> list[Evidence]:
     threads = machine.threads
     found = [
-        Evidence(name, value or "(empty)", "environment")
+        Evidence(name, value or "(empty)", source="environment")
         for name, value in sorted(threads.variables.items())
     ]
     if "OMP_NUM_THREADS" not in threads.variables:
-        found.insert(0, Evidence("OMP_NUM_THREADS", "not set", "environment"))
+        found.insert(0, Evidence("OMP_NUM_THREADS", "not set", source="environment"))
     return [
         *found,
         evidence("PyTorch's threads", threads.torch_default),

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainfit.lint.index import Function, Index, Loop, Scope, finding, inside, method_of, path_of
 from trainfit.lint.project import Gradients, Project
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _EVALUATES: Final = re.compile(
     r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)"

@@ -10,7 +10,7 @@ from typing import Final
 from trainfit.lint.index import Index, finding, keyword, method_of, named_devices, path_of
 from trainfit.lint.project import Project
 from trainfit.lint.source import unparsed
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _CUDA: Final = re.compile(r"cuda(:\d+)?")
 #: An `if` about one of these may be what keeps CUDA calls off a machine without a GPU.

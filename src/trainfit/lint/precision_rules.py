@@ -12,7 +12,7 @@ from trainfit.lint.project import Project
 from trainfit.lint.source import unparsed
 from trainfit.lint.step_rules import acts_on_world
 from trainfit.lint.torch_names import words
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _OLD: Final = {
     "torch.cuda.amp.autocast": ("torch.amp.autocast", '"cuda"'),

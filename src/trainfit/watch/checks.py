@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.results.findings import Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import RunHeader, WatchedLoader
-from trainfit.results.watch import Unknown
 from trainfit.watch import thresholds
 from trainfit.watch.view import RankView, known, median
 

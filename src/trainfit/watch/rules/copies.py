@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
@@ -80,8 +80,12 @@ def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
         f"Copies to the GPU take {checks.in_percent(share)} of the time",
         evidence(rank, lost),
         "The GPU computes nothing while its stream copies a batch",
-        "copy the next batch in a stream of its own while this one is computed, and copy less: "
-        "uint8 images, normalized on the GPU; tensors made there",
+        (
+            Fix(
+                "copy the next batch in a stream of its own while this one is computed, and copy "
+                "less: uint8 images, normalized on the GPU; tensors made there"
+            ),
+        ),
         "likely" if unpinned is not None else "possible",
         share,
     )
@@ -125,14 +129,18 @@ def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
         evidence(rank, lost),
         "The GPU cannot read pageable memory itself: the driver copies it into a buffer first, "
         "and the host waits",
-        "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
-        "non_blocking=True"
-        if pins
-        else "set pin_memory=True in the DataLoader and copy with non_blocking=True",
+        (
+            Fix(
+                "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
+                "non_blocking=True"
+                if pins
+                else "set pin_memory=True in the DataLoader and copy with non_blocking=True",
+                settings={} if pins else {"pin_memory": "True"},
+                line="batch = batch.to(device, non_blocking=True)",
+            ),
+        ),
         "likely",
         share,
-        {} if pins else {"pin_memory": "True"},
-        "batch = batch.to(device, non_blocking=True)",
     )
 
 

@@ -7,8 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.watched import RunHeader
-from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, Evidence, Finding, Unknown
+from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, main_thread, training
 from trainfit.watch.rules.rule import Rule, severity
@@ -55,7 +56,12 @@ def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "The container's threads use the quota up before a period ends and are stopped until the "
         "next one begins",
-        f"raise the container's CPU limit, or run no more workers and threads than {threads}",
+        (
+            Fix(
+                "raise the container's CPU limit, or run no more workers and threads than "
+                f"{threads}"
+            ),
+        ),
         "certain",
         lost,
     )
@@ -122,8 +128,12 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
         f"Other processes keep {np.median(others):.1f} cores busy that the run needs",
         tuple(evidence),
         "Threads of the run wait for cores that other programs use",
-        "stop the other programs, or give the run cores of its own (taskset, cpuset); "
-        "`trainfit doctor` lists what runs on the machine",
+        (
+            Fix(
+                "stop the other programs, or give the run cores of its own (taskset, cpuset); "
+                "`trainfit doctor` lists what runs on the machine"
+            ),
+        ),
         "likely" if len(waiting) else "possible",
     )
 
@@ -177,8 +187,12 @@ def _find_swapping(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "Memory that is needed was written to disk and is read back, which stops the threads that "
         "need it",
-        "use less RAM: fewer workers or a lower prefetch_factor, no data set held in every worker, "
-        "no other programs",
+        (
+            Fix(
+                "use less RAM: fewer workers or a lower prefetch_factor, no data set held in "
+                "every worker, no other programs"
+            ),
+        ),
         "likely",
         share,
     )
@@ -268,10 +282,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
         f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
         f"{usable:g} cores they take turns and wait for each other",
-        _action(settings, line),
+        (Fix(_action(settings, line), settings=settings, line=line),),
         "certain" if switches is not None else "likely",
-        settings=settings,
-        line=line,
     )
 
 
