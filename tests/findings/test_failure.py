@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.findings import handles
+from trainfit.findings import worker_start
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_exception, of_failure
 from trainfit.findings.tracebacks import exception_in
@@ -368,8 +368,8 @@ def test_a_text_without_exception_has_none() -> None:
 
 
 def test_handles_are_known_by_module_and_type() -> None:
-    assert handles.library_of("h5py._hl.files", "File") == "h5py"
-    assert handles.library_of("builtins", "Environment") == "lmdb"
-    assert handles.library_of("h5py.h5t", "TypeID") == ""
-    assert handles.library_of("zipfile", "ZipInfo") == ""
-    assert handles.library_of("_io", "BytesIO") == ""
+    assert worker_start.library_of("h5py._hl.files", "File") == "h5py"
+    assert worker_start.library_of("builtins", "Environment") == "lmdb"
+    assert worker_start.library_of("h5py.h5t", "TypeID") == ""
+    assert worker_start.library_of("zipfile", "ZipInfo") == ""
+    assert worker_start.library_of("_io", "BytesIO") == ""

@@ -7,6 +7,7 @@ from typing import Final
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cores import threads_set
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
+from trainfit.findings.threads import LIBRARIES
 from trainfit.hardware.machine.limits import JUDGED, misread
 from trainfit.results.doctor import Check, PoolLibrary, PoolUse, WorkerPools
 from trainfit.results.findings import Evidence, Fix
@@ -20,10 +21,7 @@ from trainfit.results.text import core_count, cores
 NAME: Final = "threads"
 #: The most threads of the OpenBLAS in NumPy's wheels (built with NUM_THREADS=64).
 _OPENBLAS_MOST: Final = 64
-_VARIABLE: Final[dict[PoolLibrary, str]] = {
-    "OpenCV": "OPENCV_FOR_THREADS_NUM",
-    "OpenBLAS": "OPENBLAS_NUM_THREADS",
-}
+_LIBRARY: Final = {each.title: each for each in LIBRARIES}
 _NOT_KNOWN: Final[dict[PoolLibrary, str]] = {
     "OpenCV": "OpenCV builds with OpenMP or TBB, or older than 4.5.2, which choose thread counts "
     "differently; calls too small to be split",
@@ -99,7 +97,8 @@ def _limits(use: PoolUse) -> str:
 
 
 def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
-    variable = _VARIABLE[use.library]
+    library = _LIBRARY[use.library]
+    variable = library.variable or library.name
     made = [
         Fix(
             f"export {variable}=1",
@@ -107,10 +106,10 @@ def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
             f"{use.library} uses one thread in the main process, too",
         )
     ]
-    if use.library == "OpenCV":
+    if library.where == "worker_init_fn":
         made.append(
             Fix(
-                "cv2.setNumThreads(0)  # in worker_init_fn",
+                f"{library.line}  # in worker_init_fn",
                 "remove that line",
                 "none: the workers already run in parallel",
             )
@@ -287,7 +286,7 @@ def _in_workers(machine: Machine, usable: float) -> str:
         return note
     return (
         f"{note}: {workers} workers that use OpenCV would run {added} threads on "
-        f"{core_count(usable)}. Call cv2.setNumThreads(0) in worker_init_fn, or export "
+        f"{core_count(usable)}. Call {_LIBRARY['OpenCV'].line} in worker_init_fn, or export "
         "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` "
         "checks whether a script's workers do"
     )

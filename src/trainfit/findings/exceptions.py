@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import fixes
+from trainfit.findings import fixes, habits
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -46,8 +46,9 @@ def _gpu_in_worker(raised: ParsedException, _: FailureContext) -> Finding | None
     return _fault(
         "cuda_in_worker",
         "The data set uses the GPU in a forked worker",
-        "keep the data set on the CPU and move batches in the loop; or multiprocessing_context="
-        '"spawn" with what is on the GPU made in the worker; or num_workers=0',
+        f"keep the data set on the CPU and {habits.ON_GPU_EARLY.action}; or "
+        'multiprocessing_context="spawn" with what is on the GPU made in the worker; or '
+        "num_workers=0",
     )
 
 
@@ -153,7 +154,7 @@ def _gpu_memory(raised: ParsedException, _: FailureContext) -> Finding | None:
         return _fault(
             "gpu_out_of_memory",
             "Out of GPU memory, with more reserved and unused than was requested: fragmentation",
-            f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the command; {_FEWER}",
+            f"{habits.FRAGMENTED.action}; {_FEWER}",
         )
     return _fault("gpu_out_of_memory", "Out of GPU memory", _FEWER)
 

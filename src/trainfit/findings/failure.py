@@ -14,8 +14,8 @@ from typing import Final
 
 from trainfit.findings import exceptions, fixes, hangs, tracebacks
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.main_guard import unguarded_line
 from trainfit.findings.tracebacks import Frame, ParsedException
+from trainfit.findings.worker_start import unguarded_line
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import short, signal_name, size

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings import fixes
-from trainfit.findings.main_guard import unguarded_line
+from trainfit.findings.worker_start import unguarded_line
 from trainfit.loader.faults.held import described, held, open_handles
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import UNPINNED
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
@@ -127,16 +128,15 @@ def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"Copies from pageable memory take {checks.in_percent(share)} of the time",
         evidence(rank, lost),
-        "The GPU cannot read pageable memory itself: the driver copies it into a buffer first, "
-        "and the host waits",
+        UNPINNED.cause,
         (
             Fix(
                 "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
                 "non_blocking=True"
                 if pins
-                else "set pin_memory=True in the DataLoader and copy with non_blocking=True",
+                else UNPINNED.action,
                 settings={} if pins else {"pin_memory": "True"},
-                line="batch = batch.to(device, non_blocking=True)",
+                line=UNPINNED.line,
             ),
         ),
         "likely",

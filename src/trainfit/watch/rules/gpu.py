@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.findings.habits import DATA_PARALLEL, FLOAT32, autocast
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
@@ -161,12 +162,12 @@ def _find_amp_off(run: RunView) -> Iterator[Finding | Unknown]:
         "warning",
         f"The GPU is the limit and computes in {view.header.precision}",
         (Evidence("GPU busy", 1 - idle), Evidence("compute capability", _number(capability))),
-        "its Tensor cores compute 16-bit matmuls and convolutions several times as fast",
+        FLOAT32.cause,
         (
             Fix(
-                f"run the forward pass under torch.autocast('cuda', torch.{kind}){scaler}; "
+                f"{FLOAT32.action}, in {kind}{scaler}; "
                 "`trainfit plan` says what it saves for this script",
-                line=f"with torch.autocast('cuda', dtype=torch.{kind}):",
+                line=autocast(kind),
             ),
         ),
         "likely",
@@ -214,8 +215,8 @@ def _find_uneven_ranks(run: RunView) -> Iterator[Finding | Unknown]:
             "warning",
             "DataParallel drives all GPUs from one process",
             (),
-            "it copies the model to each GPU in every step, and Python launches for all of them",
-            (Fix("use DistributedDataParallel with torchrun: one process per GPU"),),
+            DATA_PARALLEL.cause,
+            (Fix(DATA_PARALLEL.action),),
             "certain",
         )
     world = run.run.header.world_size

@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
+from trainfit.findings.threads import call_of, variable_of
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.watched import RunHeader
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
@@ -187,12 +189,7 @@ def _find_swapping(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "Memory that is needed was written to disk and is read back, which stops the threads that "
         "need it",
-        (
-            Fix(
-                "use less RAM: fewer workers or a lower prefetch_factor, no data set held in "
-                "every worker, no other programs"
-            ),
-        ),
+        (Fix(f"no other programs, {fixes.memory(checks.loader_settings(rank.header))}"),),
         "likely",
         share,
     )
@@ -206,22 +203,6 @@ SWAPPING: Final = Rule((_SWAPPING_KIND,), _find_swapping, each_rank=True)
 
 
 _THREAD_OVERSUBSCRIPTION_KIND: Final = "thread_oversubscription"
-
-#: Environment variables of a library's threads, by its name in the header. PyTorch uses OpenMP's.
-_VARIABLES: Final = {
-    "torch": "OMP_NUM_THREADS",
-    "openmp": "OMP_NUM_THREADS",
-    "mkl": "MKL_NUM_THREADS",
-    "openblas": "OPENBLAS_NUM_THREADS",
-    "blis": "BLIS_NUM_THREADS",
-    "numexpr": "NUMEXPR_NUM_THREADS",
-    "numba": "NUMBA_NUM_THREADS",
-}
-#: Those that only a call in the worker can hold.
-_CALLS: Final = {
-    "opencv": "cv2.setNumThreads(0)",
-    "arrow": "pyarrow.set_cpu_count(1)",
-}
 
 
 def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
@@ -308,12 +289,12 @@ def _value(rank: RankView, cores: float, workers: int, in_workers: bool) -> int:
 
 
 def _settings(many: Mapping[str, int], value: int) -> dict[str, str]:
-    names = sorted({_VARIABLES[name] for name in many if name in _VARIABLES})
+    names = sorted({variable for name in many if (variable := variable_of(name))})
     return dict.fromkeys(names, str(value))
 
 
 def _line(many: Mapping[str, int], value: int, in_workers: bool) -> str:
-    calls = [_CALLS[name] for name in sorted(many) if name in _CALLS]
+    calls = [call for name in sorted(many) if name != "torch" and (call := call_of(name))]
     if "torch" in many and not in_workers:
         calls.append(f"torch.set_num_threads({value})")
     return "; ".join(calls)

@@ -7,10 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
+from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Severity, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import duration, size
 from trainfit.watch import thresholds
+from trainfit.watch.checks import loader_settings
 from trainfit.watch.measures import growth_per_step, ledger, peak_share, robust_slope
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView, known
@@ -51,12 +54,12 @@ def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
             "critical" if full is not None else "warning",
             "Memory of tensors grows with every step",
             tuple(evidence),
-            "something keeps tensors of past steps: a loss that is summed up with its graph, "
-            "a list of outputs, hooks or caches",
+            "something keeps tensors of past steps: a loss that is summed up, a list of outputs, "
+            f"hooks or caches; {KEPT_GRAPHS.cause}",
             (
                 Fix(
-                    "keep numbers, not tensors: total += loss.item() or loss.detach(); `trainfit "
-                    "memory` names the line that allocates what is kept"
+                    f"{KEPT_GRAPHS.action}; `trainfit memory` names the line that allocates what "
+                    "is kept"
                 ),
             ),
             "certain" if grown > 4 * least else "likely",
@@ -164,12 +167,7 @@ def _short(view: RankView) -> Iterator[Finding]:
                 Evidence("of", ram / _GIB, "GiB"),
             ),
             "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
-            (
-                Fix(
-                    "use fewer workers or a smaller prefetch_factor; do not copy the data set "
-                    "into each worker (NumPy arrays or a memory map instead of Python lists)"
-                ),
-            ),
+            (Fix(fixes.memory(loader_settings(view.header))),),
             "certain",
         )
     free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
@@ -185,12 +183,7 @@ def _short(view: RankView) -> Iterator[Finding]:
                     Evidence("of", whole / _GIB, "GiB"),
                 ),
                 "batches of workers wait there for the main process",
-                (
-                    Fix(
-                        "use fewer workers or a smaller prefetch_factor, or give the container "
-                        "more: docker run --shm-size=8g"
-                    ),
-                ),
+                (Fix(fixes.shm(loader_settings(view.header), None)),),
                 "certain",
             )
 
@@ -223,11 +216,7 @@ def _growth(view: RankView) -> Iterator[Finding | Unknown]:
             tuple(evidence),
             "Python objects of the data set are copied into each worker as they are read "
             "(reference counts), or something keeps past batches",
-            (
-                Fix(
-                    "keep the data set's index in NumPy arrays, not lists; look for lists that grow"
-                ),
-            ),
+            (Fix(f"{fixes.LISTS}; look for lists that grow"),),
             "likely",
         )
 
@@ -272,15 +261,8 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
             Evidence("reserved at the peak", float(reserved.max()) / _GIB, "GiB"),
             Evidence("allocated at the peak", float(peak.max()) / _GIB, "GiB"),
         ),
-        "free blocks of the caching allocator do not fit the requested sizes: batches of "
-        "changing shapes leave such blocks",
-        (
-            Fix(
-                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or pad batches to a few "
-                "lengths",
-                settings={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
-            ),
-        ),
+        FRAGMENTED.cause,
+        (Fix(f"{FRAGMENTED.action}, or pad batches to a few lengths", settings=EXPANDABLE),),
         "likely",
     )
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import UNSCALED
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.watch import checks, thresholds
@@ -43,10 +44,10 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 Evidence("steps", len(bad)),
                 Evidence("of", int(looked.sum())),
             ),
-            "float16 overflows above 65504" if half else "a number overflowed or was divided by 0",
+            UNSCALED.cause if half else "a number overflowed or was divided by 0",
             (
                 Fix(
-                    "use bfloat16, or a GradScaler with float16"
+                    UNSCALED.action
                     if half
                     else "find the operator with torch.autograd.set_detect_anomaly(True); lower "
                     "the learning rate or clip gradients"

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import LOADED_IN_TRAINING, restarted_workers
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
@@ -45,7 +46,7 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"The main process loads the batches itself, {checks.in_percent(share)} of the time",
         tuple(evidence),
-        "num_workers=0: the training waits while each batch is loaded",
+        LOADED_IN_TRAINING.cause,
         (
             Fix(
                 f"set num_workers={value} and persistent_workers=True",
@@ -257,7 +258,7 @@ def _confidence(loader: WatchedLoader | None) -> Confidence:
 def _why_and_fix(loader: WatchedLoader | None) -> tuple[str, Fix]:
     if loader is not None and _starts_workers(loader):
         return (
-            f"Each epoch restarts {loader.num_workers} worker processes",
+            restarted_workers(loader.num_workers),
             Fix("set persistent_workers=True", settings={"persistent_workers": "True"}),
         )
     if loader is not None and loader.num_workers:
