@@ -95,7 +95,7 @@ def causes() -> dict[str, str]:
     found: dict[str, str] = defaultdict(str)
     for name in names():
         (check,) = diagnose(survey(machine(name)), ("gpu",))
-        found[name] = check.cause
+        found[name] = check.kind
     return found
 
 

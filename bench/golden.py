@@ -172,7 +172,7 @@ def cases(quick: bool) -> Iterator[Case]:
         yield from _renderings(machine, ("doctor", "--machine", machine))
         yield from _renderings(f"{machine}, CPU", ("doctor", "--cpu", "--machine", machine))
     yield from _renderings("GPUs", ("gpus",))
-    plan, recording = "results/plan-v13.json", "results/recording-v3.trainfit"
+    plan, recording = "results/plan-v1.json", "results/recording-v1.trainfit"
     yield from _renderings("GPUs of a plan", ("gpus", "--for", plan))
     yield from _renderings("memory", ("memory", recording))
     yield from _renderings("memory by hand", ("memory", recording, "--by-hand"))

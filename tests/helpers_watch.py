@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import (
@@ -24,7 +25,7 @@ from trainfit.results.runs.watched import (
     WatchedGpu,
     WatchedLoader,
 )
-from trainfit.results.watch import Finding, WatchResult
+from trainfit.results.watch import WatchResult
 
 Columns = Mapping[str, Any]
 #: First line of a child's program: the kernel kills it when who started it ends, even by a signal

@@ -53,9 +53,6 @@ TERMS: Final[dict[str, str]] = {
 ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ("docs/decisions/0020-the-loaders-queues-are-simulated.md", "product form",
      "queueing theory's term for a closed solution"),
-    *((f"src/trainfit/results/{file}.py", key, "a key of earlier files, which the upgrade renames")
-      for file, key in (("loader", "cure"), ("rehearsal", "cure"), ("pace", "cure"),
-                        ("speed", "offers"), ("plan", "product"))),
 )  # fmt: skip
 
 #: Pages that benches write from data, with quotations of articles and of earlier results.

@@ -26,7 +26,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 import trainfit.results
-from trainfit.results.files.documents import ResultFile
+from trainfit.results.files.documents import WRITTEN_BY, ResultFile
 
 FOLDER: Final = Path(__file__).parent
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -108,7 +108,11 @@ def _schema(kind: type[ResultFile]) -> dict[str, Any]:
     parts = {kind.__name__: whole, **found.get("$defs", {})}
     for name, part in parts.items():
         _describe(part, _docstrings(classes[name]) if name in classes else {})
-    head = {"format": {"const": kind.FILE.name}, "version": {"const": kind.FILE.version}}
+    head = {
+        "format": {"const": kind.FILE.name},
+        "version": {"const": kind.FILE.version},
+        WRITTEN_BY: {"type": "string", "description": "the version of trainfit that wrote it"},
+    }
     whole["properties"] = {**head, **whole["properties"]}
     whole["required"] = [*head, *whole.get("required", [])]
     defs = {name: part for name, part in sorted(parts.items()) if part is not whole}

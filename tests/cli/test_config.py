@@ -13,7 +13,7 @@ import pytest
 from helpers_cli import ROOT, trainfit
 from trainfit.cli.parser import read_words
 
-PLAN = ROOT / "tests" / "fixtures" / "results" / "plan-v13.json"
+PLAN = ROOT / "tests" / "fixtures" / "results" / "plan-v1.json"
 GIB = 2**30
 
 

@@ -14,7 +14,7 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.watch import WatchResult
 
 FIXTURES = ROOT / "tests" / "fixtures" / "results"
-PLAN = FIXTURES / "plan-v13.json"
+PLAN = FIXTURES / "plan-v1.json"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_condition_is_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_result_without_numbers_has_no_condition(tmp_path: Path) -> None:
-    done = trainfit("show", FIXTURES / "doctor-v2.json", "--fail-if", "bad > 1", cwd=tmp_path)
+    done = trainfit("show", FIXTURES / "doctor-v1.json", "--fail-if", "bad > 1", cwd=tmp_path)
     assert done.returncode == 2 and "it has: none" in done.stderr and not done.stdout
 
 

@@ -33,9 +33,9 @@ COMMANDS = {
     "doctor": ("doctor", "--output", "FILE"),
     "doctor --record": ("doctor", "--record", "FILE"),
     "calibrate": ("calibrate", "--output", "FILE", "--rehearse", "T4"),
-    "verify": ("verify", str(RESULTS / "plan-v13.json"), "--output", "FILE"),
+    "verify": ("verify", str(RESULTS / "plan-v1.json"), "--output", "FILE"),
     "gpus": ("gpus", "T4", "--output", "FILE"),
-    "report": ("report", str(RESULTS / "gpus-v4.json"), "-o", "FILE", "--format", "md"),
+    "report": ("report", str(RESULTS / "gpus-v1.json"), "-o", "FILE", "--format", "md"),
 }
 
 
@@ -62,7 +62,7 @@ def test_results_and_reports_of_every_form_are_recognised(tmp_path: Path) -> Non
     for form in ("html", "md", "json", "svg", "trace.json"):
         path = tmp_path / f"plan.{form}"
         for _ in range(2):  # the second time in place of the first
-            assert main(["report", str(RESULTS / "plan-v13.json"), "-o", str(path)]) == 0
+            assert main(["report", str(RESULTS / "plan-v1.json"), "-o", str(path)]) == 0
         assert is_result(path), form
     assert main(["doctor", "--cpu", "--record", str(tmp_path / "machine.json")]) == 0
     assert is_result(tmp_path / "machine.json")
@@ -74,7 +74,7 @@ def test_results_and_reports_of_every_form_are_recognised(tmp_path: Path) -> Non
 
 def test_an_input_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "plan.json"
-    shutil.copy(RESULTS / "plan-v13.json", plan)
+    shutil.copy(RESULTS / "plan-v1.json", plan)
     before = plan.read_bytes()
     (tmp_path / "link.json").symlink_to(plan)
     for words in (

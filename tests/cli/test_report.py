@@ -25,9 +25,9 @@ WATCHED = ROOT / "tests" / "fixtures" / "watched_runs" / "starved"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in ("plan-v13.json", "loader-v4.json", "watch-v1.json", "pace-v2.json"):
+    for name in ("plan-v1.json", "loader-v1.json", "watch-v1.json", "pace-v1.json"):
         shutil.copy(RESULTS / name, tmp_path / name.partition("-")[0].__add__(".json"))
-    shutil.copy(RESULTS / "recording-v3.trainfit", tmp_path / "run.trainfit")
+    shutil.copy(RESULTS / "recording-v1.trainfit", tmp_path / "run.trainfit")
     return tmp_path
 
 
@@ -106,7 +106,9 @@ def test_a_trace_is_of_a_step_or_of_a_watched_run(folder: Path, source: str, nam
 
 def test_a_joined_document_of_a_later_version_or_damaged_is_refused(folder: Path) -> None:
     later = folder / "later.json"
-    later.write_text('{"format": "trainfit-report", "version": 2, "results": []}')
+    later.write_text(
+        '{"format": "trainfit-report", "version": 2, "written_by": "9", "results": []}'
+    )
     done = trainfit("report", "later.json", cwd=folder)
     assert "upgrade trainfit" in error_line(done)
     with pytest.raises(ResultFileError, match="damaged"):

@@ -11,14 +11,14 @@ from helpers_page import FILES, RESULTS
 from trainfit.cli.main import main
 from trainfit.results.text import columns, laid_out_for, wrapped
 
-RECORDING = str(RESULTS / "recording-v3.trainfit")
+RECORDING = str(RESULTS / "recording-v1.trainfit")
 #: Commands to copy are never broken into lines, and a path cannot be.
 WHOLE = re.compile(
     r"^ *(fix|undo|to try|next:|tried:|.*next: trainfit|trainfit) |^ *(Recording: )?\S+$"
 )
 COMMANDS = (
     *(("show", str(RESULTS / name)) for name in FILES),
-    *(("show", str(RESULTS / name), "--explain") for name in ("plan-v13.json", "watch-v1.json")),
+    *(("show", str(RESULTS / name), "--explain") for name in ("plan-v1.json", "watch-v1.json")),
     ("gpus",),
     ("gpus", "T4", "--explain"),
     ("memory", RECORDING),

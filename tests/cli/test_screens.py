@@ -18,8 +18,8 @@ from trainfit.cli import main as command_line
 from trainfit.cli.main import main
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
-RECORDING = str(RESULTS / "recording-v3.trainfit")
-PLAN = str(RESULTS / "plan-v13.json")
+RECORDING = str(RESULTS / "recording-v1.trainfit")
+PLAN = str(RESULTS / "plan-v1.json")
 SCRIPT = str(Path(__file__).parents[1] / "training_scripts" / "tiny.py")
 #: Results that have no text, but JSON.
 _JSON = ("gpu-truth", "report", "watched-run")
@@ -133,7 +133,7 @@ def test_the_line_to_write_is_below_the_verdict_of_a_loader() -> None:
     from trainfit.report.loader import loader_screen, loader_text
     from trainfit.results.loader import LoaderResult
 
-    result = entry("loader-v4.json").result
+    result = entry("loader-v1.json").result
     assert isinstance(result, LoaderResult)
     settings = dataclasses.replace(result.present, num_workers=7)
     changed = dataclasses.replace(result, verdict="change", recommended=settings, reason="")

@@ -54,7 +54,7 @@ def test_a_placeholder_that_cannot_be_filled_is_refused_before_anything_runs(
 def test_a_change_that_the_command_can_be_given_is_tried_next(command: str, following: str) -> None:
     slow: dict[str, Any] = {"input_s": 0.1, "fetches": {"fetch_s": 0.8, "cpu_s": 0.7}, "queued": 0}
     result = judge(run(header={"command": command}, **slow))
-    assert "num_workers" in result.findings[0].settings
+    assert "num_workers" in result.findings[0].fix.settings
     assert result.next_command == f"trainfit {following} -- {command}"
 
 

@@ -225,15 +225,15 @@ IDS = [cause for _, cause, _ in BAD]
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
 def test_each_cause_is_found_and_has_a_fix(name: str, cause: str, changes: dict[str, Any]) -> None:
     check = the(name, made(**changes))
-    assert (check.verdict, check.cause) == ("bad", cause)
-    assert check.why and check.evidence and check.fixes
+    assert (check.verdict, check.kind) == ("bad", cause)
+    assert check.cause and check.evidence and check.fixes
 
 
 @pytest.mark.parametrize(("name", "cause", "changes"), BAD, ids=IDS)
 def test_a_cause_is_not_found_on_a_healthy_machine(
     name: str, cause: str, changes: dict[str, Any]
 ) -> None:
-    assert cause not in {check.cause for check in all_checks(made())}
+    assert cause not in {check.kind for check in all_checks(made())}
 
 
 def test_a_healthy_machine_is_good_throughout() -> None:
@@ -307,18 +307,18 @@ def sound(check: Check) -> None:
     """What holds of every check."""
     assert check.name in CHECKS
     assert check.verdict in ("good", "bad", "cannot_tell")
-    assert 0 < len(check.summary) < 100, check.summary
-    assert check.summary.isprintable(), "one line, without escapes"
-    assert (check.verdict == "bad") == bool(check.cause)
+    assert 0 < len(check.title) < 100, check.title
+    assert check.title.isprintable(), "one line, without escapes"
+    assert (check.verdict == "bad") == bool(check.kind)
     if check.verdict == "bad":
-        assert check.why and check.fixes
+        assert check.cause and check.fixes
     if check.verdict == "cannot_tell":
-        assert check.why, "it says what would be needed"
+        assert check.cause, "it says what would be needed"
     if check.verdict == "good":
         assert not check.fixes
     for remedy in check.fixes:
-        assert remedy.command and remedy.undo and remedy.cost
-        assert "None" not in remedy.command + remedy.undo
+        assert remedy.action and remedy.undo and remedy.cost
+        assert "None" not in remedy.action + remedy.undo
     for each in check.evidence:
         assert each.what and each.value and each.source
 
@@ -357,7 +357,7 @@ def test_where_nothing_is_known_nothing_is_called_bad_but_what_must_be_there(sta
     if state == "cannot_tell":
         assert {check.verdict for check in found} == {"cannot_tell"}
     else:  # unlimited and not there are good answers, except for the directory that must be there
-        assert {check.cause for check in found if check.verdict == "bad"} == {"shm_missing"}
+        assert {check.kind for check in found if check.verdict == "bad"} == {"shm_missing"}
 
 
 JUNK = st.text(min_size=1, max_size=300)
@@ -416,7 +416,7 @@ def test_figures_are_written_for_people() -> None:
 def test_who_sized_threads_for_a_quota_knows_of_it() -> None:
     check = the("cores", made(cpu=QUOTA, threads={"OMP_NUM_THREADS": "4"}))
     assert check.verdict == "good"
-    assert the("cores", made(cpu=QUOTA, threads={"OMP_NUM_THREADS": "5"})).cause
+    assert the("cores", made(cpu=QUOTA, threads={"OMP_NUM_THREADS": "5"})).kind
 
 
 @given(st.integers(1, 64), st.floats(0.1, 64))
@@ -426,13 +426,13 @@ def test_a_quota_is_hidden_below_the_visible_cpus(cpus: int, quota: float) -> No
     usable = min(float(cpus), quota)
     changes = {"affinity": tuple(range(cpus)), "logical_cpus": cpus, "quota_cores": quota}
     check = the("cores", made(cpu=changes | {"usable_cores": usable}, gpus=None))
-    assert (check.cause == "cpu_quota_hidden") == (quota < policy.QUOTA_SHARE * cpus)
+    assert (check.kind == "cpu_quota_hidden") == (quota < policy.QUOTA_SHARE * cpus)
 
 
 def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
     docker = the("cores", made(cpu=QUOTA, surroundings={"container": "docker"}))
-    assert docker.fixes[0].command.startswith("export OMP_NUM_THREADS=4 ")
-    assert docker.fixes[1].command == "docker update --cpus=16 CONTAINER"
+    assert docker.fixes[0].action.startswith("export OMP_NUM_THREADS=4 ")
+    assert docker.fixes[1].action == "docker update --cpus=16 CONTAINER"
     assert docker.fixes[1].undo == "docker update --cpus=4 CONTAINER"
     assert "host" in docker.fixes[1].cost
     pod = the("cores", made(cpu=QUOTA, surroundings={"container": "kubernetes"}))
@@ -445,19 +445,19 @@ def test_the_fixes_of_a_quota_name_this_machines_values() -> None:
 def test_cpus_for_each_gpu(gpus: int, cpus: int) -> None:
     changes = {"affinity": tuple(range(cpus)), "logical_cpus": cpus, "usable_cores": float(cpus)}
     check = the("cores", made(cpu=changes, gpus=[gpu(n) for n in range(gpus)]))
-    assert (check.cause == "few_cores_per_gpu") == (cpus < policy.LEAST_CPUS_PER_GPU * gpus)
+    assert (check.kind == "few_cores_per_gpu") == (cpus < policy.LEAST_CPUS_PER_GPU * gpus)
 
 
 def test_a_hybrid_processor_is_good_and_its_fast_cores_are_named() -> None:
     check = the("cores", made(cpu={"core_kinds": HYBRID}))
     assert check.verdict == "good"
-    assert "6 performance + 2 efficiency" in check.summary
-    assert "taskset -c 0-11" in check.why
+    assert "6 performance + 2 efficiency" in check.title
+    assert "taskset -c 0-11" in check.cause
 
 
 def test_a_deliberate_affinity_is_no_fault() -> None:
     check = the("cores", made(cpu={"affinity": (0, 1, 2, 3), "usable_cores": 4.0}))
-    assert (check.verdict, check.summary[:25]) == ("good", "usable: 4 of 16 logical C")
+    assert (check.verdict, check.title[:25]) == ("good", "usable: 4 of 16 logical C")
 
 
 def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
@@ -465,20 +465,20 @@ def test_one_cpu_in_a_job_of_slurm_is_the_schedulers_matter() -> None:
         cpu={"affinity": (5,), "usable_cores": 1.0}, surroundings={"scheduler": "slurm"}, gpus=None
     )
     assert the("cores", of).verdict == "good"
-    assert the("scheduler", of).cause == "scheduler_grants_one_cpu"
+    assert the("scheduler", of).kind == "scheduler_grants_one_cpu"
 
 
 @given(st.integers(1, 200), st.floats(0.5, 128))
 def test_threads_against_usable_cores(threads: int, usable: float) -> None:
     of = made(cpu={"usable_cores": usable}, threads={"OMP_NUM_THREADS": str(threads)})
     check = the("threads", of)
-    assert (check.cause == "threads_exceed_cores") == (threads > max(1, -(-usable // 1)))
+    assert (check.kind == "threads_exceed_cores") == (threads > max(1, -(-usable // 1)))
 
 
 @pytest.mark.parametrize("text", ["x", "0", "-1", "1.5", "4,x", "²", "9" * 30])
 def test_a_setting_that_is_no_number_is_said(text: str) -> None:
     check = the("threads", made(threads={"OMP_NUM_THREADS": text}))
-    assert check.cause == "thread_setting_invalid"
+    assert check.kind == "thread_setting_invalid"
     assert check.fixes[0].undo == f"export OMP_NUM_THREADS={shlex.quote(text)}"
 
 
@@ -498,7 +498,7 @@ def test_settings_that_are_fine(variables: dict[str, str]) -> None:
 def test_the_undo_of_a_thread_setting_is_what_was_there() -> None:
     check = the("threads", made(threads={"MKL_NUM_THREADS": "99"}))
     (remedy,) = check.fixes
-    assert (remedy.command, remedy.undo) == (
+    assert (remedy.action, remedy.undo) == (
         "export MKL_NUM_THREADS=16",
         "export MKL_NUM_THREADS=99",
     )
@@ -507,13 +507,13 @@ def test_the_undo_of_a_thread_setting_is_what_was_there() -> None:
 def test_one_thread_is_good_and_what_it_means_is_said() -> None:
     check = the("threads", made(threads={"OMP_NUM_THREADS": "1"}))
     assert check.verdict == "good"
-    assert "torch.set_num_threads" in check.why
+    assert "torch.set_num_threads" in check.cause
 
 
 def test_threads_of_opencv_in_workers_are_counted() -> None:
-    assert "8 workers that use OpenCV would run 128 threads" in the("threads", made()).why
+    assert "8 workers that use OpenCV would run 128 threads" in the("threads", made()).cause
     few = made(cpu={"usable_cores": 4.0}, threads=Threads({}, fact(4), fact(4)))
-    assert "would run" not in the("threads", few).why
+    assert "would run" not in the("threads", few).cause
 
 
 # --- Clocks -----------------------------------------------------------------------------------
@@ -523,7 +523,7 @@ def test_the_same_governors_name_is_judged_by_its_driver() -> None:
     def verdict(driver: str, epp: str | None) -> tuple[str, str]:
         policies = (frequency(driver=driver, governor="powersave", energy_preference=epp),)
         check = the("frequency", made(cpu={"policies": policies}))
-        return check.verdict, check.cause
+        return check.verdict, check.kind
 
     assert verdict("acpi-cpufreq", None) == ("bad", "governor_pins_minimum")
     assert verdict("intel_cpufreq", None) == ("bad", "governor_pins_minimum")
@@ -539,7 +539,7 @@ def test_the_same_governors_name_is_judged_by_its_driver() -> None:
 def test_clocks_that_follow_the_load_want_a_measurement(governor: str) -> None:
     check = the("frequency", made(cpu={"policies": (generic(governor=governor),)}))
     assert check.verdict == "cannot_tell"
-    assert check.fixes[-1].command == "sudo cpupower frequency-set -g performance"
+    assert check.fixes[-1].action == "sudo cpupower frequency-set -g performance"
     assert check.fixes[-1].undo == f"sudo cpupower frequency-set -g {governor}"
 
 
@@ -555,7 +555,7 @@ def test_the_undo_of_clocks_restores_each_core_as_it_was() -> None:
     slow = own_choice(cpus=(8,), energy_preference="balance_power", limit_hz=3e9, hardware_hz=3e9)
     check = the("frequency", made(cpu={"policies": (fast, slow)}))
     lesser, governor = check.fixes
-    assert lesser.command.startswith("echo performance | sudo tee ")
+    assert lesser.action.startswith("echo performance | sudo tee ")
     place = "/sys/devices/system/cpu/cpu{}/cpufreq/energy_performance_preference"
     assert lesser.undo == (
         f"echo balance_performance | sudo tee {place.format('{0..7}')} && "
@@ -577,17 +577,17 @@ def test_different_governors_are_restored_core_by_core() -> None:
 def test_a_governor_that_is_not_offered_is_not_proposed() -> None:
     policies = (generic(governor="powersave", available_governors=("powersave", "schedutil")),)
     check = the("frequency", made(cpu={"policies": policies}))
-    assert check.fixes[0].command == "sudo cpupower frequency-set -g schedutil"
+    assert check.fixes[0].action == "sudo cpupower frequency-set -g schedutil"
     policies = (generic(governor="powersave", available_governors=("powersave",)),)
     check = the("frequency", made(cpu={"policies": policies}))
-    assert check.fixes[0].command.startswith("sudo modprobe cpufreq_performance && ")
+    assert check.fixes[0].action.startswith("sudo modprobe cpufreq_performance && ")
 
 
 @given(st.floats(0.3, 1.0))
 @example(0.95)
 def test_the_limit_of_the_clock(share: float) -> None:
     check = the("frequency", made(cpu={"policies": (frequency(limit_hz=share * 5e9),)}))
-    assert (check.cause == "clock_limited") == (share * 5e9 < policy.CLOCK_LIMIT_SHARE * 5e9)
+    assert (check.kind == "clock_limited") == (share * 5e9 < policy.CLOCK_LIMIT_SHARE * 5e9)
 
 
 def test_the_limit_of_acpi_cpufreq_leaves_out_the_boost() -> None:
@@ -599,7 +599,7 @@ def test_the_fix_of_a_limited_clock_names_both_limits() -> None:
     slow = frequency(cpus=(8, 9), limit_hz=2e9)
     check = the("frequency", made(cpu={"policies": (frequency(cpus=tuple(range(8))), slow)}))
     (remedy,) = check.fixes
-    assert remedy.command == "sudo cpupower -c 8-9 frequency-set -u 5000000kHz"
+    assert remedy.action == "sudo cpupower -c 8-9 frequency-set -u 5000000kHz"
     assert remedy.undo == "sudo cpupower -c 8-9 frequency-set -u 2000000kHz"
 
 
@@ -607,9 +607,9 @@ def test_turbo_is_switched_on_by_the_file_that_was_read() -> None:
     folder = "/sys/devices/system/cpu"
     intel = the("frequency", made(cpu={"turbo": known(False, f"{folder}/intel_pstate/no_turbo")}))
     other = the("frequency", made(cpu={"turbo": known(False, f"{folder}/cpufreq/boost")}))
-    assert intel.fixes[0].command == f"echo 0 | sudo tee {folder}/intel_pstate/no_turbo"
+    assert intel.fixes[0].action == f"echo 0 | sudo tee {folder}/intel_pstate/no_turbo"
     assert intel.fixes[0].undo == f"echo 1 | sudo tee {folder}/intel_pstate/no_turbo"
-    assert other.fixes[0].command == f"echo 1 | sudo tee {folder}/cpufreq/boost"
+    assert other.fixes[0].action == f"echo 1 | sudo tee {folder}/cpufreq/boost"
 
 
 def test_clocks_that_are_not_visible_cannot_be_told() -> None:
@@ -617,7 +617,7 @@ def test_clocks_that_are_not_visible_cannot_be_told() -> None:
     for name in ("frequency", "idle"):
         check = the(name, of)
         assert check.verdict == "cannot_tell"
-        assert check.why
+        assert check.cause
 
 
 def test_a_low_clock_at_rest_is_no_fault() -> None:
@@ -664,7 +664,7 @@ def test_idle_states_that_were_off_stay_off_after_the_undo() -> None:
 def test_available_memory(available: int) -> None:
     check = the("memory", made(memory={"available_bytes": available}))
     least = max(policy.LEAST_AVAILABLE_BYTES, policy.LEAST_AVAILABLE_SHARE * 64 * GIB)
-    assert (check.cause == "memory_nearly_full") == (available < least)
+    assert (check.kind == "memory_nearly_full") == (available < least)
 
 
 def test_a_small_machine_is_not_full_by_being_small() -> None:
@@ -677,7 +677,7 @@ def test_a_small_machine_is_not_full_by_being_small() -> None:
 @example(8 * GIB * 95 // 100 + 1)
 def test_the_cgroups_limit(used: int) -> None:
     check = the("memory", made(memory={"limit_bytes": 8 * GIB, "limit_used_bytes": used}))
-    assert (check.cause == "memory_limit_near") == (used >= policy.LIMIT_USED_SHARE * 8 * GIB)
+    assert (check.kind == "memory_limit_near") == (used >= policy.LIMIT_USED_SHARE * 8 * GIB)
 
 
 def test_a_limit_above_the_ram_is_none() -> None:
@@ -694,7 +694,7 @@ def test_swap_counts_under_pressure_only(used: int, available: int) -> None:
     much = used >= policy.SWAP_USED_SHARE * 64 * GIB
     pressed = available < policy.SWAP_PRESSURE_SHARE * 64 * GIB
     check = the("memory", made(memory=changes))
-    assert (check.cause == "swap_in_use") == (bool(used) and much and pressed)
+    assert (check.kind == "swap_in_use") == (bool(used) and much and pressed)
 
 
 def test_no_swap_is_fine() -> None:
@@ -705,7 +705,7 @@ def test_no_swap_is_fine() -> None:
 def test_less_ram_than_a_gpu_has_is_said() -> None:
     check = the("memory", made(gpus=[gpu(memory_bytes=80 * GIB)]))
     assert check.verdict == "good"
-    assert "mmap=True" in check.why
+    assert "mmap=True" in check.cause
 
 
 @given(st.integers(0, 40 * GIB))
@@ -713,7 +713,7 @@ def test_less_ram_than_a_gpu_has_is_said() -> None:
 @example(GIB - 1)
 def test_shm_by_its_size(total: int) -> None:
     check = the("shm", made(memory={"shm_total_bytes": total, "shm_free_bytes": total}))
-    assert (check.cause == "shm_small") == (total < policy.LEAST_SHM_BYTES)
+    assert (check.kind == "shm_small") == (total < policy.LEAST_SHM_BYTES)
 
 
 def test_shm_of_a_small_machine_is_half_its_ram_and_good() -> None:
@@ -732,8 +732,8 @@ def test_shm_of_a_small_machine_is_half_its_ram_and_good() -> None:
 def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str) -> None:
     of = made(memory={"shm_total_bytes": 64 << 20}, surroundings={"container": container})
     check = the("shm", of)
-    assert check.fixes[0].command.startswith(start)
-    assert "bus error" in check.summary
+    assert check.fixes[0].action.startswith(start)
+    assert "bus error" in check.title
 
 
 @given(st.integers(0, 20 * GIB), st.floats(1e6, 1e9))
@@ -742,7 +742,7 @@ def test_the_fix_of_a_small_shm_is_where_it_was_made(container: Any, start: str)
 def test_disk_by_room_and_rate(free: int, measured: float) -> None:
     check = the("disk", made(storage={"free_bytes": free, "read_bytes_per_s": measured}))
     full, slow = free < policy.LEAST_FREE_BYTES, measured < policy.LEAST_READ_RATE
-    assert check.cause == ("disk_full" if full else "disk_slow" if slow else "")
+    assert check.kind == ("disk_full" if full else "disk_slow" if slow else "")
 
 
 @pytest.mark.parametrize(
@@ -762,7 +762,7 @@ def test_disk_by_kind_where_no_rate_was_measured(kind: Any, measured: Any, verdi
     check = the("disk", made(storage={"kind": kind, "read_bytes_per_s": measured}))
     assert check.verdict == verdict
     if verdict == "cannot_tell":
-        assert "--data" in check.why
+        assert "--data" in check.cause
 
 
 @given(st.integers(1, 4096), st.integers(1, 256))
@@ -776,8 +776,8 @@ def test_the_usual_1024_files_are_enough_for_a_workstation_and_not_for_a_big_ser
     assert the("files", made(limits={"open_files": 1024})).verdict == "good"
     big = made(limits={"open_files": 1024}, cpu={"usable_cores": 128.0})
     check = the("files", big)
-    assert check.cause == "open_files_limit_low"
-    assert (check.fixes[0].command, check.fixes[0].undo) == (
+    assert check.kind == "open_files_limit_low"
+    assert (check.fixes[0].action, check.fixes[0].undo) == (
         "ulimit -n 65536",
         "ulimit -n 1024",
     )
@@ -793,9 +793,9 @@ def test_the_usual_1024_files_are_enough_for_a_workstation_and_not_for_a_big_ser
 
 def test_open_files_are_not_raised_above_the_hard_limit() -> None:
     check = the("files", made(limits={"open_files": 100, "open_files_hard": 4096}))
-    assert check.fixes[0].command == "ulimit -n 4096"
+    assert check.fixes[0].action == "ulimit -n 4096"
     check = the("files", made(limits={"open_files": 100, "open_files_hard": 100}))
-    assert "limits.d" in check.fixes[0].command
+    assert "limits.d" in check.fixes[0].action
 
 
 def test_what_is_unlimited_is_good() -> None:
@@ -820,21 +820,21 @@ def test_numa_of_a_server_depends_on_how_a_job_is_started() -> None:
     of = made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus, cuda={"torch": torch})
     check = the("numa", of)
     assert check.verdict == "cannot_tell"
-    assert check.fixes[0].command == "torchrun --numa-binding=node --nproc-per-node=4 train.py"
-    assert check.fixes[1].command.startswith("numactl --cpunodebind=0 --membind=0 ")
+    assert check.fixes[0].action == "torchrun --numa-binding=node --nproc-per-node=4 train.py"
+    assert check.fixes[1].action.startswith("numactl --cpunodebind=0 --membind=0 ")
     older = the("numa", made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus))
-    assert [r.command.split()[0] for r in older.fixes] == ["numactl"]
+    assert [r.action.split()[0] for r in older.fixes] == ["numactl"]
 
 
 def test_numa_where_the_process_is_bound() -> None:
     bound = {"numa_nodes": TWO_NODES, "affinity": tuple(range(8, 16))}
     near = the("numa", made(cpu=bound, gpus=[gpu(numa_node=1)]))
-    assert (near.verdict, near.summary) == (
+    assert (near.verdict, near.title) == (
         "good",
         "this process is bound to node 1, that of GPU 0",
     )
     far = the("numa", made(cpu=bound, gpus=[gpu(numa_node=0)]))
-    assert far.fixes[0].command == "numactl --cpunodebind=0 --membind=0 python train.py"
+    assert far.fixes[0].action == "numactl --cpunodebind=0 --membind=0 python train.py"
     assert far.fixes[0].undo == "taskset -c 8-15 python train.py"
 
 
@@ -847,7 +847,7 @@ def test_numa_where_the_firmware_says_nothing() -> None:
 @given(st.sampled_from([1, 2, 4, 8, 16]), st.sampled_from([1, 2, 4, 8, 16]))
 def test_lanes(width: int, most: int) -> None:
     of = made(gpus=[gpu(pcie_width=width, pcie_width_max=most)])
-    cause = the("pcie", of).cause
+    cause = the("pcie", of).kind
     if width < most:
         assert cause == "pcie_width_reduced"
     else:  # the GPU itself has 16: a slot of 8 is common and good enough
@@ -890,7 +890,7 @@ def test_a_pci_address_is_the_same_in_both_writings() -> None:
 def test_each_gpu_has_its_own_check() -> None:
     found = CHECKS["gpu-temperature"](made(gpus=[gpu(0), gpu(3, temperature_c=95.0)]))
     assert [check.verdict for check in found] == ["good", "bad"]
-    assert found[1].summary.startswith("GPU 3 ")
+    assert found[1].title.startswith("GPU 3 ")
 
 
 def test_gpus_that_do_not_answer_are_left_to_the_check_of_the_gpu() -> None:
@@ -972,7 +972,7 @@ def test_persistence_of_a_workstation_is_off_by_default() -> None:
     plain = [gpu(n, persistence=False, ecc=None, ecc_errors=None) for n in range(4)]
     assert the("persistence", made(gpus=plain[:1])).verdict == "good"
     server = CHECKS["persistence"](made(gpus=plain))
-    assert {check.cause for check in server} == {"persistence_off"}
+    assert {check.kind for check in server} == {"persistence_off"}
 
 
 def test_what_containers_and_wsl_do_not_show_is_not_taken_for_nothing() -> None:
@@ -999,11 +999,11 @@ def test_persistence_matters_where_nothing_else_holds_the_gpu() -> None:
 def test_mig_says_what_a_job_gets() -> None:
     assert CHECKS["mig"](made(gpus=[gpu(mig=False, mig_instances=())])) == ()
     check = the("mig", made(gpus=[gpu(mig=True, mig_instances=("MIG-a", "MIG-b"))]))
-    assert (check.verdict, check.summary) == (
+    assert (check.verdict, check.title) == (
         "good",
         "GPU 0 (NVIDIA L4): split by MIG; a job can use one of 2 instances",
     )
-    assert "CUDA_VISIBLE_DEVICES=MIG-a" in check.why
+    assert "CUDA_VISIBLE_DEVICES=MIG-a" in check.cause
 
 
 def test_an_exclusive_gpu_is_good_while_it_is_free() -> None:
@@ -1026,9 +1026,9 @@ def test_other_processes_by_kind() -> None:
     desktop = gpu(processes=(process(2 * GIB, graphics=True),), used_bytes=2 * GIB)
     nameless = gpu(processes=(GpuProcess(7, "", None),))
     assert the("gpu-processes", made(gpus=[own])).verdict == "good"
-    assert "desktop (2.00 GiB)" in the("gpu-processes", made(gpus=[desktop])).summary
+    assert "desktop (2.00 GiB)" in the("gpu-processes", made(gpus=[desktop])).title
     check = the("gpu-processes", made(gpus=[nameless]))
-    assert (check.cause, check.fixes[0].command) == ("gpu_shared", "kill 7")
+    assert (check.kind, check.fixes[0].action) == ("gpu_shared", "kill 7")
     assert the("gpu-processes", made(gpus=[gpu(processes=unknown())])).verdict == "cannot_tell"
 
 
@@ -1039,10 +1039,10 @@ def test_the_free_gpu_is_named_by_its_uuid() -> None:
     for mask, wanted in (("0,1,2", free), ("0,1", fuller)):
         of = made(gpus=[busy, fuller, free], cuda={"visible_devices": mask})
         remedy = CHECKS["gpu-processes"](of)[0].fixes[0]
-        assert remedy.command.startswith(f"export CUDA_VISIBLE_DEVICES={wanted.uuid.value}  #")
+        assert remedy.action.startswith(f"export CUDA_VISIBLE_DEVICES={wanted.uuid.value}  #")
         assert remedy.undo == f"export CUDA_VISIBLE_DEVICES={mask}"
     alike = CHECKS["gpu-processes"](made(gpus=[busy, gpu(1, uuid=unknown())]))[0].fixes[0]
-    assert alike.command.startswith("export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1  #")
+    assert alike.action.startswith("export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=1  #")
     assert alike.undo == "unset CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
 
 
@@ -1053,7 +1053,7 @@ def test_memory_that_nobody_holds(used: int, held: int) -> None:
     of = made(gpus=[gpu(used_bytes=used, processes=(process(held),))])
     check = the("gpu-memory", of)
     least = max(policy.UNSEEN_BYTES, policy.OTHERS_SHARE * 24 * GIB)
-    assert (check.cause == "gpu_memory_unseen") == (used - held > least)
+    assert (check.kind == "gpu_memory_unseen") == (used - held > least)
 
 
 def test_memory_whose_holders_are_not_told() -> None:
@@ -1064,7 +1064,7 @@ def test_memory_whose_holders_are_not_told() -> None:
     assert the("gpu-memory", made(gpus=[gpu(processes=unknown())])).verdict == "good"
     assert CHECKS["gpu-memory"](made(gpus=[gpu(used_bytes=None)])) == ()
     inside = made(gpus=[gpu(used_bytes=20 * GIB)], surroundings={"container": "docker"})
-    assert "outside this container" in the("gpu-memory", inside).why.lower()
+    assert "outside this container" in the("gpu-memory", inside).cause.lower()
 
 
 # --- Packages ---------------------------------------------------------------------------------
@@ -1091,10 +1091,10 @@ def test_the_fix_of_a_mismatch_takes_the_wheels_of_this_torch() -> None:
     torch = TorchBuild("2.13.0+cpu", None, None, "/site")
     vision = TorchBuild("0.28.0+cu130", (13, 0), None, "/site")
     check = the("torchvision", made(cuda={"torch": torch, "torchvision": vision}))
-    assert check.cause == "torchvision_build"
+    assert check.kind == "torchvision_build"
     (remedy,) = check.fixes
     index = "--index-url https://download.pytorch.org/whl"
-    assert remedy.command.endswith(f"'torchvision==0.28.*' {index}/cpu")
+    assert remedy.action.endswith(f"'torchvision==0.28.*' {index}/cpu")
     assert remedy.undo.endswith(f"torchvision==0.28.0+cu130 {index}/cu130")
 
 
@@ -1108,7 +1108,7 @@ def test_a_minor_version_of_cuda_apart_is_fine_and_torchvision_may_be_missing() 
 
 def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
     check = the("cuda-compat", made(cuda={"nvml_cuda": (12, 2)}))
-    assert (check.verdict, check.summary) == (
+    assert (check.verdict, check.title) == (
         "good",
         "PyTorch for CUDA 12.6 on a driver for CUDA 12.2: compatible",
     )
@@ -1121,7 +1121,7 @@ def test_an_older_driver_of_the_same_cuda_works_and_is_said() -> None:
 
 def test_a_container_says_its_limits() -> None:
     of = made(cpu=QUOTA, memory={"limit_bytes": 8 * GIB}, surroundings={"container": "docker"})
-    assert the("container", of).summary == "in docker: 4 cores, 8.00 GiB RAM, 32.00 GiB /dev/shm"
+    assert the("container", of).title == "in docker: 4 cores, 8.00 GiB RAM, 32.00 GiB /dev/shm"
     assert CHECKS["container"](made()) == ()
 
 
@@ -1138,13 +1138,13 @@ def test_a_container_says_its_limits() -> None:
 )
 def test_a_grant_of_slurm(grant: dict[str, str], cause: str) -> None:
     check = the("scheduler", made(surroundings={"scheduler": "slurm", "scheduler_grant": grant}))
-    assert check.cause == cause
+    assert check.kind == cause
 
 
 def test_other_schedulers_are_asked_in_their_own_words() -> None:
     of = made(surroundings={"scheduler": "sge", "scheduler_grant": {"NSLOTS": "4"}})
     check = the("scheduler", of)
-    assert check.fixes[1].command == "#$ -pe smp 16"
+    assert check.fixes[1].action == "#$ -pe smp 16"
     assert check.fixes[1].undo == "#$ -pe smp 4"
     assert CHECKS["scheduler"](made()) == ()
 
@@ -1164,13 +1164,13 @@ def test_what_is_exactly_enough_is_good() -> None:
     assert the("shm", made(memory={"shm_free_bytes": GIB})).verdict == "good"
     just = {"quota_cores": 8.0, "usable_cores": 8.0}
     assert the("threads", made(cpu=just)).verdict == "good", "8 threads on 8 cores"
-    assert the("memory", made(gpus=[gpu(memory_bytes=64 * GIB)])).why == ""
+    assert the("memory", made(gpus=[gpu(memory_bytes=64 * GIB)])).cause == ""
     full = gpu(memory_bytes=20 * GIB, used_bytes=2 * GIB, processes=(process(GIB),))
     assert the("gpu-processes", made(gpus=[full])).verdict == "bad", "5% of the memory"
     swapped = {"total_bytes": 40 * GIB, "available_bytes": 9 * GIB, "swap_total_bytes": 8 * GIB}
     assert the("memory", made(memory=swapped | {"swap_used_bytes": 4 * GIB})).verdict == "bad"
     four = made(cpu={"usable_cores": 4.0}, threads={"OMP_NUM_THREADS": "1"})
-    assert "torch.set_num_threads" in the("threads", four).why
+    assert "torch.set_num_threads" in the("threads", four).cause
 
 
 def test_a_container_with_a_free_gpu_has_no_hidden_process() -> None:
@@ -1185,7 +1185,7 @@ def test_numa_binding_is_proposed_only_where_torchrun_has_it(version: str) -> No
     gpus = [gpu(n, numa_node=n) for n in range(2)]
     torch = TorchBuild(version, (12, 6), None, "/site")
     check = the("numa", made(cpu={"numa_nodes": TWO_NODES}, gpus=gpus, cuda={"torch": torch}))
-    assert [remedy.command.split()[0] for remedy in check.fixes] == ["numactl"]
+    assert [remedy.action.split()[0] for remedy in check.fixes] == ["numactl"]
 
 
 def test_pairs_that_are_not_known_are_not_judged() -> None:
@@ -1200,4 +1200,4 @@ def test_epp_is_proposed_only_where_the_hardware_follows_it() -> None:
         policies = (frequency(driver=driver, governor="schedutil", energy_preference=epp),)
         check = the("frequency", made(cpu={"policies": policies}))
         assert len(check.fixes) == 1
-        assert "cpupower frequency-set" in check.fixes[0].command
+        assert "cpupower frequency-set" in check.fixes[0].action

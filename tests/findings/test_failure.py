@@ -19,11 +19,11 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from trainfit.findings import handles
+from trainfit.findings import worker_start
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_exception, of_failure
 from trainfit.findings.tracebacks import exception_in
-from trainfit.results.dataloader import Fault
+from trainfit.results.findings import Finding
 
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
 
@@ -60,7 +60,7 @@ def printed(function: Callable[[], Any]) -> str:
     raise AssertionError("it raised nothing")
 
 
-def cause(function: Callable[[], Any]) -> Fault | None:
+def cause(function: Callable[[], Any]) -> Finding | None:
     fault = of_exception(printed(function))
     assert fault is None or fault.kind in KINDS
     return fault
@@ -90,14 +90,14 @@ def spawned(held: Any) -> Callable[[], Any]:
 def test_a_handle_is_opened_in_the_worker_and_not_forked(error: Exception) -> None:
     fault = cause(spawned(Refuses(error)))
     assert fault is not None and fault.kind == "not_picklable"
-    assert "__getitem__" in fault.fix and "fork" not in fault.fix
-    assert str(error) in fault.summary and type(error).__name__ in fault.evidence
+    assert "__getitem__" in fault.fix.action and "fork" not in fault.fix.action
+    assert str(error) in fault.title and type(error).__name__ in fault.cause
 
 
 def test_a_lambda_becomes_a_function_or_is_forked() -> None:
     fault = cause(spawned(lambda index: index))
     assert fault is not None and fault.kind == "not_picklable"
-    assert fault.fix.startswith("use a module-level function") and "fork" in fault.fix
+    assert fault.fix.action.startswith("use a module-level function") and "fork" in fault.fix.action
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_a_lambda_becomes_a_function_or_is_forked() -> None:
 def test_what_else_refuses_is_named(held: Any) -> None:
     fault = cause(spawned(held))
     assert fault is not None and fault.kind == "not_picklable"
-    assert "every attribute" in fault.fix
+    assert "every attribute" in fault.fix.action
 
 
 def test_a_process_of_the_scripts_own_has_no_data_set() -> None:
     context = multiprocessing.get_context("spawn")
     fault = cause(context.Process(target=lambda: None).start)
     assert fault is not None and fault.kind == "not_picklable"
-    assert "data set" not in fault.summary
+    assert "data set" not in fault.title
 
 
 def test_pickling_and_copying_elsewhere_is_not_explained() -> None:
@@ -173,7 +173,7 @@ def linear(one: torch.dtype, other: torch.dtype) -> Any:
 def test_two_precisions_in_one_operator(call: Callable[[], Any]) -> None:
     fault = cause(call)
     assert fault is not None and fault.kind == "mixed_dtypes", printed(call)
-    assert "autocast" in fault.fix
+    assert "autocast" in fault.fix.action
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_words_of_operators_on_a_gpu(message: str) -> None:
 def test_numpys_float64() -> None:
     fault = cause(lambda: linear(DOUBLE, FLOAT))
     assert fault is not None and fault.kind == "mixed_dtypes"
-    assert "NumPy" in fault.summary and "autocast" not in fault.fix
+    assert "NumPy" in fault.title and "autocast" not in fault.fix.action
 
 
 def test_other_types_and_devices_are_not_mixed_precision() -> None:
@@ -206,7 +206,7 @@ def test_other_types_and_devices_are_not_mixed_precision() -> None:
 
 def test_gradients_in_float16() -> None:
     fault = of_failure(Failure("ValueError", "Attempting to unscale FP16 gradients.", ""))
-    assert fault is not None and fault.kind == "fp16_gradients" and "autocast" in fault.fix
+    assert fault is not None and fault.kind == "fp16_gradients" and "autocast" in fault.fix.action
 
 
 # --- Memory -----------------------------------------------------------------------------------
@@ -222,11 +222,11 @@ def test_out_of_gpu_memory() -> None:
     message = FULL.format(tried="2.00 GiB", held="22.80 GiB", unused="310.52 MiB")
     fault = of_failure(Failure("OutOfMemoryError", message, ""))
     assert fault is not None and fault.kind == "gpu_out_of_memory"
-    assert fault.fix.startswith("a smaller batch") and "trainfit plan" in fault.fix
+    assert fault.fix.action.startswith("a smaller batch") and "trainfit plan" in fault.fix.action
     message = FULL.format(tried="20.00 MiB", held="12.80 GiB", unused="9.10 GiB")
     fault = of_failure(Failure("OutOfMemoryError", message, ""))
-    assert fault is not None and "fragmentation" in fault.summary
-    assert "expandable_segments" in fault.fix
+    assert fault is not None and "fragmentation" in fault.title
+    assert "expandable_segments" in fault.fix.action
     for words in ("CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"):
         fault = of_failure(Failure("RuntimeError", words, ""))
         assert fault is not None and fault.kind == "gpu_out_of_memory"
@@ -243,7 +243,7 @@ def test_out_of_gpu_memory() -> None:
 def test_out_of_ram(call: Callable[[], Any]) -> None:
     fault = cause(call)
     assert fault is not None and fault.kind == "out_of_memory", printed(call)
-    assert "RAM" in fault.summary and "worker" not in fault.fix
+    assert "RAM" in fault.title and "worker" not in fault.fix.action
 
 
 def test_a_gpus_shared_memory_is_not_dev_shm() -> None:
@@ -258,10 +258,10 @@ def test_a_device_side_assert_with_the_kernels_own_words() -> None:
     message = "CUDA error: device-side assert triggered\nCUDA kernel errors might be …"
     fault = of_failure(Failure("AcceleratorError", message, ""))
     assert fault is not None and fault.kind == "device_assert"
-    assert "CUDA_LAUNCH_BLOCKING=1" in fault.fix and "classes - 1" in fault.fix
+    assert "CUDA_LAUNCH_BLOCKING=1" in fault.fix.action and "classes - 1" in fault.fix.action
     said = "Loss.cu:250: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed."
     fault = of_failure(Failure("RuntimeError", message, ""), None, FailureContext(output=said))
-    assert fault is not None and "`t >= 0 && t < n_classes`" in fault.summary
+    assert fault is not None and "`t >= 0 && t < n_classes`" in fault.title
 
 
 def test_the_gpu_in_the_main_process_is_not_the_data_sets() -> None:
@@ -285,7 +285,7 @@ def bound_twice() -> None:
 
 def test_a_port_in_use() -> None:
     fault = cause(bound_twice)
-    assert fault is not None and fault.kind == "port_in_use" and "torchrun" not in fault.fix
+    assert fault is not None and fault.kind == "port_in_use" and "torchrun" not in fault.fix.action
 
 
 def test_a_port_of_ranks_in_use() -> None:
@@ -297,7 +297,7 @@ def test_a_port_of_ranks_in_use() -> None:
 
     fault = cause(listens)
     assert fault is not None and fault.kind == "port_in_use"
-    assert "--standalone" in fault.fix and "port " in fault.summary
+    assert "--standalone" in fault.fix.action and "port " in fault.title
 
 
 def test_the_users_interrupt_of_a_worker_is_no_crash() -> None:
@@ -314,7 +314,7 @@ def test_collation_is_told_from_a_stack_of_the_models() -> None:
 
     assert cause(stacked) is None
     fault = cause(lambda: next(iter(DataLoader(Holding(None), 2))))
-    assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix
+    assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix.action
 
 
 @pytest.mark.parametrize(
@@ -368,8 +368,8 @@ def test_a_text_without_exception_has_none() -> None:
 
 
 def test_handles_are_known_by_module_and_type() -> None:
-    assert handles.library_of("h5py._hl.files", "File") == "h5py"
-    assert handles.library_of("builtins", "Environment") == "lmdb"
-    assert handles.library_of("h5py.h5t", "TypeID") == ""
-    assert handles.library_of("zipfile", "ZipInfo") == ""
-    assert handles.library_of("_io", "BytesIO") == ""
+    assert worker_start.library_of("h5py._hl.files", "File") == "h5py"
+    assert worker_start.library_of("builtins", "Environment") == "lmdb"
+    assert worker_start.library_of("h5py.h5t", "TypeID") == ""
+    assert worker_start.library_of("zipfile", "ZipInfo") == ""
+    assert worker_start.library_of("_io", "BytesIO") == ""

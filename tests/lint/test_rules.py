@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from trainfit.lint.api import read_script
 from trainfit.lint.source import UnreadableScriptError
 from trainfit.report.doctor import script_text
-from trainfit.results.doctor import Finding, ScriptReport
+from trainfit.results.doctor import ScriptReport
+from trainfit.results.findings import Finding, Fix, Place
 from trainfit.results.text import WIDTH
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def report(folder: Path, text: str, **others: str) -> ScriptReport:
 
 def rules(folder: Path, text: str, **others: str) -> list[str]:
     """The rules that found something, in order."""
-    return [each.rule for each in report(folder, text, **others).findings]
+    return [each.kind for each in report(folder, text, **others).findings]
 
 
 def only(folder: Path, text: str, **others: str) -> Finding:
@@ -75,10 +76,12 @@ def test_the_beginning_of_the_samples_is_clean(tmp_path: Path) -> None:
 
 def test_a_call_of_cuda_is_named_with_its_place_and_the_whole_line(tmp_path: Path) -> None:
     found = only(tmp_path, "import torch\nnet = torch.nn.Linear(1, 1)\nnet = net.cuda()  # there\n")
-    assert (found.rule, found.line, found.column) == ("hard-coded-cuda", 3, 7)
-    assert found.source == "net = net.cuda()  # there"
-    assert found.rewrite.startswith("net = net.to(device)  # there, with `device = torch.device(")
-    assert "without a CUDA GPU" in found.reason
+    assert (found.kind, found.at.line, found.at.column) == ("hard-coded-cuda", 3, 7)
+    assert found.at.source == "net = net.cuda()  # there"
+    assert found.fix.action.startswith(
+        "net = net.to(device)  # there, with `device = torch.device("
+    )
+    assert "without a CUDA GPU" in found.cause
 
 
 @pytest.mark.parametrize(
@@ -98,14 +101,14 @@ def test_a_call_of_cuda_is_named_with_its_place_and_the_whole_line(tmp_path: Pat
 )
 def test_literal_devices(tmp_path: Path, line: str, rewrite: str) -> None:
     found = only(tmp_path, f"import torch\nx = torch.zeros(2)\n{line}\n")
-    assert found.rule == "hard-coded-cuda"
-    assert found.rewrite.partition(", with `")[0] == rewrite
+    assert found.kind == "hard-coded-cuda"
+    assert found.fix.action.partition(", with `")[0] == rewrite
 
 
 def test_a_chain_over_lines_is_named_where_cuda_stands(tmp_path: Path) -> None:
     found = only(tmp_path, "import torch\nnet = torch.nn.Sequential(\n    a,\n).cuda()\n")
-    assert (found.line, found.column, found.source) == (4, 3, ").cuda()")
-    assert found.rewrite.startswith(").to(device)")
+    assert (found.at.line, found.at.column, found.at.source) == (4, 3, ").cuda()")
+    assert found.fix.action.startswith(").to(device)")
 
 
 @pytest.mark.parametrize(
@@ -142,8 +145,8 @@ def test_a_library_that_places_tensors_switches_the_rule_off(tmp_path: Path) -> 
 def test_data_parallel_under_its_names(tmp_path: Path) -> None:
     for use in ("nn.DataParallel(model)", "torch.nn.parallel.DataParallel(model)"):
         found = only(tmp_path, f"{HEAD}model = {use}\n")
-        assert found.rule == "data-parallel"
-        assert "DistributedDataParallel(model, device_ids=[local_rank])" in found.rewrite
+        assert found.kind == "data-parallel"
+        assert "DistributedDataParallel(model, device_ids=[local_rank])" in found.fix.action
 
 
 def test_data_parallel_beside_ddp_is_the_users_choice(tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ def test_data_parallel_beside_ddp_is_the_users_choice(tmp_path: Path) -> None:
 def test_old_amp_names(tmp_path: Path, line: str, rewrite: str) -> None:
     head = "import torch\nfrom torch.cuda import amp\nfrom torch.cuda.amp import GradScaler as G\n"
     found = only(tmp_path, head + line + "\n")
-    assert (found.rule, found.rewrite) == ("deprecated-amp", rewrite)
+    assert (found.kind, found.fix.action) == ("deprecated-amp", rewrite)
 
 
 @pytest.mark.parametrize(
@@ -201,20 +204,20 @@ for x, y in DL(range(9)):
 
 def test_no_autocast_anywhere(tmp_path: Path) -> None:
     found = only(tmp_path, HEAD + PLAIN_LOOP)
-    assert (found.rule, found.line) == ("no-autocast", 12)
+    assert (found.kind, found.at.line) == ("no-autocast", 12)
 
 
 def test_the_loss_that_autocast_refuses_is_named(tmp_path: Path) -> None:
     """torch/csrc/autograd: binary_cross_entropy and BCELoss are unsafe to autocast."""
-    assert "BCEWithLogitsLoss" not in only(tmp_path, HEAD + PLAIN_LOOP).rewrite
+    assert "BCEWithLogitsLoss" not in only(tmp_path, HEAD + PLAIN_LOOP).fix.action
     text = HEAD + "other = nn.BCELoss()\n" + PLAIN_LOOP
-    assert "use BCEWithLogitsLoss" in only(tmp_path, text).rewrite
+    assert "use BCEWithLogitsLoss" in only(tmp_path, text).fix.action
 
 
 def test_autocast_is_named_where_gradients_are(tmp_path: Path) -> None:
     loop, rest = PLAIN_LOOP.split("\n", 2)[1:]
     text = HEAD + f"{loop}\n    with torch.no_grad():\n        model(x.to(device))\n" + rest
-    assert only(tmp_path, text).source == only(tmp_path, HEAD + PLAIN_LOOP).source
+    assert only(tmp_path, text).at.source == only(tmp_path, HEAD + PLAIN_LOOP).at.source
 
 
 def test_autocast_is_not_asked_of_a_script_that_acts_on_an_environment(tmp_path: Path) -> None:
@@ -274,9 +277,9 @@ def dataset(first: str = "0", item: str = "torch.load(self.names[i])") -> str:
 def test_cuda_in_a_data_set(tmp_path: Path) -> None:
     text = HEAD + dataset(item="torch.load(self.names[i]).to(device)")
     found = only(tmp_path, text)
-    assert found.rule == "cuda-in-dataset"
-    assert "forked subprocess" in found.reason
-    assert "return torch.load(self.names[i]);" in found.rewrite
+    assert found.kind == "cuda-in-dataset"
+    assert "forked subprocess" in found.cause
+    assert "return torch.load(self.names[i]);" in found.fix.action
     collate = HEAD + (
         "def stack(samples):\n    return torch.stack(samples).to(device)\n"
         "loader = DL(range(3), collate_fn=stack)\n"
@@ -289,15 +292,15 @@ def test_data_on_the_gpu_before_the_loop(tmp_path: Path) -> None:
         "data-on-gpu-before-loop"
     ]
     found = only(tmp_path, HEAD + "data = TensorDataset(torch.randn(9, 8).to(device))\n")
-    assert found.rule == "data-on-gpu-before-loop"
-    assert "TensorDataset(torch.randn(9, 8))" in found.rewrite
+    assert found.kind == "data-on-gpu-before-loop"
+    assert "TensorDataset(torch.randn(9, 8))" in found.fix.action
 
 
 def test_the_device_that_a_function_knows_is_named(tmp_path: Path) -> None:
     text = "import torch\ndef f(x, dev):\n    return x.cuda()\ndef g(x):\n    return x.cuda()\n"
     first, second = report(tmp_path, text).findings
-    assert first.rewrite == "return x.to(dev)"
-    assert second.rewrite.startswith("return x.to(device), with `device = ")
+    assert first.fix.action == "return x.to(dev)"
+    assert second.fix.action.startswith("return x.to(device), with `device = ")
 
 
 @pytest.mark.parametrize(
@@ -331,14 +334,14 @@ def loop_over(loader: str, move: str = "x.to(device)") -> str:
 )
 def test_no_workers(tmp_path: Path, loader: str, rewrite: str) -> None:
     found = only(tmp_path, loop_over(loader))
-    assert found.rule == "loader-defaults"
-    assert found.rewrite.startswith(rewrite)
+    assert found.kind == "loader-defaults"
+    assert found.fix.action.startswith(rewrite)
 
 
 def test_workers_that_start_every_epoch(tmp_path: Path) -> None:
     found = only(tmp_path, loop_over("DL(Files(names), num_workers=2)"))
-    assert found.rule == "loader-defaults"
-    assert found.rewrite == "loader = DL(Files(names), num_workers=2, persistent_workers=True)"
+    assert found.kind == "loader-defaults"
+    assert found.fix.action == "loader = DL(Files(names), num_workers=2, persistent_workers=True)"
 
 
 @pytest.mark.parametrize(
@@ -390,8 +393,8 @@ def main():
 
 def test_non_blocking_from_pageable_memory(tmp_path: Path) -> None:
     found = only(tmp_path, loop_over("DL(range(9), 8)", "x.to(device, non_blocking=True)"))
-    assert found.rule == "non-blocking-without-pinning"
-    assert found.rewrite.endswith("loader = DL(range(9), 8, pin_memory=True)")
+    assert found.kind == "non-blocking-without-pinning"
+    assert found.fix.action.endswith("loader = DL(range(9), 8, pin_memory=True)")
 
 
 @pytest.mark.parametrize(
@@ -426,8 +429,8 @@ print(evaluate(model, DL(range(9))))
 
 def test_evaluation_with_gradients(tmp_path: Path) -> None:
     found = only(tmp_path, HEAD + EVALUATE)
-    assert (found.rule, found.line) == ("no-no-grad", 15)
-    assert found.rewrite.startswith("@torch.inference_mode() above `def evaluate`")
+    assert (found.kind, found.at.line) == ("no-no-grad", 15)
+    assert found.fix.action.startswith("@torch.inference_mode() above `def evaluate`")
 
 
 @pytest.mark.parametrize(
@@ -465,12 +468,12 @@ for x, y in DL(range(9)):
 
 def test_evaluation_outside_functions(tmp_path: Path) -> None:
     found = only(tmp_path, AT_THE_TOP)
-    assert (found.rule, found.source) == (
+    assert (found.kind, found.at.source) == (
         "no-no-grad",
         "    print((model(x.to(device)).argmax(1) == y.to(device)).sum().item())",
     )
-    assert found.reason.startswith("The script evaluates the network")
-    assert found.rewrite == "`with torch.inference_mode():` around `for x, y in DL(range(9)):`"
+    assert found.cause.startswith("The script evaluates the network")
+    assert found.fix.action == "`with torch.inference_mode():` around `for x, y in DL(range(9)):`"
 
 
 @pytest.mark.parametrize(
@@ -516,7 +519,7 @@ def test_no_grad_around_the_caller_counts(tmp_path: Path) -> None:
 )
 def test_waiting_in_every_step(tmp_path: Path, line: str) -> None:
     found = only(tmp_path, body(line))
-    assert (found.rule, found.line) == ("sync-every-step", 19)
+    assert (found.kind, found.at.line) == ("sync-every-step", 19)
 
 
 @pytest.mark.parametrize(
@@ -563,7 +566,9 @@ for x in DL(range(9)):
 
 def test_a_value_that_was_read_already_is_a_number(tmp_path: Path) -> None:
     text = body("if step % 9 == 0:\n    pass\nloss = loss.item()\nprint(float(loss))\n")
-    assert [(f.rule, f.line) for f in report(tmp_path, text).findings] == [("sync-every-step", 21)]
+    assert [(f.kind, f.at.line) for f in report(tmp_path, text).findings] == [
+        ("sync-every-step", 21)
+    ]
 
 
 # loss-kept-with-graph
@@ -584,7 +589,7 @@ def before_loop(line: str) -> str:
 )
 def test_graphs_that_pile_up(tmp_path: Path, first: str, line: str, rewrite: str) -> None:
     found = only(tmp_path, before_loop(first) + f"        {line}\n")
-    assert (found.rule, found.rewrite) == ("loss-kept-with-graph", rewrite)
+    assert (found.kind, found.fix.action) == ("loss-kept-with-graph", rewrite)
 
 
 @pytest.mark.parametrize(
@@ -646,12 +651,12 @@ def test_gradients_that_are_never_cleared(tmp_path: Path) -> None:
 def test_gradients_cleared_to_zeros(tmp_path: Path) -> None:
     text = HEAD + LOOP.replace("zero_grad()", "zero_grad(set_to_none=False)")
     found = only(tmp_path, text)
-    assert (found.rule, found.rewrite) == ("zero-grad-to-zeros", "optimizer.zero_grad()")
+    assert (found.kind, found.fix.action) == ("zero-grad-to-zeros", "optimizer.zero_grad()")
 
 
 def test_retained_graphs(tmp_path: Path) -> None:
     text = HEAD + LOOP.replace("backward()", "backward(retain_graph=True)")
-    assert only(tmp_path, text).rewrite == "loss.backward()"
+    assert only(tmp_path, text).fix.action == "loss.backward()"
     assert rules(tmp_path, text + "        (loss * 2).backward()\n") == []
     shared = (
         HEAD
@@ -675,7 +680,7 @@ def test_own_modules_are_followed_and_others_are_not(tmp_path: Path) -> None:
     found = report(tmp_path, "import torch, net.parts\nimport broken, latin\nfrom net import Net\n")
     names = [Path(each).relative_to(tmp_path).as_posix() for each in found.files]
     assert names == ["script.py", "net/__init__.py", "net/parts.py"]
-    assert [(f.rule, Path(f.file).name) for f in found.findings] == [
+    assert [(f.kind, Path(f.at.file).name) for f in found.findings] == [
         ("hard-coded-cuda", "parts.py")
     ]
     assert "broken.py: syntax error at line 1" in found.unread[0]
@@ -729,8 +734,8 @@ def test_nothing_is_run_or_imported(tmp_path: Path) -> None:
 
 def test_columns_count_characters(tmp_path: Path) -> None:
     found = only(tmp_path, "import torch\nd = 'größe', x.cuda()\n")
-    assert found.column == len("d = 'größe', ") + 1
-    assert found.rewrite.startswith("d = 'größe', x.to(device), with")
+    assert found.at.column == len("d = 'größe', ") + 1
+    assert found.fix.action.startswith("d = 'größe', x.to(device), with")
 
 
 def test_loops_in_loops_stay_quick(tmp_path: Path) -> None:
@@ -741,7 +746,7 @@ def test_loops_in_loops_stay_quick(tmp_path: Path) -> None:
 
 def test_deep_parts_are_said_and_the_rest_is_read(tmp_path: Path) -> None:
     found = report(tmp_path, "x = a" + ".b" * 600 + "\nz = z.cuda()\n")
-    assert [f.rule for f in found.findings] == ["hard-coded-cuda"]
+    assert [f.kind for f in found.findings] == ["hard-coded-cuda"]
     assert found.unread == (
         f"{tmp_path / 'script.py'}: partly nested too deeply; that part is skipped",
     )
@@ -774,9 +779,8 @@ def test_the_text_of_a_clean_script_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_text_is_escaped_and_wrapped() -> None:
-    finding = Finding(
-        "r", "a\x1b[2J.py", 1, 1, "x = '\x1b[31m'" + "y" * 300, "why " * 60, "do " * 60
-    )
+    place = Place("a\x1b[2J.py", 1, 1, "x = '\x1b[31m'" + "y" * 300)
+    finding = Finding("r", "warning", "", (), "why " * 60, (Fix("do " * 60),), place=place)
     text = script_text(ScriptReport("a\x1b[2J.py", ("a\x1b[2J.py",), (finding,), ("b\x07.py: no",)))
     assert text.isprintable() or all(c.isprintable() or c == "\n" for c in text)
     assert max(map(len, text.split("\n"))) <= WIDTH
@@ -829,8 +833,8 @@ def test_no_source_raises_anything_else(
         return
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for each in found.findings:
-        assert each.source == lines[each.line - 1].rstrip()
-        assert 1 <= each.column <= len(lines[each.line - 1]) + 1
+        assert each.at.source == lines[each.at.line - 1].rstrip()
+        assert 1 <= each.at.column <= len(lines[each.at.line - 1]) + 1
     assert script_text(found)
 
 

@@ -17,7 +17,7 @@ from trainfit.results.plan import JobDetail, PlanResult, Recorded
 
 @pytest.fixture(scope="module")
 def plan() -> PlanResult:
-    found = read(RESULTS / "plan-v13.json")
+    found = read(RESULTS / "plan-v1.json")
     assert isinstance(found, PlanResult)
     return found
 
@@ -75,12 +75,12 @@ def test_a_damaged_recording_is_named(plan: PlanResult) -> None:
 
 
 def test_a_recording_is_shown_as_its_summary() -> None:
-    found = entry("recording-v3.trainfit")
+    found = entry("recording-v1.trainfit")
     assert isinstance(found.result, RecordingSummary)
     assert found.detail is not None and found.detail.memory is not None
     assert found.detail.memory.peak_bytes == found.result.memory.allocated_bytes
 
 
 def test_other_results_are_shown_as_they_are() -> None:
-    result = read(RESULTS / "loader-v4.json")
+    result = read(RESULTS / "loader-v1.json")
     assert explained(result, "l.json") == (result, None)

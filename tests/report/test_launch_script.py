@@ -28,14 +28,14 @@ MIB = 2**20
 
 
 def plan(**changes: object) -> PlanResult:
-    result = trainfit.load(FIXTURES / "plan-v13.json")
+    result = trainfit.load(FIXTURES / "plan-v1.json")
     assert isinstance(result, PlanResult)
     return dataclasses.replace(result, **changes)  # type: ignore[arg-type]
 
 
 def loading(workers: int, shm_bytes: int | None, ram_bytes: int | None = None) -> DataLoading:
     """Of a DataLoader that was measured."""
-    result = trainfit.load(FIXTURES / "loader-v4.json")
+    result = trainfit.load(FIXTURES / "loader-v1.json")
     assert isinstance(result, LoaderResult)
     settings = LoaderSettings(workers)
     candidate = dataclasses.replace(
@@ -175,12 +175,12 @@ def test_a_job_that_does_not_fit_has_no_script(form: LaunchForm, tmp_path: Path)
 
 
 def test_show_writes_them(tmp_path: Path) -> None:
-    done = run("show", FIXTURES / "plan-v13.json", "--format", "sh", cwd=tmp_path)
+    done = run("show", FIXTURES / "plan-v1.json", "--format", "sh", cwd=tmp_path)
     assert done.stdout == launch_script(plan(), "sh")
-    done = run("show", FIXTURES / "plan-v13.json", "--format", "metrics", cwd=tmp_path)
-    assert trainfit.load(FIXTURES / "plan-v13.json").metrics() == json.loads(done.stdout)
-    for words in (["watch-v1.json", "--format", "sh"], ["plan-v13.json", "--format=sarif"],
-                  ["plan-v13.json", "--format=sh", "--json"]):  # fmt: skip
+    done = run("show", FIXTURES / "plan-v1.json", "--format", "metrics", cwd=tmp_path)
+    assert trainfit.load(FIXTURES / "plan-v1.json").metrics() == json.loads(done.stdout)
+    for words in (["watch-v1.json", "--format", "sh"], ["plan-v1.json", "--format=sarif"],
+                  ["plan-v1.json", "--format=sh", "--json"]):  # fmt: skip
         done = run("show", FIXTURES / words[0], *words[1:], cwd=tmp_path)
         assert done.returncode == 2 and not done.stdout, words
         assert len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Result files that trainfit wrote, of this version and of earlier ones, are read and shown.
+"""Result files that trainfit wrote are read and shown; those of another version are refused.
 
 They lie in ``tests/fixtures/results``, as KIND-vVERSION; ``make.py`` there writes those of the
 present version by the commands that users call.
@@ -63,9 +63,6 @@ def measured_truth(path: Path) -> str:
     return truth.case.model
 
 
-#: Names that kinds had.
-FORMER = {"offers": "gpu-comparison"}
-
 #: How each kind is read, and made a text.
 READ: dict[str, Callable[[Path], str]] = {
     **dict.fromkeys(
@@ -98,7 +95,7 @@ def formats() -> dict[str, int]:
 def kind_and_version(path: Path) -> tuple[str, int]:
     found = re.fullmatch(r"(.+)-v(\d+)", path.stem)
     assert found is not None, path
-    return FORMER.get(found[1], found[1]), int(found[2])
+    return found[1], int(found[2])
 
 
 def test_every_kind_has_a_file_of_its_present_version() -> None:
@@ -108,7 +105,7 @@ def test_every_kind_has_a_file_of_its_present_version() -> None:
     wanted = formats()
     assert set(wanted) == set(READ) | WRITTEN_ONLY, "say how the kind is read"
     absent = {(kind, wanted[kind]) for kind in READ} - there
-    assert not absent, "run tests/fixtures/results/make.py --only KIND, and keep the older file"
+    assert not absent, "run tests/fixtures/results/make.py --only KIND"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -127,6 +124,24 @@ def test_a_file_of_a_newer_version_is_refused_in_one_line(path: Path, tmp_path: 
         READ[kind](newer)
     said = str(refused.value)
     assert "version" in said and "upgrade trainfit" in said and "\n" not in said
+
+
+@pytest.mark.parametrize("number", [1, 13])
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if "truth" not in path.stem], ids=lambda path: path.stem
+)
+def test_a_file_from_before_formats_restarted_is_refused_in_one_line(
+    path: Path, number: int, tmp_path: Path
+) -> None:
+    """Whatever its number: it names no trainfit that wrote it."""
+    document = {**document_of(path), "version": number}
+    del document["written_by"]
+    kind, _ = kind_and_version(path)
+    write(tmp_path / path.name, path, document)
+    with pytest.raises(ResultFileError, match=f"wrote it, in version {number} of its") as refused:
+        READ[kind](tmp_path / path.name)
+    said = str(refused.value)
+    assert re.search(r"re-(create|record|run)", said) and "\n" not in said
 
 
 def document_of(path: Path) -> dict[str, Any]:

@@ -194,39 +194,6 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_plan_of_version_1_is_read() -> None:
-    document = json.loads(PLAN.to_json())
-    assert document.pop("remedies") is None
-    assert document.pop("inference") is None
-    text = json.dumps({**document, "version": 1})
-    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
-
-
-def test_a_plan_of_version_8_is_read() -> None:
-    document = json.loads(PLAN.to_json())
-    assert document.pop("structured_notes") == []
-    assert document.pop("coverage") is None
-    text = json.dumps({**document, "version": 8})
-    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
-
-
-def test_a_plan_of_version_2_is_read() -> None:
-    document = json.loads(PLAN.to_json())
-    assert document.pop("loading") is None
-    assert document.pop("variables") == {}
-    assert document.pop("batch_in_command") is True
-    assert document.pop("samples") is None
-    text = json.dumps({**document, "version": 2})
-    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
-
-
-def test_a_plan_of_version_3_is_read() -> None:
-    document = json.loads(PLAN.to_json())
-    assert document.pop("speed") is None
-    text = json.dumps({**document, "version": 3})
-    assert PlanResult.from_json(text, Path("plan.json")) == PLAN
-
-
 def test_speed_survives_json() -> None:
     now = StepSpeed(8, 0.1, (0.08, 0.12), 0.09, 0.05, 0.0, "bandwidth", 80.0)
     speed = Speed(now, (now,), 8, 0.3, {"matmul": 0.09}, "assumed", 12.5, ("a note",))

@@ -19,8 +19,9 @@ from tests.watch.test_compare import header, loader, noise, run
 from trainfit.cli.verbs.watched import _Filled as Filled
 from trainfit.report.comparison import verification_screen
 from trainfit.results.comparison import Verification
+from trainfit.results.findings import Finding, Fix, Severity
 from trainfit.results.runs.watched import RunRecord
-from trainfit.results.watch import Finding, Severity, WatchResult
+from trainfit.results.watch import WatchResult
 from trainfit.watch.verify import ShortRunError, short_run, verify
 
 COMMAND = ("python", "train.py", "--workers={num_workers:0}")
@@ -33,10 +34,8 @@ def finding(severity: Severity = "critical", line: str = "", **settings: str) ->
         "It is slow",
         (),
         "because",
-        "do it",
+        (Fix("do it", settings=settings, line=line),),
         "certain",
-        settings=settings,
-        line=line,
     )
 
 

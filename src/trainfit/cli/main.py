@@ -84,8 +84,8 @@ def _report(error: TrainfitError) -> int:
         print(f"trainfit: error: {said}", file=sys.stderr)
     cause = getattr(error, "cause", None)
     if cause is not None:
-        print(f"trainfit: cause: {printable(cause.summary)}", file=sys.stderr)
-        print(f"trainfit: fix: {printable(cause.fix)}", file=sys.stderr)
+        print(f"trainfit: cause: {printable(cause.title)}", file=sys.stderr)
+        print(f"trainfit: fix: {printable(cause.fix.action)}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(f"trainfit: {printable(note)}", file=sys.stderr)
     output = getattr(error, "script_output", "")

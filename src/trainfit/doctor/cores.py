@@ -22,7 +22,8 @@ from trainfit.doctor.findings import (
     whole,
 )
 from trainfit.hardware.machine.parsing import cpu_list_text
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Cpu, FrequencyPolicy, Machine
 from trainfit.results.text import core_count, cores, count
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from trainfit.hardware.gpu.local_gpu import gpus_of_job
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix, Severity
 from trainfit.results.machine import Fact, Gpu, Machine
 from trainfit.results.text import short
 
@@ -18,31 +19,40 @@ T = TypeVar("T")
 def evidence(what: str, fact: Fact[T], show: Callable[[T], Any] = str) -> Evidence:
     """A fact as evidence: its value in words, or why there is none."""
     if fact.value is not None:
-        return Evidence(what, str(show(fact.value)), fact.source)
+        return Evidence(what, str(show(fact.value)), source=fact.source)
     state = "none" if fact.is_absent else "cannot tell"
-    return Evidence(what, f"{state} ({fact.reason})", fact.source)
+    return Evidence(what, f"{state} ({fact.reason})", source=fact.source)
 
 
 def good(name: str, summary: str, found: Sequence[Evidence] = (), why: str = "") -> Check:
     """Nothing is wrong."""
-    return Check(name, "good", "", summary, why, tuple(found))
+    return Check("", "info", summary, tuple(found), why, name=name, verdict="good")
 
 
 def bad(
     name: str,
-    cause: str,
+    kind: str,
     summary: str,
     why: str,
     found: Sequence[Evidence],
-    remedies: Sequence[Fix],
+    fixes: Sequence[Fix],
+    severity: Severity = "warning",
 ) -> Check:
-    """Something costs the job its GPU, speed or memory; ``cause`` is a stable identifier."""
-    return Check(name, "bad", cause, summary, why, tuple(found), tuple(remedies))
+    """Something costs the job its GPU, speed or memory; ``kind`` is a stable identifier."""
+    return Check(kind, severity, summary, tuple(found), why, tuple(fixes), name=name, verdict="bad")
 
 
-def unsure(name: str, summary: str, needed: str, found: Sequence[Evidence] = ()) -> Check:
-    """Undetermined; ``needed`` says what would be needed to tell."""
-    return Check(name, "cannot_tell", "", summary, needed, tuple(found))
+def unsure(
+    name: str,
+    summary: str,
+    needed: str,
+    found: Sequence[Evidence] = (),
+    to_try: Sequence[Fix] = (),
+) -> Check:
+    """Undetermined; ``needed`` says what would be needed to tell, ``to_try`` what may show it."""
+    return Check(
+        "", "info", summary, tuple(found), needed, tuple(to_try), name=name, verdict="cannot_tell"
+    )
 
 
 # ---

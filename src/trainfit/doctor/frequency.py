@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, brief, evidence, good, on_host, quoted, unsure
 from trainfit.hardware.machine.parsing import cpu_list_text
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import FrequencyPolicy, IdleState, Machine
 from trainfit.results.text import duration, ghz
 
@@ -59,7 +60,7 @@ def _found(machine: Machine) -> list[Evidence]:
     found = []
     for name, group in _grouped(_relevant(machine), _words).items():
         cpus = cpu_list_text(_cpus(group))
-        found.append(Evidence(f"cpufreq of CPUs {cpus}", name, cpu.policies.source))
+        found.append(Evidence(f"cpufreq of CPUs {cpus}", name, source=cpu.policies.source))
     if not found:
         found.append(evidence("cpufreq", cpu.policies, lambda _: "no policy"))
     return [
@@ -302,17 +303,15 @@ def _scales(
     slow = [p for p in policies if not _stays_up(p)]
     if not slow:
         return None
-    return Check(
+    return unsure(
         FREQUENCY,
-        "cannot_tell",
-        "",
         f"{_name(slow)}: fine under steady load; measure paced calls",
         "a loaded core reaches its clock, so training is not slowed. Between paced calls "
         "(inference at a control rate) it lowers the clock, and the next call may start slow: "
         "one robot's calls took 7 to 8 ms more at 30 Hz than at 60 Hz. To see whether this "
         "machine does that, time the same call paced and back to back, with and without the fix "
         "(trainfit pace).",
-        tuple(found),
+        found,
         (*_epp_remedies(machine, policies), *_governor_remedies(machine, policies)),
     )
 
@@ -357,7 +356,7 @@ def check_idle(machine: Machine) -> tuple[Check, ...]:
         "that much each time that it waits for the GPU or for a worker; to see whether it adds "
         "up, time the call with and without the fix (trainfit pace)."
     )
-    return (Check(IDLE, "cannot_tell", "", summary, why, tuple(found), _remedies(machine)),)
+    return (unsure(IDLE, summary, why, found, _remedies(machine)),)
 
 
 def _remedies(machine: Machine) -> tuple[Fix, ...]:

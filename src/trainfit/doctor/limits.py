@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
 from trainfit.hardware.machine.limits import OWN_FILES
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Machine
 from trainfit.results.text import core_count, cores, count, size
 
@@ -195,7 +196,10 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
     grant = dict(machine.surroundings.scheduler_grant)
     found = [
         evidence("scheduler", scheduler),
-        *(Evidence(key, value or "(empty)", "environment") for key, value in sorted(grant.items())),
+        *(
+            Evidence(key, value or "(empty)", source="environment")
+            for key, value in sorted(grant.items())
+        ),
         evidence("usable cores", machine.cpu.usable_cores, cores),
     ]
     usable = machine.cpu.usable_cores.value

@@ -13,7 +13,8 @@ from trainfit.doctor.findings import (
     raise_limit,
     unsure,
 )
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Machine, Storage
 from trainfit.results.text import byte_rate, percent, size
 
@@ -271,7 +272,7 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
     """Free space, the measured rate, and the kind where no rate was measured."""
     storage = machine.storage
     found = [
-        Evidence("path", storage.path or "(empty)", "the requested path"),
+        Evidence("path", storage.path or "(empty)", source="the requested path"),
         evidence("file system", storage.filesystem),
         evidence("mounted at", storage.mount_point),
         evidence("kind", storage.kind),

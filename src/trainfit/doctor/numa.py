@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trainfit.doctor.findings import all_gpus, bad, evidence, good, unsure, which
 from trainfit.hardware.machine.cuda_stack import torchrun_binds
 from trainfit.hardware.machine.parsing import cpu_list_text
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, NumaNode
 
 NAME = "numa"
@@ -124,13 +125,11 @@ def _unbound(
         if spread > 1
         else f"the GPU is attached to node {first}"
     )
-    return Check(
+    return unsure(
         NAME,
-        "cannot_tell",
-        "",
         f"{len(nodes)} NUMA nodes, {where}; jobs are not bound unless started so",
         f"{_WHY}. This process is not bound, nor is a job started the same "
         "way. To see the cost, time the job with and without the fix.",
-        tuple(found),
-        tuple(remedies),
+        found,
+        remedies,
     )

@@ -8,7 +8,8 @@ from typing import Final, NamedTuple
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, brief, evidence, good, quoted, unsure
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Machine, TorchBuild
 
 INDEX: Final = "https://download.pytorch.org/whl"
@@ -138,7 +139,7 @@ def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
         evidence("PyTorch", torch, _words),
         evidence("libcuda answers", cuda, lambda c: f"{c.code} {c.error}".strip()),
         *(
-            Evidence(f"{library} in use", place, "loader")
+            Evidence(f"{library} in use", place, source="loader")
             for library, place in sorted(machine.cuda.library_places.items())
         ),
     ]

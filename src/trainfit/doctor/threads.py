@@ -7,8 +7,10 @@ from typing import Final
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cores import threads_set
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
+from trainfit.findings.threads import LIBRARIES
 from trainfit.hardware.machine.limits import JUDGED, misread
-from trainfit.results.doctor import Check, Evidence, Fix, PoolLibrary, PoolUse, WorkerPools
+from trainfit.results.doctor import Check, PoolLibrary, PoolUse, WorkerPools
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Machine, known
 from trainfit.results.text import core_count, cores
 
@@ -19,10 +21,7 @@ from trainfit.results.text import core_count, cores
 NAME: Final = "threads"
 #: The most threads of the OpenBLAS in NumPy's wheels (built with NUM_THREADS=64).
 _OPENBLAS_MOST: Final = 64
-_VARIABLE: Final[dict[PoolLibrary, str]] = {
-    "OpenCV": "OPENCV_FOR_THREADS_NUM",
-    "OpenBLAS": "OPENBLAS_NUM_THREADS",
-}
+_LIBRARY: Final = {each.title: each for each in LIBRARIES}
 _NOT_KNOWN: Final[dict[PoolLibrary, str]] = {
     "OpenCV": "OpenCV builds with OpenMP or TBB, or older than 4.5.2, which choose thread counts "
     "differently; calls too small to be split",
@@ -46,8 +45,10 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
     if (workers or 2) * threads.value <= usable:
         return None
     found = [
-        Evidence("num_workers", "not in the script" if workers is None else str(workers), "script"),
-        Evidence(_what(use), use.call, f"{use.file}:{use.line}"),
+        Evidence(
+            "num_workers", "not in the script" if workers is None else str(workers), source="script"
+        ),
+        Evidence(_what(use), use.call, source=f"{use.file}:{use.line}"),
         evidence(f"{use.library}'s threads in each process", threads),
         evidence("usable cores", machine.cpu.usable_cores, cores),
     ]
@@ -75,9 +76,7 @@ def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence])
         why += f" From {policy.THREADS_PER_CORE:g} threads per core on, a slowdown was measured."
     else:
         why += " Whether workers call what starts its threads cannot be read from the script."
-    remedies = tuple(_remedies(machine, use))
-    why = f"{why} {_limits(use)}"
-    return Check(NAME, "cannot_tell", "", summary, why, tuple(found), remedies)
+    return unsure(NAME, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
 
 
 def _what(use: PoolUse) -> str:
@@ -98,7 +97,8 @@ def _limits(use: PoolUse) -> str:
 
 
 def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
-    variable = _VARIABLE[use.library]
+    library = _LIBRARY[use.library]
+    variable = library.variable or library.name
     made = [
         Fix(
             f"export {variable}=1",
@@ -106,10 +106,10 @@ def _remedies(machine: Machine, use: PoolUse) -> list[Fix]:
             f"{use.library} uses one thread in the main process, too",
         )
     ]
-    if use.library == "OpenCV":
+    if library.where == "worker_init_fn":
         made.append(
             Fix(
-                "cv2.setNumThreads(0)  # in worker_init_fn",
+                f"{library.line}  # in worker_init_fn",
                 "remove that line",
                 "none: the workers already run in parallel",
             )
@@ -170,11 +170,11 @@ def check_threads(machine: Machine, pools: WorkerPools | None = None) -> tuple[C
 def _found(machine: Machine) -> list[Evidence]:
     threads = machine.threads
     found = [
-        Evidence(name, value or "(empty)", "environment")
+        Evidence(name, value or "(empty)", source="environment")
         for name, value in sorted(threads.variables.items())
     ]
     if "OMP_NUM_THREADS" not in threads.variables:
-        found.insert(0, Evidence("OMP_NUM_THREADS", "not set", "environment"))
+        found.insert(0, Evidence("OMP_NUM_THREADS", "not set", source="environment"))
     return [
         *found,
         evidence("PyTorch's threads", threads.torch_default),
@@ -286,7 +286,7 @@ def _in_workers(machine: Machine, usable: float) -> str:
         return note
     return (
         f"{note}: {workers} workers that use OpenCV would run {added} threads on "
-        f"{core_count(usable)}. Call cv2.setNumThreads(0) in worker_init_fn, or export "
+        f"{core_count(usable)}. Call {_LIBRARY['OpenCV'].line} in worker_init_fn, or export "
         "OPENCV_FOR_THREADS_NUM=1 OMP_NUM_THREADS=1; `trainfit doctor --script FILE` "
         "checks whether a script's workers do"
     )

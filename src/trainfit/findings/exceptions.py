@@ -6,20 +6,20 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import fixes
+from trainfit.findings import fixes, habits
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
-from trainfit.results.dataloader import Fault
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import short
 
 
-def known(raised: ParsedException, seen: FailureContext) -> Fault | None:
+def known(raised: ParsedException, seen: FailureContext) -> Finding | None:
     """The known cause of an exception, if it has one; without evidence."""
     return next((fault for rule in _RULES if (fault := rule(raised, seen)) is not None), None)
 
 
-def _fault(kind: str, summary: str, fix: str) -> Fault:
-    return Fault(kind, summary, "", fix)
+def _fault(kind: str, summary: str, fix: str) -> Finding:
+    return failure_finding(kind, summary, "", fix)
 
 
 # --- Of data sets and their collation ---------------------------------------------------------
@@ -39,19 +39,20 @@ _UNEQUAL: Final = re.compile(
 _UNCOLLATED: Final = "default_collate: batch must contain tensors"
 
 
-def _gpu_in_worker(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _gpu_in_worker(raised: ParsedException, _: FailureContext) -> Finding | None:
     in_worker = raised.worker is not None and _INITIALIZATION in raised.message
     if not in_worker and not _REINITIALIZED.search(raised.message):
         return None
     return _fault(
         "cuda_in_worker",
         "The data set uses the GPU in a forked worker",
-        "keep the data set on the CPU and move batches in the loop; or multiprocessing_context="
-        '"spawn" with what is on the GPU made in the worker; or num_workers=0',
+        f"keep the data set on the CPU and {habits.ON_GPU_EARLY.action}; or "
+        'multiprocessing_context="spawn" with what is on the GPU made in the worker; or '
+        "num_workers=0",
     )
 
 
-def _nested(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _nested(raised: ParsedException, _: FailureContext) -> Finding | None:
     if _DAEMONIC not in raised.message:
         return None
     if raised.worker is None:
@@ -68,7 +69,7 @@ def _nested(raised: ParsedException, _: FailureContext) -> Fault | None:
     )
 
 
-def _collation(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
     at = f" ({short(raised.message, 80)})"
     if _UNCOLLATED in raised.message:
         return _fault(
@@ -113,7 +114,7 @@ _OF_HANDLES: Final[dict[str, re.Pattern[str]]] = {
 _CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")
 
 
-def _handle(raised: ParsedException, seen: FailureContext) -> Fault | None:
+def _handle(raised: ParsedException, seen: FailureContext) -> Finding | None:
     """A file that was opened before workers were forked, and that two of them now read."""
     if raised.worker is None:
         return None
@@ -145,7 +146,7 @@ _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2*
 _ASSERTED: Final = re.compile(r"device-side assert|hipErrorAssert|cudaErrorAssert")
 
 
-def _gpu_memory(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _gpu_memory(raised: ParsedException, _: FailureContext) -> Finding | None:
     if not _GPU_MEMORY.search(raised.message):
         return None
     tried, unused = _amount(_TRIED, raised.message), _amount(_UNUSED, raised.message)
@@ -153,7 +154,7 @@ def _gpu_memory(raised: ParsedException, _: FailureContext) -> Fault | None:
         return _fault(
             "gpu_out_of_memory",
             "Out of GPU memory, with more reserved and unused than was requested: fragmentation",
-            f"set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the command; {_FEWER}",
+            f"{habits.FRAGMENTED.action}; {_FEWER}",
         )
     return _fault("gpu_out_of_memory", "Out of GPU memory", _FEWER)
 
@@ -172,7 +173,7 @@ def _amount(pattern: re.Pattern[str], text: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]] if found else None
 
 
-def _gpu_assert(raised: ParsedException, seen: FailureContext) -> Fault | None:
+def _gpu_assert(raised: ParsedException, seen: FailureContext) -> Finding | None:
     if not _ASSERTED.search(raised.message):
         return None
     found = re.search(r"Assertion `+([^`']+)['`]+ failed", f"{raised.message}\n{seen.output}")
@@ -215,7 +216,7 @@ _HALVES: Final = ("half", "bfloat16", "float16")
 _UNSCALED: Final = "Attempting to unscale FP16 gradients"
 
 
-def _dtypes(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _dtypes(raised: ParsedException, _: FailureContext) -> Finding | None:
     found = next(filter(None, (each.search(raised.message) for each in _MISMATCHES)), None)
     if found is None:
         return None
@@ -239,7 +240,7 @@ def _dtypes(raised: ParsedException, _: FailureContext) -> Fault | None:
     return None
 
 
-def _unscaled(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _unscaled(raised: ParsedException, _: FailureContext) -> Finding | None:
     if _UNSCALED not in raised.message:
         return None
     return _fault(
@@ -258,7 +259,7 @@ _OF_RANKS: Final = re.compile(r"torch/distributed/|MASTER_PORT|The server socket
 _PORT: Final = re.compile(r"\bport:? (\d{2,5})\b")
 
 
-def _port(raised: ParsedException, _: FailureContext) -> Fault | None:
+def _port(raised: ParsedException, _: FailureContext) -> Finding | None:
     if not _IN_USE.search(raised.message):
         return None
     frames = "\n".join(each.path for each in raised.frames)
@@ -278,7 +279,7 @@ def _port(raised: ParsedException, _: FailureContext) -> Fault | None:
     return _fault("port_in_use", summary, f"end that process, or use another port; {look}")
 
 
-_RULES: Final[tuple[Callable[[ParsedException, FailureContext], Fault | None], ...]] = (
+_RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None], ...]] = (
     _gpu_in_worker,
     _nested,
     _collation,

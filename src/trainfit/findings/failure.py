@@ -14,9 +14,10 @@ from typing import Final
 
 from trainfit.findings import exceptions, fixes, hangs, tracebacks
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.main_guard import unguarded_line
 from trainfit.findings.tracebacks import Frame, ParsedException
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.findings.worker_start import unguarded_line
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import short, signal_name, size
 
 #: Kinds of what :func:`of_failure` gives.
@@ -98,7 +99,7 @@ def of_failure(
     failure: Failure,
     settings: LoaderSettings | None = None,
     seen: FailureContext | None = None,
-) -> Fault | None:
+) -> Finding | None:
     """What a failed run means; ``None`` where that is not known.
 
     Args:
@@ -114,12 +115,12 @@ def of_failure(
         or _ended(failure, settings, seen)
         or _exception(failure, settings, raised, seen)
     )
-    return found and dataclasses.replace(found, evidence=clipped(found.evidence))
+    return found and dataclasses.replace(found, cause=clipped(found.cause))
 
 
 def of_exception(
     traceback: str, settings: LoaderSettings | None = None, seen: FailureContext | None = None
-) -> Fault | None:
+) -> Finding | None:
     """What the exception means that a printed traceback ends with, as :func:`of_failure`."""
     name, message = tracebacks.exception_in(traceback)
     return of_failure(Failure(name, message, traceback), settings, seen) if name else None
@@ -136,7 +137,9 @@ def clipped(text: str) -> str:
 # --- Hangs ------------------------------------------------------------------------------------
 
 
-def _hung(failure: Failure, settings: LoaderSettings | None, seen: FailureContext) -> Fault | None:
+def _hung(
+    failure: Failure, settings: LoaderSettings | None, seen: FailureContext
+) -> Finding | None:
     if not failure.hung or settings is None:
         return None
     hang = hangs.explain(failure.stacks, settings, seen)
@@ -145,10 +148,10 @@ def _hung(failure: Failure, settings: LoaderSettings | None, seen: FailureContex
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
         fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
-    return Fault(hang.kind, hang.summary, hang.evidence, fix, settings)
+    return failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
 
 
-def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Fault:
+def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Finding:
     """A batch was made and not sent: what holds it up?"""
     if _FILES.search(seen.output) or _too_many_files(settings, seen):
         return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
@@ -158,8 +161,8 @@ def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> F
         culprit = _line(seen.output, _NOT_PICKLABLE)
         summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
-        return Fault("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
-    return Fault(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
+        return failure_finding("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
+    return failure_finding(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
 
 
 def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
@@ -174,7 +177,7 @@ def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
 
 def _resources(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
-) -> Fault | None:
+) -> Finding | None:
     text = _text(failure, seen)
     said = short(raised.message or failure.message) or spoken(failure, seen)
     if _FILES.search(text):
@@ -195,11 +198,11 @@ def _resources(
         summary = f"Out of memory (RAM): {what}"
         by_workers = raised.worker is not None or _FORKING in failure.traceback
         fix = fixes.memory(settings) if by_workers else fixes.RAM
-        return Fault("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
+        return failure_finding("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
     return None
 
 
-def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Fault:
+def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
     need, evidence = None, said
     if seen.batch_bytes is not None and settings is not None:
         need = (settings.tokens + 1) * seen.batch_bytes
@@ -210,17 +213,19 @@ def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) 
     if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
         evidence += "; that is enough: a truncated memory-mapped file has the same effect"
     summary = "Shared memory (/dev/shm) is full"
-    return Fault("shm_full", summary, evidence, fixes.shm(settings, need), settings)
+    return failure_finding("shm_full", summary, evidence, fixes.shm(settings, need), settings)
 
 
-def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Fault:
+def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
     evidence = said
     if seen.batch_tensors is not None and settings is not None:
         need = seen.batch_tensors * (settings.tokens + 1)
         evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
     if seen.open_files is not None:
         evidence += f"; the limit is {seen.open_files} (ulimit -n)"
-    return Fault("open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings)
+    return failure_finding(
+        "open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings
+    )
 
 
 # --- Starting workers -------------------------------------------------------------------------
@@ -228,7 +233,7 @@ def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext
 
 def _start(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
-) -> Fault | None:
+) -> Finding | None:
     """What only happens to processes that are not forked."""
     if _is_pickled(failure, raised):
         return _not_picklable(failure, settings, raised)
@@ -236,21 +241,25 @@ def _start(
     text = _text(failure, seen)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
-        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
+        return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     missing = _NOT_FOUND.search(text)
     # A checkpoint with a class that is gone says the same.
     if missing and (is_spawned or _UNPICKLED in text):
         summary = f"Spawned workers do not find {missing[1]} in {missing[2]}"
-        return Fault("not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings)
+        return failure_finding(
+            "not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings
+        )
     if settings is None or not is_spawned:
         return None
     script = _outermost(failure.traceback)
     if _exit_code(failure) == 1 and script is not None and unguarded_line(Path(script.path)):
         said = f"{spoken(failure, seen)}; {script} runs when the script is imported"
-        return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
+        return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
     if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         summary = f"Workers exit before they start under {settings.start_method}"
-        return Fault("spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings)
+        return failure_finding(
+            "spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings
+        )
     return None
 
 
@@ -287,7 +296,7 @@ def _is_pickled(failure: Failure, raised: ParsedException) -> bool:
 
 def _not_picklable(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException
-) -> Fault:
+) -> Finding:
     said = f"{raised.type}: {raised.message}" if raised.type else raised.message
     if _OF_LOADER in failure.traceback:
         what = "The data set, collate_fn or worker_init_fn"
@@ -296,13 +305,15 @@ def _not_picklable(
         summary = "What a new process is given cannot be pickled"
     summary += f": {short(raised.message)}"
     fix = fixes.not_picklable(said)
-    return Fault("not_picklable", summary, said, fix, settings)
+    return failure_finding("not_picklable", summary, said, fix, settings)
 
 
 # --- Processes that ended ---------------------------------------------------------------------
 
 
-def _ended(failure: Failure, settings: LoaderSettings | None, seen: FailureContext) -> Fault | None:
+def _ended(
+    failure: Failure, settings: LoaderSettings | None, seen: FailureContext
+) -> Finding | None:
     number, said = _signal(failure), spoken(failure, seen)
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The main process"
@@ -313,15 +324,15 @@ def _ended(failure: Failure, settings: LoaderSettings | None, seen: FailureConte
         return _killed(kind, who, number, settings, said, seen)
     if number:
         words = fixes.CRASHES.get(number, f"crashed ({signal_name(number)})")
-        return Fault(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
+        return failure_finding(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
     if _TIMEOUT.search(failure.message):
-        return Fault("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
+        return failure_finding("timeout", short(failure.message), said, fixes.TIMEOUT, settings)
     if failure.message.startswith(_PIN_THREAD):
-        return Fault("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
+        return failure_finding("pin_memory", _PIN_THREAD, said, fixes.PIN_THREAD, settings)
     code = _exit_code(failure)
     if is_worker and (code is not None or _EXITED.search(failure.message)):
         summary = f"{who} ended" + (f" with exit code {code}" if code is not None else "")
-        return Fault(f"{kind}_exited", summary, said, fixes.EXITED, settings)
+        return failure_finding(f"{kind}_exited", summary, said, fixes.EXITED, settings)
     return None
 
 
@@ -332,14 +343,16 @@ def _killed(
     settings: LoaderSettings | None,
     said: str,
     seen: FailureContext,
-) -> Fault:
+) -> Finding:
     """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
     name, kills = signal_name(number), seen.oom_kills
     if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
         source = "this cgroup's" if kills.cgroup else "the kernel's"
         evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
         summary = f"{who} was killed by the OOM killer: memory ran out"
-        return Fault(f"{kind}_killed", summary, evidence, fixes.memory(settings), settings)
+        return failure_finding(
+            f"{kind}_killed", summary, evidence, fixes.memory(settings), settings
+        )
     if number != signal.SIGKILL:
         known = ""
     elif kills is None or (kills.cgroup is None and kills.machine is None):
@@ -347,7 +360,7 @@ def _killed(
     else:
         known = "; the kernel counted no OOM kill in this time"
     summary = f"{who} was killed by another process ({name})"
-    return Fault(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
+    return failure_finding(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
 
 
 def _signal(failure: Failure) -> int | None:
@@ -386,15 +399,17 @@ def _exit_code(failure: Failure) -> int | None:
 
 def _exception(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
-) -> Fault | None:
+) -> Finding | None:
     if not failure.error_type:
         return None
     evidence = raised_words(raised)
     if known := exceptions.known(raised, seen):
-        return dataclasses.replace(known, evidence=evidence, settings=settings)
+        return dataclasses.replace(known, cause=evidence, loader=settings)
     if "pin memory thread" in raised.where:
         words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
-        return Fault("pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings)
+        return failure_finding(
+            "pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings
+        )
     return None
 
 

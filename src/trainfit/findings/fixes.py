@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
-from trainfit.findings import handles
+from trainfit.findings.worker_start import named_in
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.text import size
 
@@ -119,9 +119,15 @@ RAM: Final = (
 )
 
 
+LISTS: Final = (
+    "a data set in Python lists is copied into each worker as reference counts change: store it in "
+    "one NumPy array, tensor or memory-mapped file"
+)
+
+
 def not_picklable(said: str) -> str:
     """The fix for an object that pickle refuses, by what the exception says of it."""
-    if handles.named_in(said):
+    if named_in(said):
         return OPEN_IN_WORKER
     return NO_LAMBDA if _FUNCTION.search(said) else NOT_PICKLABLE
 
@@ -131,11 +137,7 @@ def memory(settings: LoaderSettings | None) -> str:
     fewer = "fewer workers"
     if settings is not None and settings.num_workers:
         fewer += f" ({settings.num_workers // 2} instead of {settings.num_workers})"
-    return (
-        f"{fewer}, a smaller prefetch_factor, "
-        "or more memory; a data set in Python lists is copied into each worker as "
-        "reference counts change: store it in one NumPy array, tensor or memory-mapped file"
-    )
+    return f"{fewer}, a smaller prefetch_factor, or more memory; {LISTS}"
 
 
 def shm(settings: LoaderSettings | None, need_bytes: int | None) -> str:

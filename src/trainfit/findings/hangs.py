@@ -13,16 +13,16 @@ from typing import Final
 
 from trainfit.findings import tracebacks
 from trainfit.findings.facts import FailureContext
+from trainfit.findings.fixes import OPEN_IN_WORKER
+from trainfit.findings.threads import of_module
 from trainfit.findings.tracebacks import ThreadStack
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.text import count, duration
 from trainfit.torch_private.needed import NEXT_INDEX
 
-_OPEN_THERE: Final = "open it in the worker, when the first sample is read, not in __init__"
-
 #: Libraries that do not survive a fork, with what each needs.
 FORK_UNSAFE: Final[Mapping[str, str]] = {
-    "cv2": "call cv2.setNumThreads(0) before the loader is made and in worker_init_fn",
+    "cv2": f"call {of_module('cv2').line} before the loader is made and in worker_init_fn",
     "torch": "call torch.set_num_threads(1), or set OMP_NUM_THREADS=1, before the main process "
     "computes anything: its OpenMP pool does not survive a fork",
     "numba": 'set NUMBA_THREADING_LAYER=workqueue (or "forksafe" with TBB): OpenMP\'s layer does '
@@ -32,23 +32,23 @@ FORK_UNSAFE: Final[Mapping[str, str]] = {
     "sklearn": "set OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1",
     "tokenizers": "set TOKENIZERS_PARALLELISM=false",
     "transformers": "set TOKENIZERS_PARALLELISM=false",
-    "av": f"decode with one thread (stream.thread_count = 1), and {_OPEN_THERE}",
-    "decord": f"VideoReader(…, num_threads=1), and {_OPEN_THERE}",
-    "torchcodec": f"VideoDecoder(…, num_ffmpeg_threads=1), and {_OPEN_THERE}",
-    "h5py": f"HDF5 has one global lock, and caches per file: {_OPEN_THERE}",
-    "tables": f"HDF5 has one global lock, and caches per file: {_OPEN_THERE}",
-    "lmdb": f"an environment must not cross a fork: {_OPEN_THERE}",
+    "av": f"decode with one thread ({of_module('av').line}), and {OPEN_IN_WORKER}",
+    "decord": f"{of_module('decord').line}, and {OPEN_IN_WORKER}",
+    "torchcodec": f"{of_module('torchcodec').line}, and {OPEN_IN_WORKER}",
+    "h5py": f"HDF5 has one global lock, and caches per file: {OPEN_IN_WORKER}",
+    "tables": f"HDF5 has one global lock, and caches per file: {OPEN_IN_WORKER}",
+    "lmdb": f"an environment must not cross a fork: {OPEN_IN_WORKER}",
     "zarr": "set zarr.config's threading.max_workers to 1, and numcodecs.blosc.use_threads=False",
     "numcodecs": "set numcodecs.blosc.use_threads=False",
-    "pyarrow": "call pyarrow.set_cpu_count(1) and pyarrow.set_io_thread_count(1)",
+    "pyarrow": f"call {of_module('pyarrow').line} and pyarrow.set_io_thread_count(1)",
     "polars": "polars is not fork-safe; its documentation recommends spawn or forkserver",
-    "grpc": f"a channel does not survive a fork: {_OPEN_THERE}, or set GRPC_ENABLE_FORK_SUPPORT=1",
-    "google": f"a client (gRPC, HTTP) does not survive a fork: {_OPEN_THERE}",
-    "fsspec": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
-    "s3fs": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
-    "gcsfs": f"its event loop's thread does not exist in a forked process: {_OPEN_THERE}",
-    "boto3": f"a client does not survive a fork: {_OPEN_THERE}",
-    "botocore": f"a client does not survive a fork: {_OPEN_THERE}",
+    "grpc": f"a channel does not survive a fork: {OPEN_IN_WORKER}; or GRPC_ENABLE_FORK_SUPPORT=1",
+    "google": f"a client (gRPC, HTTP) does not survive a fork: {OPEN_IN_WORKER}",
+    "fsspec": f"its event loop's thread does not exist in a forked process: {OPEN_IN_WORKER}",
+    "s3fs": f"its event loop's thread does not exist in a forked process: {OPEN_IN_WORKER}",
+    "gcsfs": f"its event loop's thread does not exist in a forked process: {OPEN_IN_WORKER}",
+    "boto3": f"a client does not survive a fork: {OPEN_IN_WORKER}",
+    "botocore": f"a client does not survive a fork: {OPEN_IN_WORKER}",
     "tensorflow": "TensorFlow does not survive a fork; do not compute with it in the main process",
     "jax": "JAX is multithreaded and does not survive a fork",
     "logging": "a handler's lock was held, or what it writes to is blocked: log in workers through "

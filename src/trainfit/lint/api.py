@@ -22,7 +22,8 @@ from trainfit.lint.imports import read_files
 from trainfit.lint.project import Project
 from trainfit.lint.source import UnreadableError, UnreadableScriptError
 from trainfit.lint.workers import worker_pools
-from trainfit.results.doctor import Finding, ScriptReport, WorkerPools
+from trainfit.results.doctor import ScriptReport, WorkerPools
+from trainfit.results.findings import Finding
 from trainfit.results.text import count
 
 # ---
@@ -61,7 +62,7 @@ def read_script(path: Path) -> ScriptReport:
     for name in sorted(project.too_deep):
         unread.append(f"{name}: partly nested too deeply; that part is skipped")
     order = {file.source.name: file.number for file in files}
-    findings = sorted(found.values(), key=lambda f: (order[f.file], f.line, f.column, f.rule))
+    findings = sorted(found.values(), key=lambda f: (order[f.at.file], *_place(f)))
     return ScriptReport(
         str(path),
         tuple(file.source.name for file in files),
@@ -91,7 +92,7 @@ def read_scripts(
     joined = ScriptReport(
         more,
         tuple(dict.fromkeys(name for report in reports for name in report.files)),
-        tuple(sorted(found.values(), key=lambda f: (f.file, f.line, f.column, f.rule))),
+        tuple(sorted(found.values(), key=lambda f: (f.at.file, *_place(f)))),
         tuple(dict.fromkeys(each for report in reports for each in report.unread)),
         _joined(report.pools for report in reports),
     )
@@ -111,4 +112,8 @@ def _joined(pools: Iterable[WorkerPools | None]) -> WorkerPools:
 
 def _key(finding: Finding) -> tuple[str, str, int]:
     """One finding a rule and line is enough."""
-    return finding.rule, finding.file, finding.line
+    return finding.kind, finding.at.file, finding.at.line
+
+
+def _place(finding: Finding) -> tuple[int, int, str]:
+    return finding.at.line, finding.at.column, finding.kind

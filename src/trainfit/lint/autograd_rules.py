@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import KEPT_GRAPHS
 from trainfit.lint.index import Function, Index, Loop, Scope, finding, inside, method_of, path_of
 from trainfit.lint.project import Gradients, Project
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _EVALUATES: Final = re.compile(
     r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)"
@@ -178,9 +179,7 @@ def _kept_with_graph(index: Index, node: ast.AST, value: ast.expr) -> Finding:
         "loss-kept-with-graph",
         index,
         node,
-        f"`{source.text(value)}` is kept with its autograd graph, so every step's graph stays "
-        "alive until the loop's result is deleted: memory grows with every step, on the host by "
-        "the graph's nodes, on the GPU by what backward() has not freed.",
+        f"`{source.text(value)}`: {KEPT_GRAPHS.cause}.",
         source.replaced(value, f"{_bracketed(source.text(value), value)}.detach()"),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from trainfit.lint.imports import File
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding, Fix, Place
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
@@ -236,7 +236,10 @@ def finding(
     line, column = node.lineno, source.column(node)
     if isinstance(node, ast.Call) and node.func.end_lineno != node.lineno:
         line, column = source.method_at(node)
-    return Finding(rule, source.name, line, column, source.line(line).rstrip(), reason, rewrite)
+    place = Place(source.name, line, column, source.line(line).rstrip())
+    return Finding(
+        rule, "warning", rule.replace("-", " "), (), reason, (Fix(rewrite),), place=place
+    )
 
 
 def named_devices(index: Index) -> dict[Scope | None, str]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import LOADED_IN_TRAINING, ON_GPU_EARLY, UNPINNED, restarted_workers
 from trainfit.lint.index import (
     Function,
     Index,
@@ -19,7 +20,7 @@ from trainfit.lint.index import (
 )
 from trainfit.lint.project import Project
 from trainfit.lint.torch_names import words
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 #: Calls in `__getitem__` that cost nothing to speak of: workers would win nothing.
 _CHEAP: Final = words(
@@ -68,9 +69,7 @@ def non_blocking_without_pinning(project: Project) -> Iterator[Finding]:
             "non-blocking-without-pinning",
             index,
             call,
-            "The copy comes from pageable memory: CUDA first copies it to a staging buffer"
-            " and the call waits for that, so non_blocking=True has no effect. Only copies"
-            " from pinned memory overlap with the GPU's work.",
+            f"{UNPINNED.cause}. Only copies from pinned memory overlap with the GPU's work.",
             f"line {loader.lineno} of {where.file.source.name}: "
             + _with_keyword(where, loader, "pin_memory=True"),
         )
@@ -86,8 +85,7 @@ def _no_workers(index: Index, call: ast.Call, workers: ast.expr | None) -> Findi
         "loader-defaults",
         index,
         call,
-        "num_workers is 0: every sample is read and decoded in the training process, between"
-        " steps, and the GPU waits for it. Workers prepare the next batches in parallel.",
+        f"{LOADED_IN_TRAINING.cause}.",
         f"{rewrite} (choose the number by the usable cores: `trainfit doctor` lists them)",
     )
 
@@ -97,8 +95,7 @@ def _not_persistent(index: Index, call: ast.Call, workers: ast.expr | None) -> F
         "loader-defaults",
         index,
         call,
-        "The workers are shut down and restarted at every epoch: each time the processes are"
-        " started, the data set is initialized and the GPU waits for the first batches.",
+        f"{restarted_workers()}.",
         _with_keyword(index, call, "persistent_workers=True"),
     )
 
@@ -192,7 +189,6 @@ def _is_unpinned(project: Project, call: ast.Call) -> bool:
 
 
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__", "__iter__")
-_LATER: Final = "move each batch in the training loop: batch = batch.to(device, non_blocking=True)"
 
 
 def cuda_in_dataset(project: Project) -> Iterator[Finding]:
@@ -203,10 +199,10 @@ def cuda_in_dataset(project: Project) -> Iterator[Finding]:
                 "cuda-in-dataset",
                 index,
                 call,
-                f"{what} runs in the DataLoader's workers: with num_workers > 0 it fails with"
-                ' "Cannot re-initialize CUDA in forked subprocess", and without workers every'
-                " sample is copied to the GPU separately instead of one batch at a time.",
-                f"{_without_move(index, call)}; {_LATER}",
+                f"{what} runs in the DataLoader's workers. {ON_GPU_EARLY.cause}, and without"
+                " workers every sample is copied to the GPU separately instead of one batch at a"
+                " time.",
+                f"{_without_move(index, call)}; {ON_GPU_EARLY.action}",
             )
 
 
@@ -236,7 +232,7 @@ def _early(index: Index, node: ast.expr) -> Finding:
         "The whole data set stays in GPU memory during the run, memory that the model"
         " and its activations could use. A DataLoader over it indexes sample by sample with"
         " a kernel launch each, and can use neither workers nor pinned memory.",
-        f"keep the data on the host ({_without_move(index, node)}); {_LATER}",
+        f"keep the data on the host ({_without_move(index, node)}); {ON_GPU_EARLY.action}",
     )
 
 

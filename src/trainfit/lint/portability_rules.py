@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import DATA_PARALLEL
 from trainfit.lint.index import Index, finding, keyword, method_of, named_devices, path_of
 from trainfit.lint.project import Project
 from trainfit.lint.source import unparsed
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _CUDA: Final = re.compile(r"cuda(:\d+)?")
 #: An `if` about one of these may be what keeps CUDA calls off a machine without a GPU.
@@ -61,10 +62,8 @@ def data_parallel(project: Project) -> Iterator[Finding]:
             "data-parallel",
             index,
             call,
-            "DataParallel runs all GPUs from one Python process: it copies the model to every GPU"
-            " in each forward pass, gathers all outputs on the first one (which needs"
-            " more memory), and its threads contend for the GIL. PyTorch's documentation recommends"
-            " DistributedDataParallel, even on one machine.",
+            f"{DATA_PARALLEL.cause}. PyTorch's documentation recommends DistributedDataParallel,"
+            " even on one machine.",
             f"torch.nn.parallel.DistributedDataParallel({model}, device_ids=[local_rank]),"
             " started by `torchrun --nproc_per_node=gpu`",
         )

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import FLOAT32, autocast
 from trainfit.lint.index import Index, Loop, finding, inside
 from trainfit.lint.project import Project
 from trainfit.lint.source import unparsed
 from trainfit.lint.step_rules import acts_on_world
 from trainfit.lint.torch_names import words
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 _OLD: Final = {
     "torch.cuda.amp.autocast": ("torch.amp.autocast", '"cuda"'),
@@ -79,10 +80,9 @@ def no_autocast(project: Project) -> Iterator[Finding]:
             "no-autocast",
             index,
             call,
-            "The forward pass runs in float32: matmuls and convolutions do not use the Tensor "
-            "Cores' 16-bit rates, and activations need twice the memory. bfloat16 needs no "
-            "GradScaler (GPUs before Ampere: float16 with one).",
-            'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass and the'
+            f"{FLOAT32.cause}. bfloat16 needs no GradScaler (GPUs before Ampere: float16 with"
+            " one).",
+            f"{autocast('bfloat16')} around the forward pass and the"
             f" loss, as in `{line}`; backward() stays outside{_refused(project)}",
         )
         return  # one is enough: it is about the script

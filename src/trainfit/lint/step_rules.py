@@ -18,7 +18,7 @@ from trainfit.lint.index import (
 )
 from trainfit.lint.project import Project
 from trainfit.lint.values import Value
-from trainfit.results.doctor import Finding
+from trainfit.results.findings import Finding
 
 
 def zero_grad(project: Project) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from trainfit.loader.tuning import tune
 from trainfit.results.dataloader import Candidate, LoaderSettings, steady
 from trainfit.results.loader import (
     BUSY,
-    Evidence,
+    Basis,
     LoaderResult,
     SetBy,
     SettingReason,
@@ -95,7 +95,7 @@ def thread_reasons(
     return found
 
 
-def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evidence]:
+def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Basis]:
     rates = _both(result)
     if rates is None or advice.name not in _held_names(result):
         return f"{advice.reason}: {advice.evidence}", "assumed"
@@ -107,7 +107,7 @@ def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Evide
     )
 
 
-def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
+def _of_none(result: LoaderResult, name: str) -> tuple[str, Basis]:
     """Why a variable is left as it is."""
     probe = result.probe
     if result.was_busy:
@@ -143,7 +143,7 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Evidence]:
     )
 
 
-def _both(result: LoaderResult) -> tuple[float, float, Evidence] | None:
+def _both(result: LoaderResult) -> tuple[float, float, Basis] | None:
     """Batches a second with the libraries' own threads and with one each, other settings as they
     are recommended; ``None`` where that was not tried."""
     if result.held is None or not result.recommended.num_workers:
@@ -207,7 +207,7 @@ def _of_loader(result: LoaderResult) -> list[SettingReason]:
             SettingReason("in_order", str(then.in_order), str(now.in_order), why, "predicted")
         )
     if then.start_method != now.start_method and then.num_workers:
-        faults = "; ".join(fault.summary for fault in result.faults)
+        faults = "; ".join(fault.title for fault in result.faults)
         name = "multiprocessing_context"
         found.append(SettingReason(name, then.start_method, now.start_method, faults, "measured"))
     return found
@@ -232,7 +232,7 @@ def _workers(result: LoaderResult) -> SettingReason:
     return SettingReason("num_workers", str(then), str(now), reason, evidence)
 
 
-def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Evidence]:
+def _why_workers(result: LoaderResult, now: int, then: int) -> tuple[str, Basis]:
     found = result.compared()
     if now != then and found is not None:
         before, after, how = found
@@ -354,7 +354,7 @@ def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidat
     return max(found, key=lambda each: each.batches_per_s, default=None)
 
 
-def _against(rates: tuple[float, float, Evidence]) -> str:
+def _against(rates: tuple[float, float, Basis]) -> str:
     other, mine, how = rates
     return f"{rate(other)} against {rate(mine)} batches/s {how}"
 

@@ -27,7 +27,8 @@ from trainfit.loader.bottleneck import (
 )
 from trainfit.loader.measure.model import Load, Pauses, simulate
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, Probe, StartMethod
-from trainfit.results.loader import LoaderAdvice, most_helpful_first
+from trainfit.results.findings import Finding
+from trainfit.results.loader import advice_finding, most_helpful_first
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import cores, count, duration, percent, size
 from trainfit.results.text import rate as rate_text
@@ -327,7 +328,7 @@ def beyond(
     consumer: Consumer,
     machine: LoaderMachine,
     epoch_batches: int | None = None,
-) -> tuple[LoaderAdvice, ...]:
+) -> tuple[Finding, ...]:
     """What would help at these settings: what is predicted first, each the most first.
 
     Nothing is advised where the consumer is the limit: the rate cannot rise by 3% then.
@@ -350,23 +351,23 @@ def beyond(
     return tuple(most_helpful_first(filter(_is_worth_it, found)))
 
 
-def _is_worth_it(advice: LoaderAdvice) -> bool:
-    if advice.gain is not None:
-        return advice.gain >= _LEAST_GAIN
+def _is_worth_it(advice: Finding) -> bool:
+    if advice.fix.gain is not None:
+        return advice.fix.gain >= _LEAST_GAIN
     return (advice.share or 0.0) >= _LEAST_SHARE
 
 
-def _advice(case: Case, remedy: LoaderChange) -> LoaderAdvice:
+def _advice(case: Case, remedy: LoaderChange) -> Finding:
     told = (remedy.kind, remedy.summary, remedy.how)
     if remedy.load is None:
-        return LoaderAdvice(*told, None, None, remedy.evidence, remedy.share)
+        return advice_finding(*told, None, None, remedy.evidence, remedy.share)
     found = rate(remedy.load, remedy.settings or case.settings, case.count)
     how = f"simulated with the same settings, {rate_text(case.base)} batches/s before"
-    return LoaderAdvice(*told, found, found / case.base, f"{remedy.evidence}; {how}")
+    return advice_finding(*told, found, found / case.base, f"{remedy.evidence}; {how}")
 
 
 # --- Epochs -----------------------------------------------------------------------------------
-def _epochs(case: Case) -> list[LoaderAdvice]:
+def _epochs(case: Case) -> list[Finding]:
     """What restarting workers for each epoch costs; the rates are for whole epochs."""
     settings, starts = case.settings, case.probe.start_s
     if case.epoch_batches is None or settings.num_workers == 0 or settings.persistent_workers:
@@ -401,9 +402,9 @@ def _epochs(case: Case) -> list[LoaderAdvice]:
 
 def _of_epochs(
     case: Case, kind: str, summary: str, how: str, now: float, then: float, seen: str
-) -> LoaderAdvice:
+) -> Finding:
     assert case.epoch_batches is not None
-    return LoaderAdvice(kind, summary, how, case.epoch_batches / then, now / then, seen)
+    return advice_finding(kind, summary, how, case.epoch_batches / then, now / then, seen)
 
 
 def _epoch_s(case: Case, load: Load, settings: LoaderSettings) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from trainfit.findings.threads import LIBRARIES, ThreadedLibrary
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, Probe
 from trainfit.results.loader import VariableAdvice
 from trainfit.results.text import core_count, count
@@ -21,87 +21,11 @@ from trainfit.scripts.library_threads import FFMPEG, HELD
 #: it is the noise of two clocks and of Python's own helper threads.
 SEVERAL: Final = 1.15
 
-Where = Literal["environment", "worker_init_fn", "script"]
-
-
-@dataclass(frozen=True)
-class _Library:
-    """A library with threads of its own, and how they are held down in a worker.
-
-    ``pools`` are the names that a probe may give its pool, ``modules`` those of its functions.
-    ``is_shared``: several libraries share the pool's name, and the functions tell which it is.
-    """
-
-    title: str
-    pools: tuple[str, ...]
-    modules: tuple[str, ...]
-    name: str
-    value: str
-    where: Where
-    line: str
-    is_shared: bool = False
-
-
-_LIBRARIES: Final = (
-    # cv2.setNumThreads(0) runs OpenCV's loops in the calling thread (modules/core/src/parallel).
-    _Library(
-        "OpenCV", ("opencv", "cv2"), ("cv2",), "cv2.setNumThreads", "0", "worker_init_fn",
-        "cv2.setNumThreads(0)",
-    ),
-    _Library(
-        "OpenBLAS", ("openblas",), (), "OPENBLAS_NUM_THREADS", "1", "environment",
-        "export OPENBLAS_NUM_THREADS=1",
-    ),
-    _Library(
-        "MKL", ("mkl",), (), "MKL_NUM_THREADS", "1", "environment", "export MKL_NUM_THREADS=1"
-    ),
-    _Library(
-        "OpenMP", ("openmp", "libgomp", "libiomp", "libomp"), (), "OMP_NUM_THREADS", "1",
-        "environment", "export OMP_NUM_THREADS=1",
-    ),
-    _Library(
-        "BLIS", ("blis",), (), "BLIS_NUM_THREADS", "1", "environment", "export BLIS_NUM_THREADS=1"
-    ),
-    _Library(
-        "NumExpr", ("numexpr",), ("numexpr",), "NUMEXPR_NUM_THREADS", "1", "environment",
-        "export NUMEXPR_NUM_THREADS=1",
-    ),
-    _Library(
-        "numba", ("numba",), ("numba",), "NUMBA_NUM_THREADS", "1", "environment",
-        "export NUMBA_NUM_THREADS=1",
-    ),
-    _Library(
-        "Arrow", ("arrow", "pyarrow"), ("pyarrow",), "pyarrow.set_cpu_count", "1",
-        "worker_init_fn", "pyarrow.set_cpu_count(1)",
-    ),
-    # PyAV's default: thread_type SLICE, thread_count 0, which FFmpeg takes for all CPUs.
-    _Library(
-        "FFmpeg (PyAV)", ("ffmpeg",), ("av",), "thread_count", "1", "script",
-        'stream.thread_type = "NONE"; stream.codec_context.thread_count = 1  # before decoding',
-        is_shared=True,
-    ),
-    _Library(
-        "decord", ("ffmpeg",), ("decord",), "num_threads", "1", "script",
-        "decord.VideoReader(path, num_threads=1)",
-        is_shared=True,
-    ),
-    _Library(
-        "torchcodec", ("ffmpeg",), ("torchcodec",), "num_ffmpeg_threads", "1", "script",
-        "torchcodec.decoders.VideoDecoder(path, num_ffmpeg_threads=1)",
-        is_shared=True,
-    ),
-    _Library(
-        "PyTorch", ("torch",), (), "torch.set_num_threads", "1", "worker_init_fn",
-        "torch.set_num_threads(1)",
-    ),
-)  # fmt: skip
-
-
-_BY_NAME: Final = {each.name: each for each in _LIBRARIES}
+_BY_NAME: Final = {each.name: each for each in LIBRARIES}
 
 #: What sets the libraries that can be held down (variables, and calls in a worker), with the pools
 #: of each.
-GOVERNS: Final = {each.name: each.pools for each in _LIBRARIES if not HELD.isdisjoint(each.pools)}
+GOVERNS: Final = {each.name: each.pools for each in LIBRARIES if not HELD.isdisjoint(each.pools)}
 
 
 def may_be_held(probe: Probe) -> bool:
@@ -208,18 +132,18 @@ def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -
     return settings.num_workers * most > machine.usable_cores + 1e-9
 
 
-def _is_held(library: _Library) -> bool:
+def _is_held(library: ThreadedLibrary) -> bool:
     return not HELD.isdisjoint(library.pools)
 
 
 def _named(
     probe: Probe, machine: LoaderMachine, settings: LoaderSettings
-) -> list[tuple[_Library, str]]:
+) -> list[tuple[ThreadedLibrary, str]]:
     """The libraries whose threads it may be: by their pools, and by what the batch spent its
     time in (FFmpeg's threads are in no pool)."""
     held = settings.library_threads is not None
     found = []
-    for library in _LIBRARIES:
+    for library in LIBRARIES:
         threads = _threads_of(probe, library)
         if starts_threads(probe, library.name) is False:
             continue
@@ -241,11 +165,11 @@ def starts_threads(probe: Probe, name: str) -> bool | None:
     return not set(library.pools).isdisjoint(probe.used_pools)
 
 
-def _threads_of(probe: Probe, library: _Library) -> int:
+def _threads_of(probe: Probe, library: ThreadedLibrary) -> int:
     return max((probe.thread_pools.get(name, 1) for name in library.pools), default=1)
 
 
-def _makes_batches(probe: Probe, library: _Library) -> bool:
+def _makes_batches(probe: Probe, library: ThreadedLibrary) -> bool:
     return any(_is_of(name, library.modules) for name in _functions(probe))
 
 

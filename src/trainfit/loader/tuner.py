@@ -28,14 +28,8 @@ from trainfit.loader.other_changes import beyond
 from trainfit.loader.probe import Measured
 from trainfit.loader.search import BUBBLE, WITHIN, Choice, Goal, beyond_knee, keep_workers, search
 from trainfit.loader.verdicts import PREDICTED_GAIN, Decision, decide, doubts, is_disturbed
-from trainfit.results.dataloader import (
-    Candidate,
-    Confirmed,
-    Fault,
-    LoaderMachine,
-    LoaderSettings,
-    Probe,
-)
+from trainfit.results.dataloader import Candidate, Confirmed, LoaderMachine, LoaderSettings, Probe
+from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import byte_rate, duration, percent, rate
@@ -90,7 +84,7 @@ class Tuner:
         self._measured, self._seconds, self._progress = measured, seconds, progress
         self._result, self._watch = result, watch
         self._faults = list(measured.probe.faults)
-        self._fault_of: dict[LoaderSettings, Fault] = {}
+        self._fault_of: dict[LoaderSettings, Finding] = {}
         self._asked: int | None = None
         self._alone_of: Choice | None = None
         self._alone: dict[LoaderSettings, float] = {}

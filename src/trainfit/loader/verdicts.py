@@ -11,7 +11,8 @@ from typing import Final, Literal
 from trainfit.loader.confirmation import ConfirmingRun, measured_rate, measured_rates
 from trainfit.loader.measure.probe_runs import RUN_NOISE
 from trainfit.loader.search import WITHIN, Choice, estimated_rates
-from trainfit.results.dataloader import Doubt, Fault, LoaderSettings, Probe
+from trainfit.results.dataloader import Doubt, LoaderSettings, Probe
+from trainfit.results.findings import Finding
 from trainfit.results.loader import BUSY, Limit
 from trainfit.results.text import core_count, count, percent, times
 
@@ -114,11 +115,11 @@ def decide(
     return Decision("no_setting_helps", _LIMITS[limit], keeps=True)
 
 
-def nothing_ran(faults: Sequence[Fault]) -> str:
+def nothing_ran(faults: Sequence[Finding]) -> str:
     """Why no settings could be rated: the last fault, which was met with the least demanding
     settings."""
     said = "every run of the loader failed"
-    return f"{said}: {faults[-1].summary}" if faults else said
+    return f"{said}: {faults[-1].title}" if faults else said
 
 
 def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:

@@ -19,8 +19,8 @@ from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.plan.runs.failures import ScriptError, cause_of_error, with_cause
 from trainfit.plan.runs.tracing import run_child
-from trainfit.results.dataloader import Fault
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import (
@@ -244,7 +244,7 @@ def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
     return outcome.reserved_bytes + max(0, outcome.outside_bytes - held)
 
 
-def _cause(outcome: RealRunOutcome, output: str) -> Fault | None:
+def _cause(outcome: RealRunOutcome, output: str) -> Finding | None:
     """Why the script failed, if that is known; out of GPU memory is what is verified."""
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
@@ -256,7 +256,7 @@ def _notes(
     device: Device,
     outcome: RealRunOutcome,
     how: str,
-    cause: Fault | None,
+    cause: Finding | None,
 ) -> list[str]:
     notes = []
     if outcome.status in ("failed", "exited", "timeout"):

@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 
 from trainfit.report.blocks import Tone
 from trainfit.report.watch import evidence_text, title
+from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchMemory
 from trainfit.results.text import GIB, size
-from trainfit.results.watch import Finding, TimelinePoint
+from trainfit.results.watch import TimelinePoint
 
 Spec = dict[str, Any]
 _T = TypeVar("_T")
@@ -401,7 +402,10 @@ def finding_lanes(
     for each in findings[:_LANES]:
         first = _time_of(each.first_step, timeline, begin)
         last = _time_of(each.last_step, timeline, end)
-        rows = ("evidence", "; ".join(map(evidence_text, each.evidence[:3]))), ("fix", each.action)
+        rows = (
+            ("evidence", "; ".join(map(evidence_text, each.evidence[:3]))),
+            ("fix", each.fix.action),
+        )
         found.append(
             {
                 "from": first,

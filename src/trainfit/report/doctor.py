@@ -25,15 +25,8 @@ from trainfit.report.layout import (
     table_rows,
 )
 from trainfit.report.live_figures import gpus_now_text
-from trainfit.results.doctor import (
-    Check,
-    DoctorResult,
-    Evidence,
-    Finding,
-    Fix,
-    ScriptReport,
-    Verdict,
-)
+from trainfit.results.doctor import Check, DoctorResult, ScriptReport, Verdict
+from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.machine import Cpu, Fact, IdleState
 from trainfit.results.text import count, duration, printable, wrapped
 from trainfit.version import __version__
@@ -75,7 +68,7 @@ def script_blocks(report: ScriptReport) -> list[ScreenBlock]:
 def _title(report: ScriptReport) -> str:
     read = count(len(report.files), "file")
     if report.findings:
-        names = {each.file for each in report.findings}
+        names = {each.at.file for each in report.findings}
         where = f" in {count(len(names), 'file')}" if len(names) > 1 else ""
         title = f"{count(len(report.findings), 'finding')}{where}; {read} read"
     else:
@@ -87,19 +80,20 @@ def _ordered(report: ScriptReport) -> list[Finding]:
     """In the order in which the files were read."""
     order = {name: number for number, name in enumerate(report.files)}
     return sorted(
-        report.findings, key=lambda f: (order.get(f.file, len(order)), f.file, f.line, f.column)
+        report.findings,
+        key=lambda f: (order.get(f.at.file, len(order)), f.at.file, f.at.line, f.at.column),
     )
 
 
 def _finding(finding: Finding) -> list[str]:
-    place = f"{printable(finding.file)}:{finding.line}:{finding.column}"
-    source = printable(finding.source.expandtabs(4).strip())
+    place = f"{printable(finding.at.file)}:{finding.at.line}:{finding.at.column}"
+    source = printable(finding.at.source.expandtabs(4).strip())
     # The user's own line, whose place is above it.
     return [
-        f"  {place} {printable(finding.rule)}",
+        f"  {place} {printable(finding.kind)}",
         clipped(_SCRIPT_INDENT + "| " + source),
-        wrapped(printable(finding.reason), _SCRIPT_INDENT, _SCRIPT_INDENT),
-        wrapped(printable(finding.rewrite), _SCRIPT_INDENT + "> ", _SCRIPT_INDENT + "  "),
+        wrapped(printable(finding.cause), _SCRIPT_INDENT, _SCRIPT_INDENT),
+        wrapped(printable(finding.fix.action), _SCRIPT_INDENT + "> ", _SCRIPT_INDENT + "  "),
     ]
 
 
@@ -146,14 +140,14 @@ def _bad_blocks(check: Check, number: int) -> list[ScreenBlock]:
     return [
         ScreenBlock(head, min(number, 9), notes=1),
         *fixes,
-        made(_field("why", check.why) if check.why else "", 41 + number),
-        made(_field("cause", check.cause), 60 + number),
+        made(_field("why", check.cause) if check.cause else "", 41 + number),
+        made(_field("cause", check.kind), 60 + number),
         *(made(_evidence(each), 70 + number) for each in check.evidence),
     ]
 
 
 def _unknown_blocks(check: Check, number: int, few: bool) -> list[ScreenBlock]:
-    needed = _field("needed", check.why) if few and check.why else ""
+    needed = _field("needed", check.cause) if few and check.cause else ""
     tried = _fixes(check.fixes, "to try") if few else []
     return [
         made(_first_lines(check), 22 + number),
@@ -190,10 +184,10 @@ def check_text(check: Check) -> str:
     lines = [_first_lines(check)]
     if check.verdict == "good":
         return lines[0]
-    if check.why:
-        lines.append(_field("why" if check.verdict == "bad" else "needed", check.why))
+    if check.cause:
+        lines.append(_field("why" if check.verdict == "bad" else "needed", check.cause))
     if check.verdict == "bad":
-        lines.append(_field("cause", check.cause))
+        lines.append(_field("cause", check.kind))
         lines.extend(map(_evidence, check.evidence))
     # Trying the fix may show what a check cannot tell.
     lines.extend(_fixes(check.fixes, "fix" if check.verdict == "bad" else "to try"))
@@ -206,21 +200,21 @@ def _evidence(found: Evidence) -> str:
 
 def _first_lines(check: Check) -> str:
     first = f"{MARKS[check.verdict]:<6}{printable(check.name).ljust(_NAME)}"
-    return wrapped(printable(check.summary), first, " " * len(first))
+    return wrapped(printable(check.title), first, " " * len(first))
 
 
 def _good_texts(checks: Sequence[Check]) -> Iterator[str]:
     """A line a check; GPUs of which the same is said share one."""
     alike: dict[tuple[str, str], list[tuple[str, Check]]] = {}
     for check in checks:
-        found = _GPU.match(check.summary)
-        index, said = (found[1], check.summary[found.end() :]) if found else ("", check.summary)
+        found = _GPU.match(check.title)
+        index, said = (found[1], check.title[found.end() :]) if found else ("", check.title)
         alike.setdefault((check.name, said), []).append((index, check))
     for (_, said), group in alike.items():
         check = group[0][1]
         if len(group) > 1:
             indices = ", ".join(index for index, _ in group)
-            check = dataclasses.replace(check, summary=f"GPUs {indices}: {said}")
+            check = dataclasses.replace(check, title=f"GPUs {indices}: {said}")
         yield check_text(check)
 
 
@@ -249,7 +243,7 @@ def _fixes(fixes: Sequence[Fix], label: str) -> list[str]:
     lines: list[str] = []
     for fix in fixes:
         # Commands are to be copied: they are never broken into lines.
-        lines.append(_label(label) + printable(fix.command))
+        lines.append(_label(label) + printable(fix.action))
         lines.append(_label("undo") + printable(fix.undo))
         lines.append(_field("cost", fix.cost))
     return lines
@@ -415,7 +409,7 @@ def _us(seconds: float) -> str:
 # --- Verdicts -----------------------------------------------------------------------------------
 def _verdict(check: Check) -> str:
     first = f"{MARKS[check.verdict]:<6}{check.name:<11}"
-    return wrapped(printable(check.summary), first, " " * len(first))
+    return wrapped(printable(check.title), first, " " * len(first))
 
 
 def _more() -> str:
@@ -435,7 +429,7 @@ def sarif_text(report: ScriptReport) -> str:
     Files below the working directory are named from there, which is the root of a repository where
     it is scanned.
     """
-    rules = sorted({each.rule for each in report.findings})
+    rules = sorted({each.kind for each in report.findings})
     invocation: dict[str, Any] = {"executionSuccessful": True}
     if report.unread:
         invocation["toolExecutionNotifications"] = [
@@ -451,7 +445,7 @@ def sarif_text(report: ScriptReport) -> str:
         },
         "columnKind": "unicodeCodePoints",
         "invocations": [invocation],
-        "results": [_result(each, rules.index(each.rule)) for each in report.findings],
+        "results": [_result(each, rules.index(each.kind)) for each in report.findings],
     }
     document = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document, indent=2, ensure_ascii=False)
@@ -464,19 +458,19 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _result(finding: Finding, rule: int) -> dict[str, Any]:
     region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "snippet": {"text": finding.source},
+        "startLine": finding.at.line,
+        "startColumn": finding.at.column,
+        "snippet": {"text": finding.at.source},
     }
     return {
-        "ruleId": finding.rule,
+        "ruleId": finding.kind,
         "ruleIndex": rule,
         "level": "warning",
-        "message": {"text": f"{finding.reason} Write: {finding.rewrite}"},
+        "message": {"text": f"{finding.cause} Write: {finding.fix.action}"},
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": _uri(finding.file)},
+                    "artifactLocation": {"uri": _uri(finding.at.file)},
                     "region": region,
                 }
             }

@@ -17,11 +17,12 @@ from trainfit.report.loader_figures import (
     without_others_words,
 )
 from trainfit.report.notes import protection_notes
-from trainfit.results.dataloader import Confirmed, Fault, LoaderSettings, steady
+from trainfit.results.dataloader import Confirmed, LoaderSettings, steady
+from trainfit.results.findings import Finding
 from trainfit.results.loader import (
     BUSY,
+    RATE_WITH_IT,
     Limit,
-    LoaderAdvice,
     LoaderResult,
     VariableAdvice,
     most_helpful_first,
@@ -217,45 +218,47 @@ def _evidence(text: str) -> str:
     return wrapped(printable(text), "      evidence: ", " " * 8) if text else ""
 
 
-def _advice_section(advice: Sequence[LoaderAdvice]) -> str:
+def _advice_section(advice: Sequence[Finding]) -> str:
     """Predicted gains first; of other changes the share of the time that they concern."""
-    predicted = [each for each in most_helpful_first(advice) if each.gain is not None]
-    others = [each for each in most_helpful_first(advice) if each.gain is None]
+    predicted = [each for each in most_helpful_first(advice) if each.fix.gain is not None]
+    others = [each for each in most_helpful_first(advice) if each.fix.gain is None]
     lines = ["Other changes (predicted)"] if predicted else []
     for each in predicted:
-        told = f"{each.summary} ({rate(each.batches_per_s)} batches/s)"
-        lines += _change_lines(each, times(each.gain), told)
+        told = f"{each.title} ({rate(each.value_of(RATE_WITH_IT))} batches/s)"
+        lines += _change_lines(each, times(each.fix.gain), told)
     lines += ["Other changes (share of the time that they concern, measured)"] if others else []
     for each in others:
-        lines += _change_lines(each, percent(each.share), each.summary)
+        lines += _change_lines(each, percent(each.share), each.title)
     return "\n".join(lines)
 
 
-def _change_lines(each: LoaderAdvice, figure: str, told: str) -> list[str]:
+def _change_lines(each: Finding, figure: str, told: str) -> list[str]:
     lines = [wrapped(printable(told), f"  {figure:>6}  ", " " * 10)]
-    lines.append(wrapped(printable(each.how), " " * 10, " " * 10))
-    if each.evidence:
-        lines.append(wrapped(printable(each.evidence), " " * 10 + "evidence: ", " " * 12))
+    lines.append(wrapped(printable(each.fix.action), " " * 10, " " * 10))
+    if each.cause:
+        lines.append(wrapped(printable(each.cause), " " * 10 + "evidence: ", " " * 12))
     return lines
 
 
-def all_faults(result: LoaderResult) -> list[Fault]:
+def all_faults(result: LoaderResult) -> list[Finding]:
     """All faults, each once."""
     met = (run.fault for run in result.confirmed if run.fault is not None)
-    found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
-    return list({(fault.kind, fault.summary): fault for fault in reversed(found)}.values())[::-1]
+    found: dict[tuple[str, str], Finding] = {}
+    for fault in (*result.faults, *result.probe.faults, *met):
+        found.setdefault((fault.kind, fault.title), fault)
+    return list(found.values())
 
 
-def _faults_section(faults: Sequence[Fault]) -> str:
+def _faults_section(faults: Sequence[Finding]) -> str:
     if not faults:
         return ""
     lines = ["Faults"]
     for fault in faults:
-        where = f" (with {settings_words(fault.settings)})" if fault.settings is not None else ""
-        said = f"{fault.summary}{where}"
+        where = f" (with {settings_words(fault.loader)})" if fault.loader is not None else ""
+        said = f"{fault.title}{where}"
         lines.append(wrapped(printable(said), f"  {printable(fault.kind)}: ", " " * 6))
-        lines.append(instructions(fault.fix, "      fix: ", " " * 12))
-        lines.append(_evidence(one_line(fault.evidence)))
+        lines.append(instructions(fault.fix.action, "      fix: ", " " * 12))
+        lines.append(_evidence(one_line(fault.cause)))
     return "\n".join(filter(None, lines))
 
 
@@ -347,8 +350,8 @@ def _blocks(result: LoaderResult) -> Iterator[ScreenBlock]:
         yield made(write, title="Write")
         yield blank()
     for number, fault in enumerate(all_faults(result)):
-        said = made(shortened(printable(f"{fault.kind}: {fault.summary}"), _LINES, "  ", "    "))
-        fix = made(shortened(printable(f"fix: {fault.fix}"), _LINES, "    ", "    "))
+        said = made(shortened(printable(f"{fault.kind}: {fault.title}"), _LINES, "  ", "    "))
+        fix = made(shortened(printable(f"fix: {fault.fix.action}"), _LINES, "    ", "    "))
         head = [] if number else [Line("Faults", "title")]
         yield ScreenBlock((*head, *said.lines, *fix.lines), 2 + 20 * number)
     yield block(title(result), 15, style="title")
@@ -359,9 +362,9 @@ def _blocks(result: LoaderResult) -> Iterator[ScreenBlock]:
     section = settings_section(result, tried=False).split("\n")
     yield made(section[1:], 5, title=section[0])
     for number, each in enumerate(most_helpful_first(result.advice)):
-        figure = times(each.gain) if each.gain is not None else percent(each.share)
-        of = "predicted" if each.gain is not None else "of the time"
-        text = printable(f"{figure} ({of}): {each.summary}: {each.how}")
+        figure = times(each.fix.gain) if each.fix.gain is not None else percent(each.share)
+        of = "predicted" if each.fix.gain is not None else "of the time"
+        text = printable(f"{figure} ({of}): {each.title}: {each.fix.action}")
         head = [] if number else [Line("Other changes", "title")]
         lines = made(shortened(text, _LINES, "  - ", "    ")).lines
         yield ScreenBlock((*head, *lines), 30 + 10 * number)

@@ -18,7 +18,8 @@ from trainfit.report.layout import (
     table_rows,
 )
 from trainfit.report.notes import protection_notes
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.findings import Finding
 from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
 from trainfit.results.text import (
     columns,
@@ -344,11 +345,11 @@ def _epoch(result: Rehearsal) -> list[str]:
     ]
 
 
-def _fault(fault: Fault) -> str:
-    lines = [wrapped(printable(fault.summary), "FAULT: ", "  ")]
-    evidence = fault.evidence.rstrip().splitlines()
+def _fault(fault: Finding) -> str:
+    lines = [wrapped(printable(fault.title), "FAULT: ", "  ")]
+    evidence = fault.cause.rstrip().splitlines()
     lines += [wrapped(printable(line), "  ", "    ") for line in evidence[-_EVIDENCE_LINES:]]
-    return "\n".join([*lines, instructions(fault.fix, "  Fix: ", "  ")])
+    return "\n".join([*lines, instructions(fault.fix.action, "  Fix: ", "  ")])
 
 
 def verdict_line(result: Rehearsal) -> str:

@@ -21,6 +21,7 @@ from trainfit.report.layout import (
     shortened,
     table_rows,
 )
+from trainfit.results.findings import Evidence, Finding, Severity
 from trainfit.results.runs.watched import OOM_KILLED, exit_words
 from trainfit.results.text import (
     count,
@@ -32,15 +33,7 @@ from trainfit.results.text import (
     three_digits,
     wrapped,
 )
-from trainfit.results.watch import (
-    OTHERS_CORES,
-    USABLE_CORES,
-    Evidence,
-    Finding,
-    MemoryLedger,
-    Severity,
-    WatchResult,
-)
+from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, MemoryLedger, WatchResult
 
 # ---
 # What bounds a run, its phases and findings, in words.
@@ -127,6 +120,8 @@ def evidence_text(each: Evidence) -> str:
 
 
 def _value(each: Evidence) -> str:
+    if isinstance(each.value, str):
+        return printable(each.value)
     unit, _, per = each.unit.partition("/")
     suffix = f"/{per}" if per else ""
     if unit in ("s", "ms"):
@@ -151,9 +146,10 @@ def title(finding: Finding) -> str:
 
 def setting_text(finding: Finding) -> str:
     """ "num_workers=4", or the line to write; empty: neither."""
-    if finding.settings:
-        return " ".join(f"{printable(k)}={printable(v)}" for k, v in finding.settings.items())
-    return printable(finding.line)
+    settings = finding.fix.settings
+    if settings:
+        return " ".join(f"{printable(k)}={printable(v)}" for k, v in settings.items())
+    return printable(finding.fix.line)
 
 
 # ---
@@ -309,7 +305,7 @@ def _finding(each: Finding, *, whole: bool) -> list[Line]:
     elif evidence:
         lines += _wrapped(evidence + sure, "quiet", "   ")[:2]
     setting = setting_text(each)
-    fix = f"fix: {printable(each.action)}" + (f" [{setting}]" if setting else "")
+    fix = f"fix: {printable(each.fix.action)}" + (f" [{setting}]" if setting else "")
     if whole or each.kind in KINDS:
         return [*lines, *_wrapped(fix, "plain", "   ")]
     return [*lines, *lines_of(shortened(fix, _FIX_LINES, "   ", "     "))]

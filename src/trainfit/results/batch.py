@@ -21,9 +21,6 @@ from trainfit.results.files.errors import ResultFileError
 # |G|² is the squared norm of the gradient of the whole data set's loss, tr Σ the trace of the
 # covariance of one sample's gradient, and the noise scale tr Σ ÷ |G|², in samples (McCandlish et
 # al. 2018, arXiv:1812.06162, "simple noise scale").
-#
-# Format history
-#     1   first version
 
 
 NOISE_FORMAT: Final = "trainfit-noise-scale"
@@ -300,14 +297,10 @@ class GoodputCurve:
 
 # ---
 # The trade between two batch sizes, as ``trainfit batch explain`` says it.
-#
-# Format history
-#     1   first version
-#     2   ``critical_batch``, ``learning_rate.beta1``
 
 
 FORMAT: Final = "trainfit-batch"
-VERSION: Final = 2
+VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit batch explain --output`"
 _WANTED: Final = "give a file that `trainfit batch explain --output` wrote"
 

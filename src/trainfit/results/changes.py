@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from trainfit.results.loader import Evidence
+from trainfit.results.loader import Basis
 from trainfit.results.memory import MemoryFigures
 
 #: How the figures of a remedy were obtained: the changed script was simulated; the recording
@@ -154,7 +154,7 @@ class LaunchPart:
     reason: str
     value: str = ""
     present: str = ""
-    evidence: Evidence = ""
+    evidence: Basis = ""
     machine: str = ""
     line: str = ""
     place: str = ""

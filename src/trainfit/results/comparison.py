@@ -89,9 +89,6 @@ class Comparison(ResultFile):
 
 # ---
 # What came of a recommended change that was tried: runs with it and without, in turn.
-#
-# Format history
-#     1   first version
 
 
 VERIFICATION_FORMAT: Final = "trainfit-watch-verification"

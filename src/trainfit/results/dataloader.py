@@ -1,4 +1,4 @@
-"""A DataLoader: its settings, its costs as measured, and settings as the model sees them."""
+"""A DataLoader: its costs and faults as measured, and settings as the model sees them."""
 
 from __future__ import annotations
 
@@ -6,75 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final, Literal
 
-StartMethod = Literal["fork", "spawn", "forkserver"]
-
-
-@dataclasses.dataclass(frozen=True)
-class LoaderSettings:
-    """Of a DataLoader, by its own names; ``prefetch_factor`` means nothing without workers.
-
-    ``start_method`` is its ``multiprocessing_context`` (Linux' default before Python 3.14 is
-    "fork"); ``worker_threads`` is what ``torch.get_num_threads()`` is in a worker (1, unless
-    the script's ``worker_init_fn`` says otherwise). ``library_threads`` is what the other
-    libraries of a worker that have threads of their own are held to (OpenMP, OpenBLAS, MKL,
-    OpenCV, …); ``None``: as the script and its environment have it.
-    """
-
-    num_workers: int
-    prefetch_factor: int = 2
-    pin_memory: bool = False
-    in_order: bool = True
-    persistent_workers: bool = False
-    start_method: StartMethod = "fork"
-    worker_threads: int = 1
-    library_threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_workers < 0:
-            raise ValueError(f"expected num_workers of 0 or more, got {self.num_workers}")
-        if self.prefetch_factor < 1:
-            raise ValueError(f"expected prefetch_factor of 1 or more, got {self.prefetch_factor}")
-        if self.worker_threads < 1:
-            raise ValueError(f"expected one thread or more for a worker, got {self.worker_threads}")
-        if self.library_threads is not None and self.library_threads < 1:
-            raise ValueError(
-                f"expected one thread or more for a library, got {self.library_threads}"
-            )
-
-    @property
-    def tokens(self) -> int:
-        """Batches that are asked for and not yet handed to the user."""
-        return self.num_workers * self.prefetch_factor
-
-
-def steady(settings: LoaderSettings) -> LoaderSettings:
-    """What of the settings matters within an epoch: persistent workers do between epochs, and
-    without workers there is nothing to prefetch."""
-    prefetch = settings.prefetch_factor if settings.num_workers else 2
-    return dataclasses.replace(settings, persistent_workers=False, prefetch_factor=prefetch)
-
-
-# ---
-# What batches of a DataLoader cost, and its faults, as measured.
-
+from trainfit.results.findings import Finding
+from trainfit.results.loader_settings import LoaderSettings as LoaderSettings
+from trainfit.results.loader_settings import StartMethod as StartMethod
+from trainfit.results.loader_settings import steady as steady
 
 DatasetKind = Literal["map", "iterable"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """A fault of the DataLoader, with its fix.
-
-    ``kind`` is a stable identifier ("worker_killed", "worker_exception", "shm_full",
-    "deadlock", "not_picklable", "iterable_not_sharded", "slow_sampler", "main_process_only",
-    "open_files", "died", …). ``settings`` are those under which it was met (``None``: all).
-    """
-
-    kind: str
-    summary: str
-    evidence: str
-    fix: str
-    settings: LoaderSettings | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +91,7 @@ class Probe:
     storage: StorageCost | None = None
     thread_pools: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Threads of a worker's native pools by library ("openblas": 8, "opencv": 8)."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Finding, ...] = ()
     seconds: float = 0.0
     float_bytes: int | None = None
     """Of ``batch_bytes``, those of tensors of 32-bit floating point."""
@@ -244,7 +181,7 @@ class Confirmed:
     seconds: float
     context_switches_per_batch: float | None = None
     private_bytes: int | None = None
-    fault: Fault | None = None
+    fault: Finding | None = None
     core_speed: float | None = None
     save_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took at its end, while the workers went on."""

@@ -1,21 +1,16 @@
-"""What ``trainfit doctor`` found: checks of the machine and findings in a script.
-
-Format history
-    1   first version
-    2   "fixes" of a check (was "remedies")
-"""
+"""What ``trainfit doctor`` found: checks of the machine and findings in a script."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.findings import Finding
 from trainfit.results.machine import Machine
 
 FORMAT: Final = "trainfit-doctor"
-VERSION: Final = 2
+VERSION: Final = 1
 
 Verdict = Literal["good", "bad", "cannot_tell"]
 
@@ -23,63 +18,16 @@ _REMAKE: Final = "re-create it with `trainfit doctor --output FILE`"
 _WANTED: Final = "give a file that `trainfit doctor --output` wrote"
 
 
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    rename_key(document, "checks", "remedies", "fixes")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
-
-
 @dataclasses.dataclass(frozen=True)
-class Fix:
-    """A fix of a bad check: a command or a line to write, its undo and its cost."""
+class Check(Finding):
+    """What one check of the machine found, with its verdict.
 
-    command: str
-    undo: str
-    cost: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """One fact that a verdict rests on: what it is, its value in words, where it was read."""
-
-    what: str
-    value: str
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One verdict.
-
-    ``cause`` is a stable identifier ("driver_too_old"), empty where nothing is wrong; ``why``
-    says in words what it means for a job, or what would be needed to tell.
+    ``kind`` is empty where nothing is wrong; ``cause`` says what it means for a job, or what would
+    be needed to tell.
     """
 
-    name: str
-    verdict: Verdict
-    cause: str
-    summary: str
-    why: str = ""
-    evidence: tuple[Evidence, ...] = ()
-    fixes: tuple[Fix, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A habit in a script that costs memory or speed on a GPU, or breaks portability.
-
-    ``line`` and ``column`` count from 1. ``source`` is the line as it stands, ``rewrite``
-    what to write instead.
-    """
-
-    rule: str
-    file: str
-    line: int
-    column: int
-    source: str
-    reason: str
-    rewrite: str
+    name: str = ""
+    verdict: Verdict = "good"
 
 
 PoolLibrary = Literal["OpenCV", "OpenBLAS"]
@@ -126,7 +74,7 @@ class ScriptReport:
 class DoctorResult(ResultFile):
     """All checks in the order they were made, and the facts that they rest on."""
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     checks: tuple[Check, ...]
     machine: Machine

@@ -13,22 +13,15 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key
+from trainfit.results.files.documents import Format, ResultFile
 
 FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 4
+VERSION: Final = 1
 
 _REMAKE: Final = "re-create it with `trainfit gpus --json`"
 _WANTED: Final = "give a file that `trainfit gpus --json` wrote"
-
-
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    rename_key(document, "gpus.for_a_job", "product_balance_size", "matmul_balance_size")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {3: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +119,7 @@ class GpuFigures:
 class GpusResult(ResultFile):
     """The GPUs in the order in which they are shown."""
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     gpus: tuple[GpuFigures, ...]
 
@@ -283,9 +276,6 @@ def total(parts: Iterable[Constant]) -> tuple[int, int, int]:
 #
 # Written by ``trainfit calibrate``, read by ``plan`` and ``simulate``; those that trainfit
 # ships have their publications in ``provenance``. ``None`` means not measured; 0 is a figure.
-#
-# Format history
-#     1   first version
 
 
 PROFILE_FORMAT: Final = "trainfit-profile"

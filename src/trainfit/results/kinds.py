@@ -12,7 +12,7 @@ from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
-from trainfit.results.files.documents import ResultFile
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import GpusResult, Profile
 from trainfit.results.loader import LoaderResult
@@ -30,10 +30,8 @@ _KINDS: Final[tuple[type[ResultFile], ...]] = (
     *(LoaderResult, Rehearsal, WatchResult, Comparison, Verification),
     *(PaceResult, BatchExplanation, NoiseResult, DoctorResult, SnapshotReport),
 )
-#: By the names of formats, former ones too.
-KINDS: Final[Mapping[str, type[ResultFile]]] = {
-    name: kind for kind in _KINDS for name in (kind.FILE.name, *kind.FILE.former_names)
-}
+#: By the names of formats.
+KINDS: Final[Mapping[str, type[ResultFile]]] = {kind.FILE.name: kind for kind in _KINDS}
 
 #: Documents of ours that are no result by themselves, and what to do with them.
 _ELSEWHERE: Final = {
@@ -65,30 +63,25 @@ def of_text(text: str, path: Path) -> ResultFile:
 
 # ---
 # Several results as one JSON document, each as its own file has it.
-#
-# Format history
-#     1   first version
 
 
 FORMAT: Final = "trainfit-report"
 VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit report RESULT… -o FILE.json`"
+_FILE: Final = Format(FORMAT, VERSION, _REMAKE, "give a file that `trainfit report -o` wrote")
 
 
 def joined(parts: Sequence[tuple[str, str]]) -> str:
     """One document of ``parts``: the name of each file, and its JSON text."""
     results = [{"file": name, "result": json.loads(text)} for name, text in parts]
-    document = {"format": FORMAT, "version": VERSION, "results": results}
+    document = {**_FILE.head(), "results": results}
     return json.dumps(document, indent=2, allow_nan=False)
 
 
 def parted(text: str, path: Path) -> list[tuple[str, str]]:
     """The reverse of :func:`joined`; raises :class:`ResultFileError` for ``path``."""
     document: Any = json.loads(text)
-    version = document.get("version")
-    if type(version) is not int or not 1 <= version <= VERSION:
-        reason = f"its format version is {version!r}, this trainfit reads up to {VERSION}"
-        raise ResultFileError(path, reason, "upgrade trainfit, or re-create the file")
+    _FILE.check(document, path)
     try:
         return [(str(each["file"]), json.dumps(each["result"])) for each in document["results"]]
     except (KeyError, TypeError) as error:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from trainfit.results.dataloader import (
     Candidate,
     Confirmed,
     Doubt,
-    Fault,
     LoaderMachine,
     LoaderSettings,
     Probe,
     steady,
 )
-from trainfit.results.files.documents import (
-    Format,
-    ResultFile,
-    Upgrade,
-    objects_at,
-    rename_key,
-    rename_value,
-)
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.script import Protection
 
 # ---
@@ -34,7 +27,7 @@ from trainfit.results.runs.script import Protection
 #: shell (or whatever else started trainfit); empty: nobody.
 SetBy = Literal["command", "script", "shell", ""]
 #: What a reason rests on; empty: it needs none ("the script has no DataLoader").
-Evidence = Literal["measured", "predicted", "assumed", ""]
+Basis = Literal["measured", "predicted", "assumed", ""]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +66,7 @@ class SettingReason:
     value: str | None
     present: str | None
     reason: str
-    evidence: Evidence
+    evidence: Basis
     set_by: SetBy = ""
     where: Literal["argument", "environment", "wrapper"] = "argument"
 
@@ -89,31 +82,39 @@ class CoreAdvice:
     evidence: str
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderAdvice:
+#: Evidence of advice whose gain is predicted: the end-to-end rate with it.
+RATE_WITH_IT: Final = "batches with it"
+
+
+def advice_finding(
+    kind: str,
+    title: str,
+    how: str,
+    batches_per_s: float | None,
+    gain: float | None,
+    cause: str,
+    share: float | None = None,
+) -> Finding:
     """What would help beyond the settings, with its reason.
 
-    ``kind`` is a stable identifier ("uint8", "fewer_tensors", "decoder_threads", "resize",
-    "cache", "gpu_transforms", "frame_alignment", "in_order", …). ``batches_per_s`` is the
-    end-to-end rate with it, ``gain`` that divided by the recommended setting's; both are ``None``
-    where measured costs alone do not give them. Then ``share`` is the measured share that it
-    concerns: of a batch's time, or for "uint8" and "fewer_tensors" of the time between batches.
+    Args:
+        kind: "uint8", "fewer_tensors", "decoder_threads", "resize", "cache", "gpu_transforms",
+            "frame_alignment", "in_order", …
+        batches_per_s: the end-to-end rate with it; ``None`` where measured costs alone do not give
+            it.
+        gain: that divided by the recommended setting's.
+        share: where no rate is given, the measured share that it concerns: of a batch's time, or
+            for "uint8" and "fewer_tensors" of the time between batches.
     """
-
-    kind: str
-    summary: str
-    how: str
-    batches_per_s: float | None
-    gain: float | None
-    evidence: str
-    share: float | None = None
+    rate = () if batches_per_s is None else (Evidence(RATE_WITH_IT, batches_per_s, "1/s"),)
+    return Finding(kind, "info", title, rate, cause, (Fix(how, gain=gain),), "likely", share)
 
 
-def most_helpful_first(advice: Iterable[LoaderAdvice]) -> list[LoaderAdvice]:
+def most_helpful_first(advice: Iterable[Finding]) -> list[Finding]:
     """Predicted gains, the largest first; then the largest shares."""
 
-    def order(each: LoaderAdvice) -> tuple[bool, float]:
-        return each.gain is None, -(each.gain or each.share or 0.0)
+    def order(each: Finding) -> tuple[bool, float]:
+        return each.fix.gain is None, -(each.fix.gain or each.share or 0.0)
 
     return sorted(advice, key=order)
 
@@ -123,49 +124,13 @@ def most_helpful_first(advice: Iterable[LoaderAdvice]) -> list[LoaderAdvice]:
 #
 # Rates are batches per second of one DataLoader; times are seconds, sizes bytes. ``None`` is not
 # measured, 0 is measured.
-#
-# Format history
-#     1   first version
-#     2   what other processes did to runs (``Doubt``), and a reason for each setting
-#         (``SettingReason``)
-#     3   "fix" of a fault (was "cure"), "disturbed" runs of a probe (was "beside_others"), the
-# limit
-#         "transfer" (was "hand_off"), "used_pools" of a probe
-#     4   advice without a predicted gain, with the share of the time that it concerns
 
 
 FORMAT: Final = "trainfit-loader"
-VERSION: Final = 4
+VERSION: Final = 1
 
 _REMAKE: Final = "re-create it with `trainfit loader --output FILE`"
 _WANTED: Final = "give a file that `trainfit loader --output` wrote"
-
-
-def upgrade_terms(document: dict[str, Any], within: str = "") -> None:
-    """From version 2 to 3, for a loader's result at the path ``within`` (ends with a dot)."""
-    for place in ("faults", "probe.faults", "held.faults", "confirmed.fault"):
-        rename_key(document, within + place, "cure", "fix")
-    for place in ("probe", "held"):
-        rename_key(document, within + place, "beside_others", "disturbed")
-    rename_value(document, within.rstrip("."), "limit", "hand_off", "transfer")
-
-
-#: Kinds of advice whose gains rested on assumed constants before version 4.
-_ASSUMED_GAINS: Final = (
-    *("uint8", "fewer_tensors", "resize", "gpu_transforms", "gpu_decoding", "decoder_threads"),
-    *("frame_alignment", "batched_indexing"),
-)
-
-
-def upgrade_advice(document: dict[str, Any], within: str = "") -> None:
-    """From version 3 to 4, for a loader's result at the path ``within`` (ends with a dot)."""
-    for advice in objects_at(document, f"{within}advice"):
-        if advice.get("kind") in _ASSUMED_GAINS:
-            advice |= {"batches_per_s": None, "gain": None}
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {2: upgrade_terms, 3: upgrade_advice}
-
 
 #: How figures are marked that rest on runs which other processes disturbed.
 BUSY: Final = "predicted: the machine was busy"
@@ -193,7 +158,7 @@ class LoaderResult(ResultFile):
     had a copy of the loader at work for each.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
     METRICS: ClassVar = {
         "step_ms": "time of the step that the DataLoader has to keep up with",
         "loader_batches_per_s": "rate with the current settings and this step",
@@ -218,10 +183,10 @@ class LoaderResult(ResultFile):
     confirmed: tuple[Confirmed, ...]
     variables: tuple[VariableAdvice, ...] = ()
     cores: CoreAdvice | None = None
-    advice: tuple[LoaderAdvice, ...] = ()
+    advice: tuple[Finding, ...] = ()
     too_many: tuple[Candidate, ...] = ()
     """Beyond the knee: the same with 2 and 4 times the recommended workers."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     save_alone_s: float | None = None
     """What saving a checkpoint (``SAVE_BYTES``) took without workers."""
@@ -249,13 +214,13 @@ class LoaderResult(ResultFile):
         """Is what is recommended predicted, as other processes kept the machine busy?"""
         return any(doubt.decides for doubt in self.doubts)
 
-    def compared(self) -> tuple[float, float, Evidence] | None:
+    def compared(self) -> tuple[float, float, Basis] | None:
         """:meth:`rates` of the present and of the recommended settings."""
         return self.rates(self.present, self.recommended)
 
     def rates(
         self, one: LoaderSettings, other: LoaderSettings
-    ) -> tuple[float, float, Evidence] | None:
+    ) -> tuple[float, float, Basis] | None:
         """Batches per second of both settings, and where both are from: "measured", or "predicted"
         where one was not run; ``None``: not known."""
         runs = self.measured(one), self.measured(other)

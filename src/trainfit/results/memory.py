@@ -182,9 +182,6 @@ class RecordingSummary(Metered):
 
 # ---
 # What ``trainfit memory`` explains of one recording, or of two. All sizes are bytes.
-#
-# Format history
-#     1   first version
 
 
 FORMAT: Final = "trainfit-memory-report"
@@ -397,9 +394,6 @@ class MemoryReport:
 
 # ---
 # Parts of a hand formula and of the simulation. All sizes are bytes.
-#
-# Format history
-#     1   first version
 
 
 BY_HAND_FORMAT: Final = "trainfit-memory-by-hand"

@@ -3,36 +3,20 @@
 A call that comes every 33 ms may take longer than the same call back to back: while nothing
 happens, clocks fall and idle states deepen. What is measured comes in blocks, each of which
 spends the time between two calls in one way (its arm).
-
-Format history
-    1   first version
-    2   "fix_trial" (was "cure") and its "is_fixed", the phase "fix", "consecutive_share" of misses
-        (was "again_share")
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key, rename_value
+from trainfit.results.files.documents import Format, ResultFile
 
 FORMAT: Final = "trainfit-pace"
-VERSION: Final = 2
+VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit pace --output`"
 _WANTED: Final = "give a file that `trainfit pace --output` wrote"
-
-
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    rename_value(document, "blocks", "phase", "cure", "fix")
-    rename_key(document, "", "cure", "fix_trial")
-    rename_key(document, "fix_trial", "is_cured", "is_fixed")
-    for place in ("rates", "back_to_back", "fix_trial.before", "fix_trial.after"):
-        rename_key(document, place, "again_share", "consecutive_share")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 Arm = Literal[
     "back_to_back",
@@ -266,7 +250,7 @@ class PaceResult(ResultFile):
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
     METRICS: ClassVar = {
         "back_to_back_ms": "median call, back to back",
         "call_ms": "median call at the rate where it is longest",

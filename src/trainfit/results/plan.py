@@ -6,7 +6,7 @@ import base64
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from trainfit.results.changes import AllocatorTrial, LaunchPart, Remedies
 from trainfit.results.configuration import (
@@ -18,10 +18,8 @@ from trainfit.results.configuration import (
 )
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.loader import upgrade_advice
-from trainfit.results.loader import upgrade_terms as upgrade_loader_terms
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
@@ -35,46 +33,13 @@ from trainfit.results.text import count, percent
 # The result of ``trainfit plan``.
 #
 # All memory figures are bytes. ``None`` means not determined; 0 is a figure.
-#
-# Format history
-#     1   first version
-#     2   remedies, inference; steps are calls of the model where there is an inference
-#     3   data loading; variables of the launch command; whether it has the batch size;
-#         samples
-#     4   speed
-#     5   recordings; limits of the batch size; step times of configurations and remedies; the
-#         processor
-#     6   the step on this machine's CPU
-#     7   calls at a fixed rate
-#     8   calls of a model on the CPU; the CPU in the place of a GPU that a script asks for
-#     9   what kept the script from changing files; what an optimizer step consists of; what a
-#         recommendation follows from: the data set, AMP, batches of varying shape; notes as data;
-#         what was among the simulated steps; interrupted;
-#         memory that grows from call to call of a model
-#     10  whether the recommended batch size was simulated
-#     11  the parts of the launch command, each with its reason
-#     12  terms of the DataLoader's result as in its version 3; kernels of the kind "matmul" (was
-#         "product")
-#     13  advice of the DataLoader's result as in its version 4
 
 
 FORMAT: Final = "trainfit-plan"
-VERSION: Final = 13
+VERSION: Final = 1
 
 _REMAKE: Final = "re-create it with `trainfit plan`"
 _WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
-
-
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    upgrade_loader_terms(document, "loading.result.")
-    rename_key(document, "speed.by_kind_s", "product", "matmul")
-
-
-def _upgrade_advice(document: dict[str, Any]) -> None:
-    upgrade_advice(document, "loading.result.")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {11: _upgrade_terms, 12: _upgrade_advice}
 
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
@@ -187,7 +152,7 @@ class PlanResult(ResultFile):
     :func:`~trainfit.results.plan.run_rate` tells it of these, too).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
     METRICS: ClassVar = {
         **MEMORY_METRICS,
         "step_ms": "time of a step on the GPU, predicted",

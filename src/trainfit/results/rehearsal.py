@@ -2,36 +2,24 @@
 
 Times are seconds from the first ``iter(loader)``; rates are of one DataLoader. ``None`` is not
 measured (or cannot be told), 0 is measured.
-
-Format history
-    1   first version
-    2   the cause "transfer" (was "hand_over"), "fix" of a fault (was "cure")
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from trainfit.results.dataloader import DISTURBED_CORES, Fault, LoaderSettings
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key, rename_value
+from trainfit.results.dataloader import DISTURBED_CORES, LoaderSettings
+from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.findings import Finding
 from trainfit.results.runs.script import Protection
 
 FORMAT: Final = "trainfit-rehearsal"
-VERSION: Final = 2
+VERSION: Final = 1
 
 _REMAKE: Final = "re-create it with `trainfit rehearse --output FILE`"
 _WANTED: Final = "give a file that `trainfit rehearse --output` wrote"
-
-
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    rename_key(document, "fault", "cure", "fix")
-    rename_key(document, "idle_s", "hand_over", "transfer")
-    rename_value(document, "dips", "cause", "hand_over", "transfer")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {1: _upgrade_terms}
 
 #: Why the GPU is idle.
 #: "start_up": until the first batch; "warm_up": until the queues are full for the first time;
@@ -139,7 +127,7 @@ class Rehearsal(ResultFile):
     batch).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES)
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
     METRICS: ClassVar = {
         "step_ms": "step of the simulated GPU",
         "loader_batches_per_s": "batches a second, after the queues were full for the first time",
@@ -169,7 +157,7 @@ class Rehearsal(ResultFile):
     epoch_s: float | None
     epoch_measured: bool
     predicted: Predicted | None = None
-    fault: Fault | None = None
+    fault: Finding | None = None
     notes: tuple[str, ...] = ()
     torch: str = ""
     step_is_bound: bool = False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from trainfit.results.dataloader import LoaderSettings
-from trainfit.results.files.documents import Format, ResultFile, Upgrade, rename_key
+from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.steps import StepMakeup
 
@@ -254,28 +254,13 @@ class DataLoading:
 # What ``trainfit gpus --for`` answers: a job on each of several GPUs.
 #
 # Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currency.
-#
-# Format history
-#     1   first version
-#     2   what an optimizer step consists of
-#     3   the format's name (was "trainfit-offers"), "gpus" (was "offers"), "at_saturation" of a GPU
-#         (was "enough")
 
 
 FORMAT: Final = "trainfit-gpu-comparison"
-_FORMER_NAMES: Final = ("trainfit-offers",)
-VERSION: Final = 3
+VERSION: Final = 1
 
 _REMAKE: Final = "re-create it with `trainfit gpus --for RESULT --json`"
 _WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
-
-
-def _upgrade_terms(document: dict[str, Any]) -> None:
-    rename_key(document, "", "offers", "gpus")
-    rename_key(document, "gpus", "enough", "at_saturation")
-
-
-_UPGRADES: Final[Mapping[int, Upgrade]] = {2: _upgrade_terms}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,9 +337,7 @@ class GpuComparison(ResultFile):
     optimizer step consists of.
     """
 
-    FILE: ClassVar = Format(
-        FORMAT, VERSION, _REMAKE, _WANTED, upgrades=_UPGRADES, former_names=_FORMER_NAMES
-    )
+    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
 
     job: str
     batch_size: int | None

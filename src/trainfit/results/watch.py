@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RunHeader
 
 # ---
 # What is said of a watched run: where its time went, its memory, and findings.
-#
-# Format history
-#     1   first version
 
 
 FORMAT: Final = "trainfit-watch"
@@ -25,8 +23,6 @@ _WANTED: Final = "give a file that `trainfit watch --output` wrote"
 OTHERS_CORES: Final = "cores that other processes keep busy"
 USABLE_CORES: Final = "usable cores"
 
-Severity = Literal["critical", "warning", "info"]
-Confidence = Literal["certain", "likely", "possible"]
 PhaseName = Literal[
     "input", "copy", "forward", "backward", "optimizer", "sync", "checkpoint", "evaluation", "other"
 ]
@@ -55,53 +51,6 @@ Limit = Literal[
     "cpu",
     "unknown",
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """A number behind a finding: "waiting for batches", 0.041, "s/step"."""
-
-    what: str
-    value: float
-    unit: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """Something that costs time, memory or the result, and what to do about it.
-
-    ``kind`` is a stable identifier. ``share`` is the share of the run's time that is lost by it
-    (``None``: it loses none, or that is not told). ``settings`` are values to set, by name
-    ("num_workers": "4", "OMP_NUM_THREADS": "1"); ``line`` is a line of the script to write.
-    """
-
-    kind: str
-    severity: Severity
-    title: str
-    evidence: tuple[Evidence, ...]
-    cause: str
-    action: str
-    confidence: Confidence
-    share: float | None = None
-    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    line: str = ""
-    rank: int | None = None
-    """The rank that it is about; ``None``: all."""
-    first_step: int | None = None
-    last_step: int | None = None
-
-    def value_of(self, what: str) -> float | None:
-        """The number of the evidence that is called ``what``."""
-        return next((each.value for each in self.evidence if each.what == what), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Unknown:
-    """A kind of finding of which nothing can be said: why, and what would be needed."""
-
-    kind: str
-    reason: str
-    needs: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from typing import Any, Final
 import torch
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
+from trainfit.findings.threads import variables
+
 
 @dataclass(frozen=True)
 class _Module:
@@ -59,11 +61,6 @@ FFMPEG: Final = "ffmpeg"
 _POOLS: Final = ("openblas", "mkl", "openmp", "blis")
 #: Pools that :func:`hold_down` can set.
 HELD: Final = frozenset((*_POOLS, *(each.pool for each in _MODULES.values()), FFMPEG))
-#: What libraries read that are loaded later.
-_VARIABLES: Final = (
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
-    *("NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS"),
-)
 
 
 def pools() -> dict[str, int]:
@@ -89,7 +86,7 @@ def hold_down(most: int) -> None:
     PyTorch's own (``torch.set_num_threads``) are held down with them. Of FFmpeg's decoders only
     those that leave the number to FFmpeg (``thread_count`` of 0, PyAV's default).
     """
-    os.environ.update(dict.fromkeys(_VARIABLES, str(most)))
+    os.environ.update(dict.fromkeys(variables(), str(most)))  # what is loaded later reads them
     threadpool_limits(most)
     for name, module in _MODULES.items():
         if name in sys.modules:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.results.dataloader import LoaderSettings, StartMethod
+from trainfit.results.findings import Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import RunHeader, WatchedLoader
-from trainfit.results.watch import Unknown
 from trainfit.watch import thresholds
 from trainfit.watch.view import RankView, known, median
 
@@ -280,3 +282,27 @@ def epoch_start_lost(rank: RankView) -> Seconds:
     starts = (rank.steps["flags"] & EPOCH_START) != 0
     usual = float(np.median(lost[~starts])) if (~starts).any() else 0.0
     return np.where(starts, np.maximum(0.0, lost - usual), 0.0)
+
+
+def loader_settings(header: RunHeader) -> LoaderSettings | None:
+    """The settings of the DataLoader that trains, or of the only one with workers."""
+    loaders = sorted(header.loaders, key=lambda each: each.role != "training")
+    loader = next((each for each in loaders if each.num_workers), None)
+    if loader is None:
+        return None
+    return LoaderSettings(
+        loader.num_workers,
+        max(1, loader.prefetch_factor or 2),
+        loader.pin_memory,
+        persistent_workers=loader.persistent_workers,
+        start_method=_start_method(loader.start_method, header.python),
+    )
+
+
+def _start_method(said: str, python: str) -> StartMethod:
+    """How workers were started; Linux' default changed in Python 3.14."""
+    for method in ("fork", "spawn", "forkserver"):
+        if said == method:
+            return method
+    version = tuple(int(part) for part in re.findall(r"\d+", python)[:2])
+    return "forkserver" if version >= (3, 14) else "fork"

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
 from trainfit.results.text import duration
-from trainfit.results.watch import Finding, Limit, Unknown, WatchResult
+from trainfit.results.watch import Limit, WatchResult
 from trainfit.watch import checks, measures, thresholds
 from trainfit.watch import view as trainings
 from trainfit.watch.measures import ledger
@@ -222,9 +223,9 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"
     for finding in findings:
-        if finding.kind in _INPUT and USELESS not in finding.action:
+        if finding.kind in _INPUT and USELESS not in finding.fix.action:
             return f"trainfit loader -- {header.command}"
-        words = [f"{name}={value}" for name, value in finding.settings.items() if _is_env(name)]
+        words = [f"{name}={value}" for name, value in finding.fix.settings.items() if _is_env(name)]
         if words:
             return f"{' '.join(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
@@ -236,7 +237,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
 def _is_said(command: str, finding: Finding) -> bool:
     """Does the command say one of its settings, by a placeholder or an option of that name?
     Without workers what is recommended for them cannot be given."""
-    names = ["num_workers"] if "num_workers" in finding.settings else finding.settings
+    names = ["num_workers"] if "num_workers" in finding.fix.settings else finding.fix.settings
     for name in names:
         option = re.escape(name).replace("_", "[_-]")
         if re.search(rf"(?<!\{{)\{{{re.escape(name)}:|[\s.+-]{option}[= ][^\s-]", command):

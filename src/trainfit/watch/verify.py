@@ -22,9 +22,10 @@ from typing import Any, Final, Literal, Protocol
 
 from trainfit.results.comparison import Comparison, Verification, VerifiedRun
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RunRecord, exit_words, load_run
-from trainfit.results.watch import Finding, WatchResult
+from trainfit.results.watch import WatchResult
 from trainfit.watch.compare import LEAST_STEPS, WARM_UP, compare_groups
 from trainfit.watch.intervals import measured
 from trainfit.watch.launch import WatchedCommand
@@ -303,8 +304,8 @@ def _chosen(
         variables: dict[str, str] = {}
         left_out: dict[str, str] = {}
         # Without workers PyTorch refuses what is recommended for them.
-        no_workers = "num_workers" in finding.settings and "num_workers" not in command.names
-        for name, value in finding.settings.items():
+        no_workers = "num_workers" in finding.fix.settings and "num_workers" not in command.names
+        for name, value in finding.fix.settings.items():
             if name in command.names and not (no_workers and name in _OF_WORKERS):
                 spelled = command.spelled(name, value)
                 if spelled != command.present(name):
@@ -357,12 +358,12 @@ def _nothing_to_try(
     plain: Sequence[str], findings: Sequence[Finding], first: RunRecord
 ) -> Verification:
     """Why, and what to change by hand."""
-    by_hand = next((each for each in findings if each.settings or each.line), None)
+    by_hand = next((each for each in findings if each.fix.settings or each.fix.line), None)
     by_hand = by_hand or next((each for each in findings if each.severity != "info"), None)
     made = Verification("not tried", shlex.join(plain), runs=(_run(False, first),))
     if by_hand is None:
         return dataclasses.replace(made, reason="nothing to change was found")
-    settings = by_hand.settings
+    settings = by_hand.fix.settings
     if any(name in _OF_MEMORY for name in settings):
         reason = "it changes memory, which a comparison of speed does not show"
     elif settings:
@@ -376,7 +377,7 @@ def _nothing_to_try(
         title=by_hand.title,
         left_out=settings,
         reason=reason,
-        line=by_hand.line or _setting_text(settings) or by_hand.action,
+        line=by_hand.fix.line or _setting_text(settings) or by_hand.fix.action,
     )
 
 
@@ -400,7 +401,7 @@ def _told(
         trial.left_out,
         prefix + shlex.join(changed),
         reason,
-        trial.finding.line if reason else "",
+        trial.finding.fix.line if reason else "",
         tuple(_run(with_change, record) for with_change, record in runs),
         comparison,
     )

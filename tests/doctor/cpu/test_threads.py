@@ -63,8 +63,8 @@ def test_a_pool_of_each_worker_is_warned_of_with_number_and_fix(tmp_path: Path) 
     found = pools(tmp_path)
     assert found.workers == 12
     (check,) = checks(found)
-    assert (check.verdict, check.cause) == ("bad", "worker_threads_exceed_cores")
-    assert check.summary == "12 workers x 24 threads of OpenCV = 288 threads on 24 cores"
+    assert (check.verdict, check.kind) == ("bad", "worker_threads_exceed_cores")
+    assert check.title == "12 workers x 24 threads of OpenCV = 288 threads on 24 cores"
     text = " ".join(check_text(check).split())
     assert "data.py:11 runs cv2.resize in each worker" in text
     assert "fix export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
@@ -93,16 +93,16 @@ def test_as_a_user_runs_it(tmp_path: Path) -> None:
 def test_a_library_that_is_only_imported_is_a_doubt(tmp_path: Path) -> None:
     data = DATA.replace("cv2.resize(image, (224, 224))", "image").replace("cv2.imread", "np.load")
     (check,) = checks(pools(tmp_path, data=data))
-    assert check.verdict == "cannot_tell" and "= 288 threads on 24 cores" in check.summary
-    assert "data.py:2 imports cv2. Whether workers call what starts its threads" in check.why
+    assert check.verdict == "cannot_tell" and "= 288 threads on 24 cores" in check.title
+    assert "data.py:2 imports cv2. Whether workers call what starts its threads" in check.cause
     assert check.fixes
 
 
 def test_few_threads_a_core_are_a_doubt(tmp_path: Path) -> None:
     few = pools(tmp_path, TRAIN.replace("12", "4"))
     (check,) = checks(few)
-    assert check.verdict == "cannot_tell" and "= 96 threads" in check.summary
-    assert "From 4 threads per core on" in check.why
+    assert check.verdict == "cannot_tell" and "= 96 threads" in check.title
+    assert "From 4 threads per core on" in check.cause
     (check,) = checks(pools(tmp_path, TRAIN.replace("12", "1")))
     assert check.verdict == "good"
 
@@ -127,26 +127,26 @@ def test_nothing_is_said_of_workers_without_a_pool(
     train: str, data: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
     (check,) = checks(pools(tmp_path, train, data), **variables)
-    assert check.verdict == "good" and "--script" not in check.summary
+    assert check.verdict == "good" and "--script" not in check.title
 
 
 def test_openblas_follows_its_variables(tmp_path: Path) -> None:
     data = DATA.replace("import cv2", "").replace("cv2.imread", "np.load")
     found = pools(tmp_path, data=data.replace("cv2.resize(image, (224, 224))", "np.dot(image, 1)"))
     (check,) = checks(found)
-    assert check.summary == "12 workers x 24 threads of OpenBLAS = 288 threads on 24 cores"
-    assert check.fixes[0].command == "export OPENBLAS_NUM_THREADS=1"
-    assert "NumPy with MKL" in check.why
+    assert check.title == "12 workers x 24 threads of OpenBLAS = 288 threads on 24 cores"
+    assert check.fixes[0].action == "export OPENBLAS_NUM_THREADS=1"
+    assert "NumPy with MKL" in check.cause
     assert checks(found, OMP_NUM_THREADS="1")[0].verdict == "good"
     assert checks(found, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="24")[0].verdict == "good"
     (huge,) = checks(found, cpus=128)
-    assert "12 workers x 64 threads of OpenBLAS = 768" in huge.summary
+    assert "12 workers x 64 threads of OpenBLAS = 768" in huge.title
 
 
 def test_what_is_bad_already_stays(tmp_path: Path) -> None:
     first, second = checks(pools(tmp_path), OMP_NUM_THREADS="99")
-    assert first.cause == "threads_exceed_cores"
-    assert second.cause == "worker_threads_exceed_cores"
+    assert first.kind == "threads_exceed_cores"
+    assert second.kind == "worker_threads_exceed_cores"
 
 
 def test_where_the_pools_size_is_not_known_nothing_is_claimed(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_the_number_of_workers(text: str, workers: int | None, tmp_path: Path) -
     (check,) = checks(found)
     if workers is None:
         assert check.verdict == "cannot_tell"
-        assert check.summary == (
+        assert check.title == (
             "each worker's OpenCV starts 24 threads on 24 cores; num_workers is not known"
         )
     else:
-        assert f"{workers} workers x 24" in check.summary
+        assert f"{workers} workers x 24" in check.title
 
 
 @given(
@@ -234,11 +234,11 @@ def test_it_is_a_finding_from_the_jobs_cores_on(
     (check,) = diagnose(of, ("threads",), found)
     number = (2 if workers is None else workers) * threads
     assert (check.verdict != "good") == (threads > 1 and number > usable)
-    assert len(check.summary) < 100 and check.summary.isprintable()
+    assert len(check.title) < 100 and check.title.isprintable()
     if check.verdict == "bad":
-        assert in_worker and number > 4 * usable and check.cause and check.fixes
+        assert in_worker and number > 4 * usable and check.kind and check.fixes
     if check.verdict == "cannot_tell":
-        assert check.why and check.fixes
+        assert check.cause and check.fixes
 
 
 def test_the_table_of_the_docs_names_the_cause() -> None:

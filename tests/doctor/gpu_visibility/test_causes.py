@@ -52,7 +52,7 @@ def verdict(machine: Machine) -> Check:
 
 
 def commands(check: Check) -> str:
-    return "\n".join(remedy.command for remedy in check.fixes)
+    return "\n".join(remedy.action for remedy in check.fixes)
 
 
 def nodes(**accessible: bool) -> tuple[DeviceNode, ...]:
@@ -70,8 +70,8 @@ def nodes(**accessible: bool) -> tuple[DeviceNode, ...]:
 )
 def test_a_pytorch_that_cannot_be_imported_is_named_as_such(words: str, shadowed: bool) -> None:
     check = verdict(healthy(cuda={"torch_probe": cannot_tell("p", f"import torch: {words}")}))
-    assert (check.verdict, check.cause) == ("bad", "torch_import_fails")
-    assert words in check.why
+    assert (check.verdict, check.kind) == ("bad", "torch_import_fails")
+    assert words in check.cause
     assert ("LD_LIBRARY_PATH" in commands(check)) == shadowed
     assert "torch==2.8.0+cu126 --index-url https://download.pytorch.org/whl/cu126" in commands(
         check
@@ -83,7 +83,7 @@ def test_a_pytorch_that_cannot_be_imported_is_named_as_such(words: str, shadowed
 )
 def test_a_crash_is_a_cause_and_a_kill_is_none(signal: int, cause: str) -> None:
     probe = cannot_tell("probe", f"killed by signal {signal}")
-    assert verdict(healthy(cuda={"torch_probe": probe})).cause == cause
+    assert verdict(healthy(cuda={"torch_probe": probe})).kind == cause
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_gpu_that_is_seen_and_fails_is_not_said_to_be_unseen(
         "device_nodes": nodes(nvidia0=False),
     }
     check = verdict(failing(words, cuda=odd))
-    assert check.cause == cause
-    assert "sees no GPU" not in check.summary
+    assert check.kind == cause
+    assert "sees no GPU" not in check.title
     assert (check.verdict == "cannot_tell") == (words is None)
 
 
@@ -116,7 +116,7 @@ def test_a_full_gpu_names_those_that_are_free() -> None:
     busy = gpu(0, used_bytes=23 * GIB)
     check = verdict(failing("cuda:0: out of memory", 2, gpus=[busy, gpu(1)]))
     first = check.fixes[0]
-    assert first.command == f"export CUDA_VISIBLE_DEVICES={gpu(1).uuid.value}"
+    assert first.action == f"export CUDA_VISIBLE_DEVICES={gpu(1).uuid.value}"
     assert first.undo == "unset CUDA_VISIBLE_DEVICES"
     assert any(e.value == "23.00 GiB" for e in check.evidence)
     granted = {"visible_devices": busy.uuid.value}
@@ -130,7 +130,7 @@ def test_rocm_that_sees_a_gpu_and_fails_is_not_told_that_there_is_none() -> None
     build = TorchBuild("2.9.0+rocm6.4", None, "6.4", "/venv/torch")
     odd = {"torch": build, "pci_devices": (), "kernel_driver": None, "nvml": None, "cuda": None}
     check = verdict(failing("HIP error: invalid device function", cuda=odd, gpus=None))
-    assert check.verdict == "cannot_tell" and "fails to run a kernel" in check.summary
+    assert check.verdict == "cannot_tell" and "fails to run a kernel" in check.title
 
 
 # --- Masks ------------------------------------------------------------------------------------
@@ -143,36 +143,36 @@ def test_the_hosts_other_gpus_on_a_containers_bus_are_not_the_containers() -> No
     eight = bus(*(f"0000:0{i}:00.0" for i in range(8)))
     inside = {"container": "docker"}
     facts = blind({"visible_devices": "1", "pci_devices": eight}, surroundings=inside)
-    assert verdict(facts).cause == "masked"
+    assert verdict(facts).kind == "masked"
     seen = verdict(healthy(cuda={"visible_devices": "0", "pci_devices": eight}))
-    assert seen.verdict == "good" and "leaves" not in seen.why
+    assert seen.verdict == "good" and "leaves" not in seen.cause
 
 
 def test_a_gpu_named_twice_hides_all() -> None:
     check = verdict(blind({"visible_devices": "0,0"}))
-    assert check.cause == "masked" and "twice" in check.why
+    assert check.kind == "masked" and "twice" in check.cause
 
 
 def test_a_job_of_slurm_is_told_to_ask_for_a_gpu() -> None:
     check = verdict(blind({"visible_devices": "NoDevFiles"}, surroundings={"scheduler": "slurm"}))
-    assert check.cause == "masked" and "--gres=gpu:1" in check.fixes[0].command
+    assert check.kind == "masked" and "--gres=gpu:1" in check.fixes[0].action
 
 
 # --- Device files -----------------------------------------------------------------------------
 def test_files_of_other_jobs_gpus_are_closed_on_purpose() -> None:
     some = nodes(nvidia0=False, nvidia1=True, nvidiactl=True, nvidia_uvm=True)
     facts = blind({"device_nodes": some}, surroundings={"scheduler": "slurm"})
-    assert verdict(facts).cause == "unexplained"
+    assert verdict(facts).kind == "unexplained"
     none = nodes(nvidia0=False, nvidia1=False, nvidiactl=True, nvidia_uvm=True)
     check = verdict(blind({"device_nodes": none}, surroundings={"scheduler": "slurm"}))
-    assert check.cause == "device_node" and "--gres" in commands(check)
+    assert check.kind == "device_node" and "--gres" in commands(check)
     assert "chmod" not in commands(check)
 
 
 def test_permissions_are_not_changed_inside_a_container() -> None:
     closed = nodes(nvidia0=False, nvidiactl=False, nvidia_uvm=False)
     check = verdict(blind({"device_nodes": closed}, surroundings={"container": "podman"}))
-    assert check.cause == "device_node"
+    assert check.kind == "device_node"
     assert "keep-groups" in commands(check) and "chmod" not in commands(check)
 
 
@@ -180,29 +180,29 @@ def test_a_container_without_the_compute_capability_is_told_so() -> None:
     others = {"libnvidia-ml": "550.54.14"}
     without = {"cuda": None, "library_versions": others, "library_places": {}}
     check = verdict(blind(without, surroundings={"container": "docker"}))
-    assert check.cause == "container_without_gpu"
+    assert check.kind == "container_without_gpu"
     assert "NVIDIA_DRIVER_CAPABILITIES=compute" in commands(check)
 
 
 def test_cuda_that_is_stuck_after_a_suspend() -> None:
     check = verdict(blind({"cuda": refusing(999)}))
-    assert check.cause == "cuda_unknown_error" and "modprobe nvidia_uvm" in commands(check)
+    assert check.kind == "cuda_unknown_error" and "modprobe nvidia_uvm" in commands(check)
 
 
 def test_a_jetson_is_judged_by_other_rules() -> None:
     board = nodes(nvidia0=True, nvmap=True, nvhost_gpu=True)
     drivers = {"kernel_driver": "35.4.1", "nvml": "35.4.1", "library_versions": {}}
     facts = blind(drivers | {"device_nodes": board})
-    assert verdict(facts).cause == "unexplained"
+    assert verdict(facts).kind == "unexplained"
 
 
 # --- Driver -----------------------------------------------------------------------------------
 def test_forward_compatibility_that_is_refused_is_not_an_old_driver() -> None:
     facts = blind({"cuda": refusing(804, "/usr/local/cuda/compat/libcuda.so.560.1")})
-    assert verdict(facts).cause == "forward_compat_unsupported"
+    assert verdict(facts).kind == "forward_compat_unsupported"
     needed = TorchBuild("2.9.0+cu130", (13, 0), None, "/venv/torch")
     old = blind({"cuda": refusing(804), "torch": needed})
-    assert verdict(old).cause == "driver_too_old"
+    assert verdict(old).kind == "driver_too_old"
 
 
 def without_driver(**cuda: Any) -> dict[str, Any]:
@@ -213,15 +213,15 @@ def without_driver(**cuda: Any) -> dict[str, Any]:
 def test_a_gpu_that_is_kept_for_a_virtual_machine_needs_no_installation() -> None:
     held = bus("0000:01:00.0", driver="vfio-pci")
     check = verdict(blind(without_driver(pci_devices=held, library_versions={})))
-    assert check.cause == "no_driver"
+    assert check.kind == "no_driver"
     assert commands(check) == "sudo driverctl unset-override 0000:01:00.0"
     assert check.fixes[0].undo == "sudo driverctl set-override 0000:01:00.0 vfio-pci"
 
 
 def test_an_installed_driver_is_loaded_before_it_is_installed_again() -> None:
     check = verdict(blind(without_driver(pci_devices=bus("0000:01:00.0", driver=None))))
-    assert check.cause == "no_driver" and "550.54.14" in check.why
-    assert check.fixes[0].command.startswith("sudo modprobe nvidia")
+    assert check.kind == "no_driver" and "550.54.14" in check.cause
+    assert check.fixes[0].action.startswith("sudo modprobe nvidia")
 
 
 def test_a_slow_machine_without_a_driver_does_not_hang_in_it() -> None:
@@ -229,13 +229,13 @@ def test_a_slow_machine_without_a_driver_does_not_hang_in_it() -> None:
     facts = healthy(
         cuda=without_driver(pci_devices=(), torch_probe=late, nvidia_smi=late, nvml=late, cuda=late)
     )
-    assert verdict(facts).cause == "no_gpu"
+    assert verdict(facts).kind == "no_gpu"
 
 
 def test_libraries_of_another_version_in_a_container_are_the_images() -> None:
     mixed = {"libcuda": "535.1.1", "libnvidia-ml": "550.54.14"}
     check = verdict(blind({"library_versions": mixed}, surroundings={"container": "docker"}))
-    assert check.cause == "version_mismatch" and "recreate" in check.fixes[0].command
+    assert check.kind == "version_mismatch" and "recreate" in check.fixes[0].action
     assert "on the host" in check.fixes[1].cost
 
 
@@ -253,16 +253,16 @@ def test_a_libcuda_that_the_loader_does_not_take(said: str, command: str) -> Non
         {"cuda": missing, "library_places": place}, surroundings={"container": "kubernetes"}
     )
     check = verdict(facts)
-    assert check.cause == "libcuda_not_loaded" and said in check.why
+    assert check.kind == "libcuda_not_loaded" and said in check.cause
     assert command in commands(check)
-    assert verdict(blind({"cuda": missing, "library_places": {}})).cause != check.cause
+    assert verdict(blind({"cuda": missing, "library_places": {}})).kind != check.kind
 
 
 def test_a_containers_image_does_not_say_how_the_host_is_installed() -> None:
     for changes in ({}, {"pci_devices": cannot_tell("/sys", "no such folder")}):
         cuda = without_driver(pci_devices=bus("0000:01:00.0", driver=None)) | changes
         check = verdict(blind(cuda, surroundings={"container": "docker"}))
-        assert check.cause == "no_driver"
+        assert check.kind == "no_driver"
         assert "ubuntu" not in commands(check) and "modprobe" not in commands(check)
         assert "on the host" in check.fixes[0].cost
 
@@ -285,16 +285,16 @@ def wsl(code: int, library: str, versions: dict[str, str], **changes: Any) -> Ma
 def test_windows_driver_is_known_wherever_a_container_puts_it() -> None:
     for library in (STORE, "/usr/lib/x86_64-linux-gnu/libcuda.so.1.1"):
         check = verdict(wsl(500, library, {}, container="docker"))
-        assert check.cause == "wsl_driver" and "hides" not in check.summary
+        assert check.kind == "wsl_driver" and "hides" not in check.title
     linux = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.247.01"
-    assert "hides" in verdict(wsl(100, linux, {"libcuda": "535.247.01"})).summary
+    assert "hides" in verdict(wsl(100, linux, {"libcuda": "535.247.01"})).title
 
 
 def test_a_container_under_wsl_without_its_gpu() -> None:
     facts = wsl(100, "", {}, container="docker")
     cuda = changed(facts.cuda, {"device_nodes": (), "cuda": None})
     check = verdict(dataclasses.replace(facts, cuda=cuda))
-    assert check.cause == "container_without_gpu" and "docker run --gpus all" in commands(check)
+    assert check.kind == "container_without_gpu" and "docker run --gpus all" in commands(check)
 
 
 # --- pip's commands ---------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_new_gpu_gets_a_wheel_that_its_driver_serves() -> None:
     probe = TorchProbe(True, 1, "", ("sm_80", "sm_90"), ((12, 0),), "no kernel image is available")
     facts = healthy(cuda={"torch_probe": probe, "kernel_driver": "570.86.10"})
     check = verdict(facts)
-    assert check.cause == "no_kernel_image" and check.fixes[0].command.endswith("/cu128")
+    assert check.kind == "no_kernel_image" and check.fixes[0].action.endswith("/cu128")
 
 
 # --- The other checks -------------------------------------------------------------------------
@@ -406,4 +406,4 @@ def test_a_lost_gpu_matters_behind_a_mask_too() -> None:
     gpus = [dataclasses.replace(lost, **blank), gpu(1)]
     facts = healthy(gpus=gpus, cuda={"visible_devices": "GPU-00000001"})
     found = [check for _, make in MACHINE_CHECKS for check in make(facts)]
-    assert [check.cause for check in found if check.verdict == "bad"] == ["gpu_lost"]
+    assert [check.kind for check in found if check.verdict == "bad"] == ["gpu_lost"]

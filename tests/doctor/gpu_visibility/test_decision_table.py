@@ -53,15 +53,15 @@ def check_of(name: str) -> Check:
 @pytest.mark.parametrize("name", names())
 def test_a_recorded_machine_has_the_cause_that_it_was_made_for(name: str) -> None:
     check = check_of(name)
-    assert check.cause == document(name)["expected_cause"]
-    assert check.verdict == ("bad" if check.cause else "good")
-    assert check.evidence and check.summary and "\n" not in check.summary
+    assert check.kind == document(name)["expected_cause"]
+    assert check.verdict == ("bad" if check.kind else "good")
+    assert check.evidence and check.title and "\n" not in check.title
 
 
 @pytest.mark.parametrize("name", ["cpu-laptop", "this-machine"])
 def test_a_build_for_the_cpu_is_right_where_there_is_no_gpu(name: str) -> None:
     check = check_of(name)
-    assert check.summary.startswith("no NVIDIA GPU in this machine; PyTorch 2.")
+    assert check.title.startswith("no NVIDIA GPU in this machine; PyTorch 2.")
     assert (check.verdict, check.fixes) == ("good", ())
 
 
@@ -72,10 +72,10 @@ def test_every_cause_of_the_table_has_a_machine() -> None:
 @pytest.mark.parametrize("name", [n for n in names() if document(n)["expected_cause"]])
 def test_a_cause_comes_with_its_fix_undo_and_cost(name: str) -> None:
     check = check_of(name)
-    assert check.why
+    assert check.cause
     assert check.fixes
     for remedy in check.fixes:
-        assert remedy.command and remedy.undo and remedy.cost
+        assert remedy.action and remedy.undo and remedy.cost
 
 
 # --- Where causes meet ------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def blind(base: Machine, **changes: object) -> Machine:
 
 def cause(facts: Machine) -> str:
     (check,) = check_visibility(facts)
-    return check.cause
+    return check.kind
 
 
 def test_a_healthy_machine_is_good() -> None:
@@ -106,13 +106,13 @@ def test_a_fork_is_the_cause_although_a_fresh_process_sees_the_gpu() -> None:
 
 def test_what_matches_no_row_is_not_guessed() -> None:
     (check,) = check_visibility(blind(healthy()))
-    assert (check.verdict, check.cause) == ("bad", "unexplained")
+    assert (check.verdict, check.kind) == ("bad", "unexplained")
 
 
 def test_without_an_answer_of_pytorch_nothing_is_said() -> None:
     facts = changed(healthy(), torch_probe=cannot_tell("probe", "killed by signal 9"))
     (check,) = check_visibility(facts)
-    assert check.verdict == "cannot_tell" and "signal 9" in check.why
+    assert check.verdict == "cannot_tell" and "signal 9" in check.cause
 
 
 def test_a_driver_that_hangs_is_named() -> None:
@@ -219,4 +219,4 @@ def test_every_row_is_asked_in_one_place() -> None:
 @pytest.mark.parametrize("name", ["workstation", "server-8gpu", "version-mismatch"])
 def test_a_driver_that_answers_nothing_is_named(name: str) -> None:
     (check,) = check_visibility(survey(RecordedSystem(hanging(document(name)))))
-    assert check.cause == "driver_hangs"
+    assert check.kind == "driver_hangs"

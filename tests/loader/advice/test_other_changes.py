@@ -14,8 +14,9 @@ from trainfit.loader.bottleneck import limit
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.model import BatchCost, Load, Pauses, Transfer
 from trainfit.loader.other_changes import beyond
-from trainfit.results.dataloader import CostPart, Fault, LoaderSettings, StorageCost
-from trainfit.results.loader import LoaderAdvice
+from trainfit.results.dataloader import CostPart, LoaderSettings, StorageCost
+from trainfit.results.findings import Finding, failure_finding
+from trainfit.results.loader import RATE_WITH_IT
 from trainfit.results.runs.measurement import Consumer
 
 SIXTEEN = Cores((1.0,) * 16)
@@ -40,21 +41,21 @@ def advised(
     epoch: int | None = None,
     bounds: dict[str, Any] | None = None,
     **seen: Any,
-) -> dict[str, LoaderAdvice]:
+) -> dict[str, Finding]:
     found = beyond(load_, probe(**seen), settings, Consumer(step_s), machine(**bounds or {}), epoch)
-    assert all(each.how and each.evidence for each in found)
-    assert all((each.gain is None) == (each.batches_per_s is None) for each in found)
-    gains = [each.gain for each in found if each.gain is not None]
-    shares = [each.share or 0.0 for each in found if each.gain is None]
+    assert all(each.fix.action and each.cause for each in found)
+    assert all((each.fix.gain is None) == (each.value_of(RATE_WITH_IT) is None) for each in found)
+    gains = [each.fix.gain for each in found if each.fix.gain is not None]
+    shares = [each.share or 0.0 for each in found if each.fix.gain is None]
     assert all(gain >= 1.03 for gain in gains) and all(share >= 0.1 for share in shares)
     assert gains == sorted(gains, reverse=True) and shares == sorted(shares, reverse=True)
-    assert [each.gain for each in found[: len(gains)]] == gains
+    assert [each.fix.gain for each in found[: len(gains)]] == gains
     return {each.kind: each for each in found}
 
 
-def gain_of(advice: LoaderAdvice) -> float:
-    assert advice.gain is not None
-    return advice.gain
+def gain_of(advice: Finding) -> float:
+    assert advice.fix.gain is not None
+    return advice.fix.gain
 
 
 # --- What bounds ------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_what_the_rate_follows_is_the_limit(
 
 
 def test_a_data_set_for_the_main_process_only() -> None:
-    fault = Fault("main_process_only", "", "", "")
+    fault = failure_finding("main_process_only", "", "", "")
     assert limit(load(), LoaderSettings(0), probe(faults=(fault,))) == "main_process"
 
 
@@ -109,9 +110,11 @@ def test_parts_that_could_leave_the_cpu_are_named_with_their_measured_share() ->
     assert found["gpu_transforms"].share == pytest.approx(0.25)
     assert found["gpu_decoding"].share == pytest.approx(0.6)
     assert found["resize"].share == pytest.approx(0.7)
-    assert all(found[kind].gain is None for kind in ("gpu_transforms", "gpu_decoding", "resize"))
-    assert found["gpu_transforms"].evidence.startswith("transforms are 25% of a batch's time")
-    assert found["gpu_decoding"].evidence.startswith("decoding is 60% of a batch's time")
+    assert all(
+        found[kind].fix.gain is None for kind in ("gpu_transforms", "gpu_decoding", "resize")
+    )
+    assert found["gpu_transforms"].cause.startswith("transforms are 25% of a batch's time")
+    assert found["gpu_decoding"].cause.startswith("decoding is 60% of a batch's time")
     assert "cache" not in found  # 320,000 samples of 576 KiB do not fit
     assert "frame_alignment" not in found
     small = (CostPart("transform", 0.05, ("torchvision.transforms.v2.Resize",)),)
@@ -138,7 +141,7 @@ def test_a_cache_has_to_fit() -> None:
     # 40,000 samples of 18 MiB / 32: 22 GiB.
     found = advised(load(), parts=DECODED, samples=40_000)
     assert gain_of(found["cache"]) == pytest.approx(1 / 0.3, rel=0.03)
-    assert "21.97 GiB of 56.00 GiB" in found["cache"].summary
+    assert "21.97 GiB of 56.00 GiB" in found["cache"].title
     less = advised(load(), parts=DECODED, samples=40_000, bounds={"available_bytes": 20 * GIB})
     assert "cache" not in less
 
@@ -149,8 +152,8 @@ def test_video() -> None:
     assert found["frame_alignment"].share == found["gpu_decoding"].share == pytest.approx(0.9)
     assert "resize" not in found
     # 16 cores for 4 workers.
-    assert "4 threads" in found["decoder_threads"].summary
-    assert "4 cores per worker" in found["decoder_threads"].evidence
+    assert "4 threads" in found["decoder_threads"].title
+    assert "4 cores per worker" in found["decoder_threads"].cause
     assert "decoder_threads" not in advised(load(), parts=parts, threads=3.0)
     assert "decoder_threads" not in advised(load(), LoaderSettings(12), parts=parts)
 
@@ -158,10 +161,10 @@ def test_video() -> None:
 def test_fewer_bytes() -> None:
     slow, pinned = load(transfer=Transfer(0.004, 0.040)), LoaderSettings(8, pin_memory=True)
     found = advised(slow, pinned, parts=DECODED)["uint8"]
-    assert found.gain is None and found.share == pytest.approx(0.040 / 0.044, rel=0.05)
-    assert "needs 40 ms" in found.evidence and "may be float32" in found.evidence
+    assert found.fix.gain is None and found.share == pytest.approx(0.040 / 0.044, rel=0.05)
+    assert "needs 40 ms" in found.cause and "may be float32" in found.cause
     measured = advised(slow, pinned, parts=DECODED, float_bytes=18 * MIB)["uint8"]
-    assert "are float32" in measured.evidence
+    assert "are float32" in measured.cause
     assert "uint8" not in advised(slow, pinned)  # no images
     assert "uint8" not in advised(slow, pinned, parts=DECODED, float_bytes=0)
     # Unpinned, nobody copies while the consumer takes no time.
@@ -173,9 +176,9 @@ def test_fewer_tensors() -> None:
     slow = load(transfer=Transfer(receive_s=114 * 0.281e-3, pin_s=0.041))
     pinned = LoaderSettings(16, pin_memory=True)
     found = advised(slow, pinned, batch_tensors=114, batch_size=16)["fewer_tensors"]
-    assert "pack the 114 tensors" in found.summary
-    assert found.gain is None and found.share == pytest.approx(32.0 / 73.0, rel=0.05)
-    assert "32 ms, 281 µs for each tensor" in found.evidence
+    assert "pack the 114 tensors" in found.title
+    assert found.fix.gain is None and found.share == pytest.approx(32.0 / 73.0, rel=0.05)
+    assert "32 ms, 281 µs for each tensor" in found.cause
     assert "fewer_tensors" not in advised(slow, pinned, batch_tensors=2)
 
 
@@ -183,7 +186,7 @@ def test_uneven_batches() -> None:
     uneven = Load(lognormal_costs(0.8, 1.0, 997, work=True), cores=SIXTEEN)
     found = advised(uneven, LoaderSettings(8), step_s=0.1, variation=1.0)
     assert gain_of(found["in_order"]) > 1.3
-    assert "100% of their mean" in found["in_order"].evidence
+    assert "100% of their mean" in found["in_order"].cause
     assert "in_order" not in advised(
         uneven, LoaderSettings(8, in_order=False), step_s=0.1, variation=1.0
     )
@@ -210,8 +213,8 @@ def test_tiny_samples_in_memory() -> None:
         batch_bytes=32 * 1024, samples=60_000,
     )  # fmt: skip
     assert found["batched_indexing"].share == pytest.approx(1.0)  # pytorch#154318
-    assert found["batched_indexing"].gain is None
-    assert "__getitems__" in found["batched_indexing"].how
+    assert found["batched_indexing"].fix.gain is None
+    assert "__getitems__" in found["batched_indexing"].fix.action
     assert "batched_indexing" not in advised(load(), parts=DECODED, samples=1000)
 
 
@@ -232,7 +235,7 @@ def test_spawned_workers() -> None:
     spawned = LoaderSettings(4, start_method="spawn")
     found = advised(load(start_s=2.0), spawned, epoch=1000)
     assert gain_of(found["start_method"]) > 1.3
-    assert "20 ms" in found["start_method"].evidence
+    assert "20 ms" in found["start_method"].cause
     unmeasured = advised(load(start_s=2.0), spawned, epoch=1000, start_s={"spawn": 2.0})
     assert "start_method" not in unmeasured
 
@@ -245,7 +248,7 @@ def test_no_promise_beyond_the_gpu(step_s: float, workers: int) -> None:
         variation=1.0, storage=StorageCost(0.08, 0.13, 1, 1, 1, 1.0),
     )  # fmt: skip
     for advice in found.values():
-        assert step_s * (advice.batches_per_s or 0.0) <= 1.001
+        assert step_s * (advice.value_of(RATE_WITH_IT) or 0.0) <= 1.001
 
 
 def test_garbage_collection_that_takes_its_share() -> None:
@@ -256,6 +259,6 @@ def test_garbage_collection_that_takes_its_share() -> None:
         "gc_freeze"
     ]
     assert gain_of(alone) == pytest.approx(1 / 0.6, rel=0.05)
-    assert "40% of a worker's time" in found.evidence and "gc.freeze()" in found.how
+    assert "40% of a worker's time" in found.cause and "gc.freeze()" in found.fix.action
     assert "gc_freeze" not in advised(littering, collecting=0.04)
     assert "gc_freeze" not in advised(littering, collecting=None)

@@ -26,7 +26,8 @@ from trainfit.loader.faults.diagnose import context_of, diagnose, diagnose_run
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.findings import Finding
 
 FORK2 = LoaderSettings(2, 2, start_method="fork")
 
@@ -50,7 +51,7 @@ def real(
     limit_s: float = 20.0,
     give_workload: bool = True,
     **known: Any,
-) -> Fault:
+) -> Finding:
     """The fault of a real run."""
     workload = Workload(DataLoader(Calls(function), 2))
     run = run_loader(workload, met, seconds=5.0, limit_s=limit_s, most_batches=12)
@@ -73,18 +74,18 @@ def dies_of(number: signal.Signals) -> Callable[[int], Any]:
 def test_a_killed_worker_without_the_kernels_count_was_killed_by_somebody() -> None:
     fault = real(dies_of(signal.SIGKILL))
     assert fault.kind == "worker_killed"
-    assert fault.summary == "A worker was killed by another process (SIGKILL)"
-    assert "-9" in fault.evidence and "is unknown" in fault.evidence
+    assert fault.title == "A worker was killed by another process (SIGKILL)"
+    assert "-9" in fault.cause and "is unknown" in fault.cause
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(0, 0))
-    assert "the kernel counted no OOM kill" in fault.evidence
-    assert fault.settings == FORK2
+    assert "the kernel counted no OOM kill" in fault.cause
+    assert fault.loader == FORK2
 
 
 def test_a_killed_worker_with_the_kernels_count_is_the_oom_killers() -> None:
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(1, None))
-    assert fault.kind == "worker_killed" and "OOM killer" in fault.summary
-    assert "this cgroup's count of OOM kills rose by 1" in fault.evidence
-    assert "fewer workers (1 instead of 2)" in fault.fix
+    assert fault.kind == "worker_killed" and "OOM killer" in fault.title
+    assert "this cgroup's count of OOM kills rose by 1" in fault.cause
+    assert "fewer workers (1 instead of 2)" in fault.fix.action
 
 
 @pytest.mark.parametrize("kind", ["ConnectionResetError", "EOFError", "FileNotFoundError"])
@@ -115,12 +116,12 @@ def test_the_signal_that_ends_a_worker_is_named(
 ) -> None:
     fault = real(dies_of(number))
     assert fault.kind == kind
-    assert words in fault.summary
+    assert words in fault.title
 
 
 def test_a_worker_that_exits() -> None:
     fault = real(lambda index: os._exit(3))
-    assert fault.kind == "worker_exited" and fault.summary == "A worker ended with exit code 3"
+    assert fault.kind == "worker_exited" and fault.title == "A worker ended with exit code 3"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +130,13 @@ def test_a_worker_that_exits() -> None:
 def test_the_process_that_iterates_may_die_too(code: int, kind: str) -> None:
     fault = diagnose(Failure(exit_code=code), FORK2)
     assert fault.kind == kind
-    assert fault.summary.startswith("The main process")
+    assert fault.title.startswith("The main process")
 
 
 def test_workers_that_were_terminated_after_one_died_do_not_hide_it() -> None:
     message = "DataLoader worker (pid(s) 5, 6) exited unexpectedly"
     fault = diagnose(Failure("RuntimeError", message, "", worker_exits=(-15, -11)), FORK2)
-    assert fault.kind == "worker_crashed" and "segmentation" in fault.summary
+    assert fault.kind == "worker_crashed" and "segmentation" in fault.title
 
 
 # --- Shared memory, files, RAM ----------------------------------------------------------------
@@ -158,9 +159,9 @@ def test_a_full_shm_is_named_by_its_messages(message: str) -> None:
     fault = diagnose(Failure("RuntimeError", message, message), LoaderSettings(8, 4), None, seen)
     assert fault.kind == "shm_full"
     # 33 batches of 100 MiB are 3.22 GiB; a quarter more in whole GiB is 5.
-    assert "3.22 GiB" in fault.evidence and "64 MiB free" in fault.evidence
-    assert "--shm-size=5g" in fault.fix and "--ipc=host" in fault.fix
-    assert 'set_sharing_strategy("file_system")' in fault.fix
+    assert "3.22 GiB" in fault.cause and "64 MiB free" in fault.cause
+    assert "--shm-size=5g" in fault.fix.action and "--ipc=host" in fault.fix.action
+    assert 'set_sharing_strategy("file_system")' in fault.fix.action
 
 
 def test_a_semaphore_that_finds_no_room_is_a_full_shm() -> None:
@@ -181,14 +182,14 @@ def test_a_full_disk_is_not_a_full_shm() -> None:
     message += "OSError: [Errno 28] No space left on device\n"
     fault = diagnose(Failure("OSError", message, message), FORK2)
     assert fault.kind == "worker_exception"
-    assert "/home/me/data.py:7" in fault.evidence and "`cache.write(x)`" in fault.evidence
+    assert "/home/me/data.py:7" in fault.cause and "`cache.write(x)`" in fault.cause
 
 
 def test_enough_shm_for_a_bus_error_says_so() -> None:
     message = SHM[0]
     seen = FailureContext(batch_bytes=1 << 20, shm_free_bytes=1 << 34)
     fault = diagnose(Failure("RuntimeError", message, message), FORK2, None, seen)
-    assert "that is enough" in fault.evidence
+    assert "that is enough" in fault.cause
 
 
 FILES = (
@@ -207,8 +208,8 @@ def test_too_many_open_files_by_their_messages(message: str) -> None:
     seen = FailureContext(batch_tensors=114, open_files=1024)
     fault = diagnose(Failure("RuntimeError", message, ""), LoaderSettings(4, 2), None, seen)
     assert fault.kind == "open_files"
-    assert "114 tensors a batch need 1026 open files" in fault.evidence
-    assert "ulimit -n" in fault.fix and "file_system" in fault.fix
+    assert "114 tensors a batch need 1026 open files" in fault.cause
+    assert "ulimit -n" in fault.fix.action and "file_system" in fault.fix.action
 
 
 @pytest.fixture
@@ -230,7 +231,7 @@ def test_memory_that_runs_out_in_python() -> None:
         raise MemoryError("too large")
 
     fault = real(sample)
-    assert fault.kind == "out_of_memory" and "test_diagnose.py" in fault.evidence
+    assert fault.kind == "out_of_memory" and "test_diagnose.py" in fault.cause
 
 
 # --- Exceptions -------------------------------------------------------------------------------
@@ -242,9 +243,9 @@ def test_an_exception_in_a_worker_is_named_with_the_users_line() -> None:
 
     fault = real(sample)
     assert fault.kind == "worker_exception"
-    assert fault.summary.endswith("raises KeyError: 'frames'")
-    assert "test_diagnose.py" in fault.evidence and "in sample" in fault.evidence
-    assert '`raise KeyError("frames")`' in fault.evidence
+    assert fault.title.endswith("raises KeyError: 'frames'")
+    assert "test_diagnose.py" in fault.cause and "in sample" in fault.cause
+    assert '`raise KeyError("frames")`' in fault.cause
 
 
 class Awkward(Exception):
@@ -259,8 +260,8 @@ def test_an_exception_that_cannot_be_made_anew_keeps_its_type_and_all_of_its_mes
         raise Awkward(7, "second line: " + "x" * 500)
 
     fault = real(sample)
-    assert "raises Awkward: 7" in fault.summary and len(fault.summary) < 250
-    assert "second line: " + "x" * 500 in fault.evidence
+    assert "raises Awkward: 7" in fault.title and len(fault.title) < 250
+    assert "second line: " + "x" * 500 in fault.cause
 
 
 def test_the_last_exception_of_a_chain_counts() -> None:
@@ -271,14 +272,14 @@ def test_the_last_exception_of_a_chain_counts() -> None:
             raise ValueError("no such clip") from error
 
     fault = real(sample)
-    assert "ValueError: no such clip" in fault.summary
+    assert "ValueError: no such clip" in fault.title
 
 
 def test_samples_that_differ_in_size() -> None:
     fault = real(lambda index: torch.zeros(index + 1))
-    assert fault.kind == "collate" and "differ in size" in fault.summary
-    assert "stack expects each tensor to be equal size" in fault.evidence
-    assert "not in your code" in fault.evidence
+    assert fault.kind == "collate" and "differ in size" in fault.title
+    assert "stack expects each tensor to be equal size" in fault.cause
+    assert "not in your code" in fault.cause
 
 
 def test_an_exception_in_the_main_process() -> None:
@@ -286,8 +287,8 @@ def test_an_exception_in_the_main_process() -> None:
         raise ValueError("bad")
 
     fault = real(sample, LoaderSettings(0))
-    assert fault.kind == "exception" and "ValueError: bad" in fault.summary
-    assert "in sample" in fault.evidence
+    assert fault.kind == "exception" and "ValueError: bad" in fault.title
+    assert "in sample" in fault.cause
 
 
 def caught(name: str, message: str) -> Failure:
@@ -305,8 +306,8 @@ def test_cuda_in_a_forked_worker() -> None:
         "must use the 'spawn' start method"
     )
     fault = diagnose(caught("RuntimeError", message), FORK2)
-    assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix
-    assert "/home/me/train.py:12" in fault.evidence
+    assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix.action
+    assert "/home/me/train.py:12" in fault.cause
 
 
 def test_a_handle_from_before_the_fork_is_claimed_only_if_the_data_set_has_one() -> None:
@@ -318,7 +319,7 @@ def test_a_handle_from_before_the_fork_is_claimed_only_if_the_data_set_has_one()
     data.archives = {"a": zipfile.ZipFile(__import__("io").BytesIO(), "w")}  # type: ignore[attr-defined]
     fault = diagnose(failure, FORK2, Workload(DataLoader(data, 2)))
     assert fault.kind == "handle_before_fork"
-    assert "dataset.archives['a'] (zipfile.ZipFile)" in fault.summary
+    assert "dataset.archives['a'] (zipfile.ZipFile)" in fault.title
 
 
 def test_lmdbs_own_words_are_enough() -> None:
@@ -351,7 +352,7 @@ def test_the_pinning_thread() -> None:
         "do_one_step\n    data = pin_memory(data, device)\nRuntimeError: cannot pin 'torch.x'\n"
     )
     fault = diagnose(Failure("RuntimeError", text, text), FORK2)
-    assert fault.kind == "pin_memory" and "cannot pin 'torch.x'" in fault.summary
+    assert fault.kind == "pin_memory" and "cannot pin 'torch.x'" in fault.title
 
 
 def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
@@ -359,12 +360,12 @@ def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
         raise StopIteration
 
     fault = real(sample)
-    assert fault.kind == "no_batches" and "StopIteration" in fault.fix
+    assert fault.kind == "no_batches" and "StopIteration" in fault.fix.action
 
 
 def test_nothing_known_is_said_to_be_nothing() -> None:
     fault = diagnose(Failure(), FORK2)
-    assert fault.kind == "died" and "no exception" in fault.evidence
+    assert fault.kind == "died" and "no exception" in fault.cause
 
 
 # --- Hangs ------------------------------------------------------------------------------------
@@ -379,9 +380,9 @@ def test_a_lock_held_while_forking_is_a_deadlock() -> None:
 
     with LOCK:
         fault = real(sample, limit_s=1.5)
-    assert fault.kind == "deadlock" and "wait for a lock" in fault.summary
-    assert "`with LOCK:`" in fault.evidence and "2 of 2 workers in" in fault.evidence
-    assert "forkserver" in fault.fix
+    assert fault.kind == "deadlock" and "wait for a lock" in fault.title
+    assert "`with LOCK:`" in fault.cause and "2 of 2 workers in" in fault.cause
+    assert "forkserver" in fault.fix.action
 
 
 def test_a_slow_data_set_is_not_a_deadlock() -> None:
@@ -408,7 +409,7 @@ def test_a_batch_that_cannot_be_sent_is_found() -> None:
     # What the worker's queue thread prints, where standard error is recorded.
     seen = dataclasses.replace(seen, output="TypeError: cannot pickle 'generator' object")
     fault = diagnose_run(run, workload, seen)
-    assert fault.kind == "batch_not_picklable" and "generator" in fault.summary
+    assert fault.kind == "batch_not_picklable" and "generator" in fault.title
 
 
 def test_lost_batches_with_too_many_tensors_are_too_many_files() -> None:
@@ -457,7 +458,7 @@ def idle_stacks() -> str:
     return main_waits() + "\n" + idle + "\n" + idle
 
 
-def in_library(path: str, function: str) -> Fault:
+def in_library(path: str, function: str) -> Finding:
     text = main_waits() + "\n" + worker((path, 10, function), ("/home/me/data.py", 5, "load"))
     seen = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
     return diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
@@ -475,10 +476,10 @@ def in_library(path: str, function: str) -> Fault:
 )
 def test_the_library_that_workers_wait_in(path: str, library: str, cure: str) -> None:
     fault = in_library(path, "f")
-    assert fault.kind == "deadlock" and f"wait inside {library}" in fault.summary
-    assert "/home/me/data.py:5" in fault.evidence
-    assert "without workers a batch needs 100 ms" in fault.evidence
-    assert cure in fault.fix
+    assert fault.kind == "deadlock" and f"wait inside {library}" in fault.title
+    assert "/home/me/data.py:5" in fault.cause
+    assert "without workers a batch needs 100 ms" in fault.cause
+    assert cure in fault.fix.action
 
 
 def test_native_code_is_named_by_the_users_line_and_imports(tmp_path: Any) -> None:
@@ -487,7 +488,7 @@ def test_native_code_is_named_by_the_users_line_and_imports(tmp_path: Any) -> No
     text = main_waits() + "\n" + worker((str(script), 4, "load"))
     seen = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=0.1)
     fault = diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
-    assert "inside cv2" in fault.summary and "cv2.setNumThreads(0)" in fault.fix
+    assert "inside cv2" in fault.title and "cv2.setNumThreads(0)" in fault.fix.action
 
 
 def test_what_cannot_be_told_is_said() -> None:
@@ -498,7 +499,7 @@ def test_what_cannot_be_told_is_said() -> None:
         None,
         FailureContext(fetched=(0, 0), started=2, limit_s=20.0),
     )
-    assert fault.kind == "hung" and "undetermined" in fault.summary
+    assert fault.kind == "hung" and "undetermined" in fault.title
     slow = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=15.0)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, slow).kind == "slow_dataset"
 
@@ -512,7 +513,7 @@ def test_the_sampler_may_be_what_hangs() -> None:
     )
     seen = FailureContext(fetched=(3, 3), started=2)
     fault = diagnose(Failure(hung=True, stacks=text), FORK2, None, seen)
-    assert fault.kind == "slow_sampler" and "/home/me/sampler.py:9" in fault.evidence
+    assert fault.kind == "slow_sampler" and "/home/me/sampler.py:9" in fault.cause
 
 
 def test_workers_that_do_not_start() -> None:
@@ -530,7 +531,7 @@ def test_workers_that_do_not_start() -> None:
 
 def test_a_hang_without_workers() -> None:
     fault = diagnose(Failure(hung=True), LoaderSettings(0))
-    assert fault.kind == "hung" and "main process" in fault.summary
+    assert fault.kind == "hung" and "main process" in fault.title
 
 
 def test_stacks_of_a_forked_worker_end_where_the_fork_begins() -> None:
@@ -547,7 +548,7 @@ def test_a_lambda_under_spawn_is_named_with_its_path() -> None:
     spawn = LoaderSettings(1, start_method="spawn")
     fault = real(lambda index: torch.zeros(3), spawn)
     assert fault.kind == "not_picklable"
-    assert "dataset.function" in fault.summary and "<lambda>" in fault.summary
+    assert "dataset.function" in fault.title and "<lambda>" in fault.title
 
 
 def test_a_script_without_a_main_guard() -> None:
@@ -559,14 +560,14 @@ def test_a_script_without_a_main_guard() -> None:
     )
     failure = Failure("RuntimeError", message, message, worker_exits=(1,))
     fault = diagnose(failure, spawn, None, FailureContext(started=0, output=said))
-    assert fault.kind == "no_main_guard" and "__main__" in fault.fix
+    assert fault.kind == "no_main_guard" and "__main__" in fault.fix.action
     output = "AttributeError: Can't get attribute 'D' on <module '__main__' (built-in)>"
     fault = diagnose(failure, spawn, None, FailureContext(started=0, output=output))
-    assert fault.kind == "not_importable" and "D in __main__" in fault.summary
+    assert fault.kind == "not_importable" and "D in __main__" in fault.title
     # Nothing was kept of stderr: the script's text may tell (pytest's has its guard).
     fault = diagnose(failure, spawn, None, FailureContext(started=0))
     assert fault.kind in ("spawn_start", "no_main_guard") and "exit codes of workers: 1" in (
-        fault.evidence
+        fault.cause
     )
     # Workers of an earlier fork that exit with 1 are another matter.
     assert diagnose(failure, FORK2, None, FailureContext(started=0)).kind == "worker_exited"
@@ -634,7 +635,7 @@ def test_whatever_is_said_there_is_a_fault_with_a_fix(
     failure: Failure, met: LoaderSettings, seen: FailureContext
 ) -> None:
     fault = diagnose(failure, met, None, seen)
-    assert fault.kind and fault.summary and fault.evidence and fault.fix
-    assert len(fault.summary) < 300 and "\n" not in fault.summary
+    assert fault.kind and fault.title and fault.cause and fault.fix.action
+    assert len(fault.title) < 300 and "\n" not in fault.title
     if failure.hung:
         assert not fault.kind.startswith(("worker", "process"))

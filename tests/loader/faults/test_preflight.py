@@ -46,7 +46,8 @@ from trainfit.loader.measure.probe_runs import (
 )
 from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
+from trainfit.results.dataloader import LoaderSettings, StartMethod
+from trainfit.results.findings import Finding, failure_finding
 
 SPAWN = LoaderSettings(2, start_method="spawn")
 FORK = LoaderSettings(2, start_method="fork")
@@ -86,7 +87,7 @@ def test_what_cannot_be_pickled_is_named_with_its_path() -> None:
     assert paths == ["dataset.transform.transforms[1]", "dataset.lock"]
     assert "<lambda>" in found.culprits[0] and "test_preflight.py" in found.culprits[0]
     assert found.fault is not None and found.fault.kind == "not_picklable"
-    assert "and 1 more" in found.fault.summary
+    assert "and 1 more" in found.fault.title
 
 
 def test_an_open_file_and_a_generator_are_named_by_their_types(tmp_path: Path) -> None:
@@ -121,8 +122,11 @@ def test_a_handle_that_is_open_before_the_workers_is_opened_in_them(tmp_path: Pa
             data = workload(Samples(env=held))
             for start in ("fork", "spawn"):
                 (fault,) = check_start(data, LoaderSettings(2, start_method=start))
-                assert fault.kind == "shared_handle" and "dataset.env" in fault.summary
-                assert fault.fix.startswith("open it in the worker") and "fork" not in fault.fix
+                assert fault.kind == "shared_handle" and "dataset.env" in fault.title
+                assert (
+                    fault.fix.action.startswith("open it in the worker")
+                    and "fork" not in fault.fix.action
+                )
                 # It can only be measured as it is.
                 assert bounds_of(fault).start_methods == ("fork",)
     fork, spawn = LoaderSettings(2), LoaderSettings(2, start_method="spawn")
@@ -135,7 +139,7 @@ def test_a_handle_that_is_open_before_the_workers_is_opened_in_them(tmp_path: Pa
 def test_a_handle_and_a_lambda_are_two_faults() -> None:
     found = check_start(workload(Samples(env=Environment(), f=lambda: 1)), LoaderSettings(2))
     assert [each.kind for each in found] == ["shared_handle", "not_picklable"]
-    assert "dataset.f" in found[1].summary and "env" not in found[1].evidence
+    assert "dataset.f" in found[1].title and "env" not in found[1].cause
 
 
 def test_closed_files_and_logs_are_no_handles(tmp_path: Path) -> None:
@@ -189,8 +193,8 @@ def test_the_size_is_the_pickles_and_tensors_stay_where_they_are() -> None:
     assert not tensor.is_shared()
     faults = check_start(workload(data), SPAWN)
     large = next(each for each in faults if each.kind == "large_pickle")
-    assert "24 MiB" in large.summary and large.evidence.startswith("24 MiB (")
-    assert "4 MiB of tensors" in large.evidence
+    assert "24 MiB" in large.title and large.cause.startswith("24 MiB (")
+    assert "4 MiB of tensors" in large.cause
     assert check_start(workload(data), FORK) == ()
     assert pickled(workload(Samples())).nbytes is not None
     assert LARGE_BYTES == 16 << 20
@@ -235,13 +239,13 @@ def test_a_script_that_works_when_it_is_imported(
     fault = guard_problem(main)
     assert (fault is None) == (line is None)
     if fault is not None:
-        assert fault.kind == "no_main_guard" and f"{script}:{line} " in fault.evidence
+        assert fault.kind == "no_main_guard" and f"{script}:{line} " in fault.cause
 
 
 def test_what_a_session_without_a_file_defines_cannot_be_imported() -> None:
     kind = type("Mine", (Samples,), {"__module__": "__main__"})
     fault = session_problem(workload(kind()), types.ModuleType("__main__"))
-    assert fault is not None and fault.kind == "not_importable" and "Mine" in fault.evidence
+    assert fault is not None and fault.kind == "not_importable" and "Mine" in fault.cause
     assert session_problem(workload(Samples()), types.ModuleType("__main__")) is None
 
 
@@ -262,8 +266,8 @@ class Stream(IterableDataset[Any]):
 def test_an_iterable_data_set_that_is_not_sharded_is_found() -> None:
     (fault,) = check_sharding(workload(Stream(200, False)))
     assert fault.kind == "iterable_not_sharded"
-    assert "64 of the second worker's 64 samples are also the first worker's" in fault.evidence
-    assert "get_worker_info()" in fault.fix
+    assert "64 of the second worker's 64 samples are also the first worker's" in fault.cause
+    assert "get_worker_info()" in fault.fix.action
 
 
 def test_a_sharded_one_is_left_alone() -> None:
@@ -275,7 +279,7 @@ def test_a_sharded_one_is_left_alone() -> None:
 def test_samples_with_noise_are_told_by_their_number_or_by_equal_seeds() -> None:
     (fault,) = check_sharding(workload(Stream(20, False, noise=True)))
     assert fault.kind == "iterable_not_sharded"
-    assert fault.evidence == "one worker yields 20 samples, two yield 40"
+    assert fault.cause == "one worker yields 20 samples, two yield 40"
     (fault,) = check_sharding(workload(Stream(1000, False, noise=True)))
     assert fault.kind == "iterable_perhaps_not_sharded"
 
@@ -371,11 +375,11 @@ def test_a_slow_sampler_by_its_numbers() -> None:
     assert judge_sampler(sampler, quick, FORK, 0.1, None) == ()
     (fault,) = judge_sampler(sampler, [0.001, 0.02, 0.03, 0.02], FORK, 0.1, None)
     # Two workers at 0.1 s give 20 batches/s: 20 ms for each are 40% of the main thread.
-    assert "20 ms" in fault.evidence and "40%" in fault.evidence
-    assert "at most 50.0 batches/s" in fault.evidence
-    assert "WeightedRandomSampler over 10 samples" in fault.summary
+    assert "20 ms" in fault.cause and "40%" in fault.cause
+    assert "at most 50.0 batches/s" in fault.cause
+    assert "WeightedRandomSampler over 10 samples" in fault.title
     (fault,) = judge_sampler(sampler, [3.0, *quick], FORK, 0.1, None)
-    assert "3 s before an epoch's first batch" in fault.evidence
+    assert "3 s before an epoch's first batch" in fault.cause
     assert judge_sampler(sampler, [0.0, 0.02, 0.02], FORK, None, None) == ()
     assert len(judge_sampler(sampler, [0.0, 0.02, 0.02], FORK, None, 100.0)) == 1
     assert judge_sampler(sampler, [], FORK, 0.1, None) == ()
@@ -394,16 +398,16 @@ class Sleepy(torch.utils.data.Sampler[int]):
 def test_a_sampler_is_timed_for_real() -> None:
     slow = workload(Samples(), sampler=Sleepy(0.02))
     (fault,) = check_sampler(slow, FORK, batch_s=0.01)
-    assert fault.kind == "slow_sampler" and "Sleepy" in fault.summary
+    assert fault.kind == "slow_sampler" and "Sleepy" in fault.title
     (fault,) = check_sampler(workload(Samples(), sampler=Sleepy(60.0)), FORK, 0.01, limit_s=0.5)
-    assert "no batch of indices in 500 ms" in fault.evidence
+    assert "no batch of indices in 500 ms" in fault.cause
 
 
 def test_times_that_were_noted_are_used() -> None:
     slow = workload(Samples())
     slow.sampler_seconds += [0.0, 0.5, 0.5]
     (fault,) = check_sampler(slow, FORK, batch_s=0.1)
-    assert "500 ms" in fault.evidence
+    assert "500 ms" in fault.cause
 
 
 def test_a_sampler_that_is_a_generator_ends_with_its_first_epoch() -> None:
@@ -428,8 +432,8 @@ class MainOnly(Samples):
 
 def test_a_data_set_that_works_in_the_main_process_only() -> None:
     first, only = check_workers(workload(MainOnly()), FORK, start_methods=("fork",))
-    assert first.kind == "worker_exception" and "not in a worker" in first.summary
-    assert only.kind == "main_process_only" and "not in a worker" in only.evidence
+    assert first.kind == "worker_exception" and "not in a worker" in first.title
+    assert only.kind == "main_process_only" and "not in a worker" in only.cause
     assert fallback((first, only), LoaderSettings(8)) == LoaderSettings(0)
 
 
@@ -462,7 +466,7 @@ class AfterFork(Samples):
 @pytest.mark.slow
 def test_a_deadlock_under_fork_is_tried_with_forkserver() -> None:
     (fault,) = check_workers(workload(AfterFork()), FORK, limit_s=20.0)
-    assert fault.kind == "deadlock" and "it works with forkserver here" in fault.evidence
+    assert fault.kind == "deadlock" and "it works with forkserver here" in fault.cause
     assert fallback((fault,), LoaderSettings(4)) == LoaderSettings(4, start_method="forkserver")
 
 
@@ -475,7 +479,7 @@ class SlowerInWorkers(Samples):
 @pytest.mark.slow
 def test_no_batch_in_time_is_compared_with_the_main_process() -> None:
     (fault,) = check_workers(workload(SlowerInWorkers()), FORK, limit_s=2.0)
-    assert fault.kind == "slow_dataset" and "without workers a batch needs 1." in fault.evidence
+    assert fault.kind == "slow_dataset" and "without workers a batch needs 1." in fault.cause
 
 
 UNGUARDED = """
@@ -494,7 +498,7 @@ loader = DataLoader(Mine(), 2, num_workers=1, multiprocessing_context="spawn")
 if multiprocessing.current_process().name == "MainProcess":  # as a tuner would
     workload = Workload(loader)
     found = [*check(workload), *check_workers(workload, workload.present, start_methods=("spawn",))]
-    print(*(f"{each.kind}: {each.evidence!r}" for each in found), sep="\\n")
+    print(*(f"{each.kind}: {each.cause!r}" for each in found), sep="\\n")
     sys.exit()
 for batch in loader:
     pass
@@ -528,8 +532,8 @@ def test_what_is_written_to_stderr_is_kept_and_stderr_comes_back(capfd: Any) -> 
 # --- Constraints -------------------------------------------------------------------------------
 
 
-def fault(kind: str, settings: LoaderSettings | None = None) -> Fault:
-    return Fault(kind, "", "", "", settings)
+def fault(kind: str, settings: LoaderSettings | None = None) -> Finding:
+    return failure_finding(kind, "", "", "", settings)
 
 
 EIGHT = LoaderSettings(8, 4)
@@ -559,7 +563,7 @@ EIGHT = LoaderSettings(8, 4)
     ],
 )  # fmt: skip
 def test_the_settings_that_faults_leave(
-    faults: list[Fault], expected: LoaderSettings | None
+    faults: list[Finding], expected: LoaderSettings | None
 ) -> None:
     assert fallback(faults, EIGHT) == expected
 
@@ -607,7 +611,7 @@ def test_what_both_leave_is_what_each_leaves(
 
 @given(WANTED, st.sampled_from(("shm_full", "open_files", "worker_killed", "deadlock", "died")))
 def test_falling_back_comes_to_an_end(wanted: LoaderSettings, kind: str) -> None:
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     now: LoaderSettings | None = wanted
     for _ in range(16):
         if now is None:

@@ -29,8 +29,9 @@ from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.rehearsal import rehearse
 from trainfit.plan.dataloader.measurement import with_prediction
 from trainfit.report.rehearsal import rehearsal_text
-from trainfit.results.dataloader import Candidate, Fault, LoaderSettings
+from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.findings import failure_finding
 from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import IN_ASCII, WIDTH
@@ -313,7 +314,7 @@ def _deadly(index: int) -> None:
 def test_what_was_seen_until_a_loader_fails_is_kept(act: Any, workers: int, says: str) -> None:
     result = run(Numbers(40, act), LoaderSettings(workers), 5.0)
     assert result.ended == "fault" and result.fault is not None
-    assert says in result.fault.summary + result.fault.evidence
+    assert says in result.fault.title + result.fault.cause
     assert result.overall is not None and 1 <= result.overall.batches <= 5
     # Not in the first window, where the first batch is late on a busy machine.
     assert max(result.timeline.busy_shares) > 0
@@ -451,7 +452,7 @@ def test_verdicts() -> None:
     text = " ".join(rehearsal_text(dataclasses.replace(RESULT, **busy)).split())
     assert "other processes competed for 1.3 cores (python 0.9, pip 0.4): rates reflect" in text
     assert "other processes" not in rehearsal_text(dataclasses.replace(RESULT, others_cores=0.2))
-    fault = Fault("exception", "it\x1b[31m raised", "at line 3", "mend it")
+    fault = failure_finding("exception", "it\x1b[31m raised", "at line 3", "mend it")
     failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
     assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Fix: mend it" in failed
     assert failed.endswith("The DataLoader FAILED; above are the results so far")

@@ -34,7 +34,8 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.measurement import LoadingOptions, notes_of
 from trainfit.plan.dataloader.process import CoreWrapper, Loaded, core_wrapper
 from trainfit.plan.runs.failures import remedy, what_happened
-from trainfit.results.dataloader import Fault, LoaderMachine, LoaderSettings
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings
+from trainfit.results.findings import failure_finding
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.trace import TraceOutcome
 
@@ -214,7 +215,10 @@ def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_last_fault_says_why_nothing_ran() -> None:
-    faults = [Fault("a", "with workers", "", ""), Fault("b", "without any", "", "")]
+    faults = [
+        failure_finding("a", "with workers", "", ""),
+        failure_finding("b", "without any", "", ""),
+    ]
     assert nothing_ran(faults) == "every run of the loader failed: without any"
     assert nothing_ran([]) == "every run of the loader failed"
 

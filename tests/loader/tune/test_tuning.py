@@ -239,7 +239,7 @@ class Broken(Sleeping):
 def test_a_data_set_that_never_gives_a_batch_is_told_with_its_fault() -> None:
     result = tuned(Broken())
     assert result.verdict == "cannot_tell"
-    assert any("KeyError" in fault.summary for fault in result.faults)
+    assert any("KeyError" in fault.title for fault in result.faults)
     assert result.recommended == result.present
 
 

@@ -18,7 +18,7 @@ from trainfit.results.runs.recording import Recording
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    found = read(RESULTS / "recording-v3.trainfit")
+    found = read(RESULTS / "recording-v1.trainfit")
     assert isinstance(found, Recording)
     return found
 
@@ -72,7 +72,7 @@ def test_many_events_are_few_moments_that_keep_each_parts_maximum() -> None:
 
 
 def test_an_owner_says_who_made_its_largest_allocation() -> None:
-    detail = entry("plan-v13.json").detail
+    detail = entry("plan-v1.json").detail
     assert detail is not None and detail.memory is not None
     owner = next(each for each in detail.memory.owners if each.kind == "parameter")
     assert owner.operator == "aten._to_copy.default"

@@ -26,9 +26,10 @@ from trainfit.plan.dataloader.section import (
 from trainfit.plan.launch import with_launch
 from trainfit.report.plan.text import plan_text
 from trainfit.results.changes import changes_by_hand
-from trainfit.results.dataloader import Candidate, Fault, LoaderSettings
+from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.loader import CoreAdvice, LoaderAdvice, LoaderResult, VariableAdvice
+from trainfit.results.findings import failure_finding
+from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice, advice_finding
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.speed import Speed, StepSpeed
 from trainfit.results.text import WIDTH
@@ -236,7 +237,7 @@ def words(found: LoaderResult | Exception, **options: Any) -> str:
 
 
 def test_the_whole_section() -> None:
-    cache = LoaderAdvice("cache", "decoded samples in RAM", "cache=True", 24.0, 1.9, "")
+    cache = advice_finding("cache", "decoded samples in RAM", "cache=True", 24.0, 1.9, "")
     found = rate(
         12.5,
         12.6,
@@ -245,7 +246,7 @@ def test_the_whole_section() -> None:
         verdict="no_setting_helps",
         limit="cores",
         reason="8 cores are busy with decoding",
-        advice=(cache, dataclasses.replace(cache, summary="a rug", gain=1.01)),
+        advice=(cache, advice_finding("cache", "a rug", "cache=True", 24.0, 1.01, "")),
     )
     assert (
         section(plan_text(planned(found)), "Data loading")
@@ -299,7 +300,9 @@ def test_without_a_step_time_nothing_is_claimed() -> None:
 
 
 def test_faults_are_named_with_their_cure() -> None:
-    fault = Fault("shm_full", "bus error on a full /dev/shm", "64 MB", "docker run --shm-size=8g")
+    fault = failure_finding(
+        "shm_full", "bus error on a full /dev/shm", "64 MB", "docker run --shm-size=8g"
+    )
     said = words(result(faults=(fault,)))
     assert "bus error on a full /dev/shm" in said and "docker run --shm-size=8g" in said
 

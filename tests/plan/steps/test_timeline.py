@@ -15,7 +15,7 @@ from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import StepTimeline
 
-RECORDING = Recording.load(ROOT / "tests" / "fixtures" / "results" / "recording-v3.trainfit")
+RECORDING = Recording.load(ROOT / "tests" / "fixtures" / "results" / "recording-v1.trainfit")
 MACHINE = machine_of(find_gpu("T4"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from hypothesis import strategies as st
 from helpers_loader import candidates, machine, probe, result
 from trainfit.report.loader import loader_line, loader_text
 from trainfit.report.loader_figures import settings_words
-from trainfit.results.dataloader import Candidate, Confirmed, Fault, LoaderSettings, StorageCost
-from trainfit.results.loader import CoreAdvice, LoaderAdvice, LoaderResult, VariableAdvice
+from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings, StorageCost
+from trainfit.results.findings import failure_finding
+from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice, advice_finding
 from trainfit.results.text import WIDTH
 
 BEST = LoaderSettings(4, pin_memory=True, persistent_workers=True)
@@ -192,9 +192,11 @@ def test_threads_advice_faults_and_notes() -> None:
     init = VariableAdvice(
         "cv2", "0", "worker_init_fn", "cv2.setNumThreads(0)", "8 workers of 8 threads", "64 seen"
     )
-    small = LoaderAdvice("uint8", "send bytes", "convert on the GPU", 26.0, 1.05, "4 MiB")
-    large = LoaderAdvice("cache", "keep it in RAM", "a dict", 60.0, 2.4, "1 GiB")
-    fault = Fault("shm_full", "bus error", "Trace\n  deep", "--shm-size 8g", LoaderSettings(8))
+    small = advice_finding("uint8", "send bytes", "convert on the GPU", 26.0, 1.05, "4 MiB")
+    large = advice_finding("cache", "keep it in RAM", "a dict", 60.0, 2.4, "1 GiB")
+    fault = failure_finding(
+        "shm_full", "bus error", "Trace\n  deep", "--shm-size 8g", LoaderSettings(8)
+    )
     whole = result(
         variables=(VARIABLE, init),
         cores=CORES,
@@ -222,7 +224,7 @@ def test_threads_advice_faults_and_notes() -> None:
 
 
 def test_a_fault_that_was_met_several_times_is_told_once() -> None:
-    fault = Fault("died", "it died", "signal 11", "upgrade")
+    fault = failure_finding("died", "it died", "signal 11", "upgrade")
     run = Confirmed(BEST, 1.0, None, None, 0, 0.0, fault=fault)
     whole = result(faults=(fault,), probe=probe(faults=(fault,)), confirmed=(run, run))
     assert loader_text(whole).count("it died") == 1
@@ -285,7 +287,7 @@ _ANY = st.text(max_size=40)
 @given(_ANY, _ANY)
 def test_nothing_of_the_users_text_reaches_the_terminal_raw(one: str, two: str) -> None:
     bad = f"{one}\x1b[2J{two}"
-    fault = Fault(bad, bad, bad, bad)
+    fault = failure_finding(bad, bad, bad, bad)
     whole = result(
         command=f"python {bad}",
         loader=bad,
@@ -296,7 +298,7 @@ def test_nothing_of_the_users_text_reaches_the_terminal_raw(one: str, two: str) 
         faults=(fault,),
         cores=CoreAdvice(bad, (), bad, bad),
         variables=(VariableAdvice(bad, bad, "script", bad, bad, bad), VARIABLE),
-        advice=(LoaderAdvice(bad, bad, bad, 1.0, 1.0, bad),),
+        advice=(advice_finding(bad, bad, bad, 1.0, 1.0, bad),),
         candidates=(dataclasses.replace(candidates()[0], infeasible=bad),),
         probe=probe(dataset=bad, thread_pools={bad: 1}, start_s={bad: 1.0}),
     )
@@ -311,7 +313,6 @@ def test_lines_are_no_wider_than_a_report() -> None:
 
 
 def test_a_saved_result_reads_the_same() -> None:
-    from pathlib import Path
 
     whole = result()
     assert LoaderResult.from_json(whole.to_json(), Path("x")) == whole
@@ -326,18 +327,8 @@ def test_settings_in_words() -> None:
 
 
 def test_changes_without_a_predicted_gain_have_their_share() -> None:
-    decode = LoaderAdvice("gpu_decoding", "decode on the GPU", "DALI", None, None, "seen", 0.46)
-    resize = LoaderAdvice("resize", "store them smaller", "re-encode", None, None, "", 0.7)
+    decode = advice_finding("gpu_decoding", "decode on the GPU", "DALI", None, None, "seen", 0.46)
+    resize = advice_finding("resize", "store them smaller", "re-encode", None, None, "", 0.7)
     text = loader_text(result(advice=(decode, resize)))
     assert "Other changes (predicted)" not in text
     assert text.index("     70%  store them smaller") < text.index("     46%  decode on the GPU")
-
-
-def test_gains_that_rested_on_assumed_constants_are_not_read_from_older_files() -> None:
-    cache = LoaderAdvice("cache", "in RAM", "a dict", 60.0, 2.4, "")
-    resize = LoaderAdvice("resize", "store them smaller", "re-encode", 40.0, 1.6, "")
-    document = json.loads(result(advice=(cache, resize)).to_json())
-    older = json.dumps(document | {"version": 3})
-    first, second = LoaderResult.from_json(older, Path("x.json")).advice
-    assert first == cache
-    assert (second.gain, second.batches_per_s, second.share) == (None, None, None)

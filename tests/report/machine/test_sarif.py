@@ -16,7 +16,8 @@ import pytest
 
 from helpers_cli import trainfit
 from trainfit.report.doctor import sarif_text
-from trainfit.results.doctor import Finding, ScriptReport
+from trainfit.results.doctor import ScriptReport
+from trainfit.results.findings import Finding, Fix, Place
 
 
 def record(required: str, **properties: Any) -> dict[str, Any]:
@@ -128,7 +129,15 @@ def test_files_elsewhere_and_files_not_read(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = [
-        Finding(rule, file, 1, 1, "", "why", "what")
+        Finding(
+            rule,
+            "warning",
+            "",
+            (),
+            "why",
+            (Fix("what"),),
+            place=Place(file, 1, 1),
+        )
         for rule, file in (("b", "/else where/x.py"), ("a", f"{tmp_path}/in/y.py"), ("b", "z.py"))
     ]
     run = checked(sarif_text(ScriptReport("z.py", (), tuple(found), ("w.py: too large",))))

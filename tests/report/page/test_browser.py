@@ -133,7 +133,7 @@ def test_the_peak_shows_its_owners_on_hover(wide: Opened) -> None:
     assert tip.is_visible()
     said = tip.inner_text()
     assert said.startswith("Peak") and "owners" in said
-    assert entry("plan-v13.json").detail.memory.owners[0].module in said  # type: ignore[union-attr]
+    assert entry("plan-v1.json").detail.memory.owners[0].module in said  # type: ignore[union-attr]
     page.keyboard.press("Escape")
     assert not tip.is_visible()
 
@@ -152,7 +152,7 @@ def test_the_button_copies_the_whole_command(wide: Opened) -> None:
     page.evaluate("scrollTo(0, 0)")
     page.locator("button.copy").first.click()
     expect(page.locator("#said")).to_have_text("Copied")
-    plan = entry("plan-v13.json").result
+    plan = entry("plan-v1.json").result
     assert page.evaluate("navigator.clipboard.readText()") == plan.launch
 
 

@@ -21,7 +21,7 @@ def titles(page: Page) -> list[str]:
 
 
 def test_the_page_of_a_plan_has_the_sections_that_its_data_is_for() -> None:
-    page = page_of([entry("plan-v13.json")])
+    page = page_of([entry("plan-v1.json")])
     assert titles(page)[0] == "Why these settings"
     wanted = {
         *("Memory over the step", "Memory by module", "Memory by batch size", "Time of a step"),
@@ -31,7 +31,7 @@ def test_the_page_of_a_plan_has_the_sections_that_its_data_is_for() -> None:
     assert "Findings in the watched run" not in titles(page)
     head = page.headlines[0]
     assert head.text.startswith("Fits: ") and head.limit.startswith("What limits: ")
-    assert head.commands == (Command(entry("plan-v13.json").result.launch, "Run"),)
+    assert head.commands == (Command(entry("plan-v1.json").result.launch, "Run"),)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -52,7 +52,7 @@ def test_two_results_of_a_kind_are_told_apart_by_their_files() -> None:
 
 
 def test_a_loaders_own_result_replaces_the_plans_part() -> None:
-    plan, loader = entry("plan-v13.json"), entry("loader-v4.json")
+    plan, loader = entry("plan-v1.json"), entry("loader-v1.json")
     loading = plan.result.loading
     if loading is None:
         from trainfit.results.speed import DataLoading
@@ -73,7 +73,7 @@ def test_the_order_of_the_page_is_not_that_of_the_files() -> None:
 
 
 def test_parts_that_are_left_out_for_one_reason_are_one_row() -> None:
-    plan = entry("plan-v13.json").result
+    plan = entry("plan-v1.json").result
     parts = tuple(
         LaunchPart(name, "cannot tell", "environment", "it was not measured")
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -86,7 +86,7 @@ def test_parts_that_are_left_out_for_one_reason_are_one_row() -> None:
 
 
 def test_a_plan_without_recordings_has_tables_in_the_place_of_pictures() -> None:
-    page = page_of([Entry("p", entry("plan-v13.json").result)])
+    page = page_of([Entry("p", entry("plan-v1.json").result)])
     by_title = {section.title: section for section in page.sections}
     assert not any(isinstance(b, Chart) for b in by_title["Memory over the step"].blocks)
     assert any(isinstance(b, Table) for b in by_title["Memory by module"].blocks)
@@ -99,13 +99,13 @@ def test_every_note_is_there_with_its_file_where_there_are_several() -> None:
     (items,) = notes.blocks
     assert isinstance(items, Items)
     sources = {item.tag.partition(" · ")[2] for item in items.items}
-    assert {"plan-v13.json", "loader-v4.json", "pace-v2.json"} <= sources
+    assert {"plan-v1.json", "loader-v1.json", "pace-v1.json"} <= sources
     tones = [("bad", "warn", "plain").index(item.tone) for item in items.items]
     assert tones == sorted(tones)
 
 
 def test_a_result_that_does_not_fit_says_so_and_has_no_command() -> None:
-    plan = entry("plan-v13.json").result
+    plan = entry("plan-v1.json").result
     now = dataclasses.replace(plan.now, fits=False, largest_batch=0, recommended_batch=None)
     broken = dataclasses.replace(plan, now=now, amp_choice=None, recommended=None)
     head = page_of([Entry("p", broken)]).headlines[0]
@@ -141,12 +141,12 @@ def test_a_watched_run_on_a_gpu_has_its_memory_and_its_findings_marked() -> None
 
 
 def test_results_of_a_kind_stand_side_by_side() -> None:
-    plan = entry("plan-v13.json")
-    page = page_of([plan, dataclasses.replace(plan, name="other.json"), entry("pace-v2.json")])
+    plan = entry("plan-v1.json")
+    page = page_of([plan, dataclasses.replace(plan, name="other.json"), entry("pace-v1.json")])
     first = page.sections[0]
     assert first.title == "Side by side"
     (table,) = first.blocks
-    assert isinstance(table, Table) and table.columns == ("Plan", "plan-v13.json", "other.json")
+    assert isinstance(table, Table) and table.columns == ("Plan", "plan-v1.json", "other.json")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["command"][0].startswith(plan.result.command)
     assert rows["GPU memory"][0] == rows["GPU memory"][1] != "-"

@@ -115,8 +115,8 @@ def test_a_recording_of_many_allocations_is_a_small_page_that_keeps_its_peak() -
 @pytest.mark.parametrize(
     "name",
     [
-        *("plan-v13.json", "gpu-comparison-v3.json", "recording-v3.trainfit", "loader-v4.json"),
-        *("rehearsal-v2.json", "watch-v1.json", "watch-comparison-v1.json", "pace-v2.json"),
+        *("plan-v1.json", "gpu-comparison-v1.json", "recording-v1.trainfit", "loader-v1.json"),
+        *("rehearsal-v1.json", "watch-v1.json", "watch-comparison-v1.json", "pace-v1.json"),
     ],
 )
 def test_the_first_chart_is_a_picture_of_its_own(name: str) -> None:
@@ -128,13 +128,13 @@ def test_the_first_chart_is_a_picture_of_its_own(name: str) -> None:
 
 
 def test_a_treemap_is_a_picture_too() -> None:
-    charts = page_of([entry("plan-v13.json")]).charts
+    charts = page_of([entry("plan-v1.json")]).charts
     (treemap,) = (chart for chart in charts if "modules" in chart.title)
     assert svg(treemap).count("<path") > 5
 
 
 def test_a_chart_as_a_picture_escapes_its_texts() -> None:
-    bad = tainted(entry("loader-v4.json").result, MARKUP)
+    bad = tainted(entry("loader-v1.json").result, MARKUP)
     (first, *_) = page_of([Entry("bad", bad)]).charts
     assert "<img" not in svg(first)
 
@@ -146,7 +146,7 @@ def test_a_missing_package_is_named_with_the_remedy(
     document._library.cache_clear()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ReportError, match=r"pip install 'trainfit\[report\]'"):
-        call(page_of([entry("loader-v4.json")]))
+        call(page_of([entry("loader-v1.json")]))
 
 
 def test_the_library_is_kept_for_the_next_page(
@@ -167,7 +167,7 @@ def test_the_library_is_kept_for_the_next_page(
 
 def test_a_result_is_a_page_in_a_notebook() -> None:
     """In a frame, so that its styles and scripts do not reach the notebook."""
-    result = trainfit.load(Path(__file__).parents[2] / "fixtures" / "results" / "loader-v4.json")
+    result = trainfit.load(Path(__file__).parents[2] / "fixtures" / "results" / "loader-v1.json")
     shown = result._repr_html_()
     assert shown is not None
     assert shown.startswith("<iframe") and shown.count("<") == 2
@@ -178,14 +178,14 @@ def test_a_result_is_a_page_in_a_notebook() -> None:
 
 def test_a_notebook_without_the_packages_shows_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert entry("loader-v4.json").result._repr_html_() is None
+    assert entry("loader-v1.json").result._repr_html_() is None
 
 
 def test_without_a_renderer_a_result_has_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "_renders", [])
-    assert entry("loader-v4.json").result._repr_html_() is None
+    assert entry("loader-v1.json").result._repr_html_() is None
 
 
 def test_a_frame_escapes_its_document() -> None:
-    page = page_of([entry("gpus-v4.json")])
+    page = page_of([entry("gpus-v1.json")])
     assert '"' not in framed(page).split('srcdoc="')[1].split('" sandbox')[0]

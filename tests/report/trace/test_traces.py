@@ -60,7 +60,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_simulated_step() -> None:
-    recording = Recording.load(FIXTURES / "results" / "recording-v3.trainfit")
+    recording = Recording.load(FIXTURES / "results" / "recording-v1.trainfit")
     timeline = step_timeline(recording, machine_of(find_gpu("T4")))
     assert timeline is not None
     events = parsed(step_trace(timeline, "train.py"))

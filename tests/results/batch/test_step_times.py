@@ -21,7 +21,7 @@ def test_a_table_is_read(tmp_path: Path) -> None:
 
 
 def test_a_plans_steps_are_read() -> None:
-    plan = Path(__file__).parents[2] / "fixtures" / "results" / "plan-v12.json"
+    plan = Path(__file__).parents[2] / "fixtures" / "results" / "plan-v1.json"
     curve = json.loads(plan.read_text())["speed"]["curve"]
     found = read(plan)
     assert [each.micro_batch for each in found] == [step["batch_size"] for step in curve]

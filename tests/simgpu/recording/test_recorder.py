@@ -343,26 +343,6 @@ def test_a_file_of_a_newer_version_says_what_to_do(recording: Recording, tmp_pat
         Recording.load(path)
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_files_of_earlier_versions(recording: Recording, tmp_path: Path, version: int) -> None:
-    def older(members: dict[str, bytes]) -> None:
-        for name in [each for each in members if each.startswith("kernel_")]:
-            del members[name]
-        if version == 1:
-            del members["alloc_line.npy"]
-        with_header(version=version)(members)
-
-    path = tmp_path / "run.trainfit"
-    recording.save(path)
-    rewritten(path, older)
-    loaded = Recording.load(path)
-    assert not len(loaded.kernel_op) and len(loaded.kernel_flops) == 0
-    assert np.array_equal(loaded.op_name, recording.op_name)
-    assert len(recording.kernel_op) > 0
-    if version == 1:
-        assert set(loaded.alloc_line.tolist()) == {-1}
-
-
 class Bomb:
     """Pickled data that would leave a mark if anything loaded it."""
 

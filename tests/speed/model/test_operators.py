@@ -20,7 +20,7 @@ T4 = machine_of(find_gpu("T4"))
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
-    found = read(RESULTS / "recording-v3.trainfit")
+    found = read(RESULTS / "recording-v1.trainfit")
     assert isinstance(found, Recording)
     return found
 

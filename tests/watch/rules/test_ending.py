@@ -90,7 +90,7 @@ def test_crashes_and_the_oom_killer() -> None:
         header = {"ending": "interrupted", "exit_code": code, "notes": (note,)}
         result = judge(run(header=header))
         assert kinds(result) == ["process_killed"] and result.findings[0].cause == note
-        assert "fewer workers (2 instead of 4)" in result.findings[0].action
+        assert "fewer workers (2 instead of 4)" in result.findings[0].fix.action
 
 
 def test_a_worker_that_the_kernel_killed() -> None:

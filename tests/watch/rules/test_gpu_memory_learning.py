@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
-from trainfit.results.watch import Finding, Unknown
 from trainfit.watch.measures import ledger, robust_slope
 from trainfit.watch.rules import gpu, memory, training
 from trainfit.watch.view import RunView
@@ -143,7 +143,7 @@ def test_amp_is_advised_where_the_gpu_is_the_limit() -> None:
     old = dataclasses.replace(CARD, capability=(6, 1))
     assert "amp_off" not in found(run_of(precision="float32", gpus=(old,)))
     volta = dataclasses.replace(CARD, capability=(7, 5))
-    assert "float16" in found(run_of(precision="float32", gpus=(volta,)))["amp_off"].line
+    assert "float16" in found(run_of(precision="float32", gpus=(volta,)))["amp_off"].fix.line
 
 
 def test_small_kernels_with_memory_left_are_a_small_batch() -> None:
@@ -200,7 +200,7 @@ def test_memory_near_the_limit() -> None:
 
 def test_reserved_far_above_allocated() -> None:
     some = run_of(steps(peak_allocated_bytes=10 * GIB, allocated_bytes=5 * GIB))
-    assert found(some)["reserved_above_allocated"].settings
+    assert found(some)["reserved_above_allocated"].fix.settings
     little = steps(peak_allocated_bytes=GIB, allocated_bytes=GIB // 2, reserved_bytes=3 * GIB)
     assert "reserved_above_allocated" not in found(run_of(little))
 

@@ -19,9 +19,10 @@ from helpers_watch import (
     unknown_kinds,
 )
 from trainfit.report.watch import answer, watch_screen
+from trainfit.results.findings import Finding, Fix
 from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.results.runs.watched import Event
-from trainfit.results.watch import Finding, Phase, WatchResult
+from trainfit.results.watch import Phase, WatchResult
 from trainfit.watch import judge as limits
 from trainfit.watch import thresholds
 from trainfit.watch.judge import RULES, judge
@@ -43,7 +44,7 @@ def test_a_gpu_that_waits_for_launches() -> None:
     result = launches()
     assert kinds(result) == ["host_bound_launches"]
     found = finding(result, "host_bound_launches")
-    assert found.confidence == "certain" and "torch.compile" in found.line
+    assert found.confidence == "certain" and "torch.compile" in found.fix.line
     assert result.limit == "host"
 
 
@@ -110,7 +111,7 @@ def test_checkpoints_and_how_often_they_should_be() -> None:
     found = finding(result, "checkpoint_stalls")
     assert found.share == pytest.approx(2 / 7, abs=0.03)
     # 2 s are 2% of 100 s: 980 steps of 0.1 s and the checkpoint.
-    assert int(found.settings["checkpoint_every_steps"]) == pytest.approx(980, rel=0.1)
+    assert int(found.fix.settings["checkpoint_every_steps"]) == pytest.approx(980, rel=0.1)
     assert result.limit == "checkpoint"
 
 
@@ -133,7 +134,7 @@ def test_passes_without_gradients_after_nearly_each_step_are_not_called_an_evalu
     """Such are a rollout's or a teacher's."""
     found = finding(stalls("evaluation_s", EVALUATION, 1, 0.1), "evaluation_share")
     assert found.title.startswith("Forward passes without gradients use ")
-    assert found.confidence == "likely" and "evaluate less" not in found.action
+    assert found.confidence == "likely" and "evaluate less" not in found.fix.action
 
 
 # --- Cores ----------------------------------------------------------------------------------------
@@ -141,8 +142,8 @@ def test_threads_in_workers() -> None:
     header = {"worker_threads": {"torch": 1, "opencv": 8, "openblas": 8}}
     result = judge(run(**HUNGRY, header=header, machine=CROWD, processes=PRESSED))
     found = finding(result, "thread_oversubscription")
-    assert found.settings == {"OPENBLAS_NUM_THREADS": "1"}
-    assert found.line == "cv2.setNumThreads(0)"
+    assert found.fix.settings == {"OPENBLAS_NUM_THREADS": "1"}
+    assert found.fix.line == "cv2.setNumThreads(0)"
     assert found.confidence == "certain"
 
 
@@ -175,7 +176,7 @@ def test_threads_of_several_ranks() -> None:
         for rank in range(4)
     )
     found = finding(judge(dataclasses.replace(one, ranks=ranks)), "thread_oversubscription")
-    assert found.settings == {"OMP_NUM_THREADS": "1"}  # 8 cores / 4 ranks, less their workers
+    assert found.fix.settings == {"OMP_NUM_THREADS": "1"}  # 8 cores / 4 ranks, less their workers
     assert "torch" in found.cause
 
 
@@ -245,7 +246,7 @@ def test_a_script_that_sleeps_is_not_limited_by_the_cpu() -> None:
     result = _waiting()
     found = finding(result, "script_waits")
     assert found.share == pytest.approx(0.91, abs=0.01)
-    assert "92% of the time" in found.title and "faulthandler" in found.action
+    assert "92% of the time" in found.title and "faulthandler" in found.fix.action
     assert result.limit == "script" and "CPU" not in answer(result)
     assert answer(result).endswith("(it waits 92% of the time)")
 
@@ -315,7 +316,16 @@ def test_waiting_for_batches_is_no_limit_where_computing_takes_longer(
 ) -> None:
     rank = RunView(run_on_cpu(input_s=input_s)).judged
     share = max(0.12, rank.share("input") or 0.0)
-    cost = Finding("input_bound", "warning", "", (), "", "", "likely", share)
+    cost = Finding(
+        "input_bound",
+        "warning",
+        "",
+        (),
+        "",
+        (Fix(""),),
+        "likely",
+        share,
+    )
     assert limits.limit(rank, (cost,)) == limit
 
 
@@ -329,7 +339,7 @@ def test_the_headline_names_other_programs_that_use_the_cores() -> None:
 def test_pytorch_with_one_thread_on_many_cores() -> None:
     made = run_on_cpu(header={"threads": {"torch": 1}}, machine={"cores_busy": 1.5})
     result = judge(made)
-    assert finding(result, "one_hot_thread").settings == {"OMP_NUM_THREADS": "7"}
+    assert finding(result, "one_hot_thread").fix.settings == {"OMP_NUM_THREADS": "7"}
     assert result.next_command == "OMP_NUM_THREADS=7 trainfit watch -- python train.py"
 
 

@@ -74,7 +74,7 @@ def test_judge_takes_any_table(made: Any) -> None:
     assert len(result.timeline) <= 400
     for each in result.findings:
         assert each.share is None or 0 <= each.share <= 1
-        assert each.evidence and each.cause and each.action
+        assert each.evidence and each.cause and each.fix.action
 
 
 def test_columns_that_were_not_measured_are_unknown_and_not_zero() -> None:
@@ -96,7 +96,7 @@ def test_a_short_run_is_not_judged() -> None:
 def test_workers_that_are_needed_are_the_fetch_over_the_step() -> None:
     result = judge(run(**SLOW, fetches={"fetch_s": 0.58, "cpu_s": 0.58}))
     found = finding(result, "input_bound")
-    assert found.settings == {"num_workers": "6"}  # 0.58 / 0.1
+    assert found.fix.settings == {"num_workers": "6"}  # 0.58 / 0.1
     assert found.share == pytest.approx(0.049 / 0.149, abs=0.01)
     assert found.severity == "critical"
     assert result.limit == "input"
@@ -123,8 +123,8 @@ def test_no_more_workers_than_idle_cores() -> None:
         run(**SLOW, fetches={"fetch_s": 0.98, "cpu_s": 0.98}, machine={"cores_busy": 6.0})
     )
     found = finding(result, "input_bound")
-    assert found.settings == {"num_workers": "6"}  # 4 and 2 idle cores, of the 10 needed
-    assert "more would need more idle cores" in found.action
+    assert found.fix.settings == {"num_workers": "6"}  # 4 and 2 idle cores, of the 10 needed
+    assert "more would need more idle cores" in found.fix.action
 
 
 @pytest.mark.parametrize("busy", [7.4, 8.0])
@@ -137,10 +137,10 @@ def test_workers_are_never_raised_where_cores_are_saturated(busy: float) -> None
         )
     )
     found = finding(result, "input_bound")
-    assert not found.settings
+    assert not found.fix.settings
     assert "the batches need 8.9 cores, 8 are usable" in found.cause
     assert "decoding" in found.cause
-    assert "more workers would not help" in found.action
+    assert "more workers would not help" in found.fix.action
     # What is said next is no search for a number of workers: the script is to change.
     assert result.next_command == "trainfit watch -- python train.py"
 
@@ -153,7 +153,7 @@ def test_cores_that_a_batchs_threads_fill_say_nothing_of_workers(threads: int, t
     machine = {"cores_busy": 8.0, "cores_ours": 7.9}
     result = judge(run(**SLOW, header=header, machine=machine))
     found = finding(result, "input_bound")
-    assert ("would not help" not in found.action) is told
+    assert ("would not help" not in found.fix.action) is told
     assert (result.next_command == "trainfit loader -- python train.py") is told
 
 
@@ -166,11 +166,11 @@ def test_nothing_is_said_of_workers_where_other_programs_have_the_cores(workers:
     busy = {"cpu_cores": 0.5, "hottest_thread": 0.1}
     result = judge(run(**SLOW, header=header, fetches=fetches, machine=machine, processes=busy))
     found = finding(result, "input_bound")
-    assert "other programs keep 4.0 of them busy" in found.cause and not found.settings
-    assert "would not help" not in found.action and found.confidence == "possible"
+    assert "other programs keep 4.0 of them busy" in found.cause and not found.fix.settings
+    assert "would not help" not in found.fix.action and found.confidence == "possible"
     # Its threads are enough to fill the cores by themselves.
-    assert ("first limit the 8 threads in each worker" in found.action) == (workers > 0)
-    assert "trainfit loader" in found.action
+    assert ("first limit the 8 threads in each worker" in found.fix.action) == (workers > 0)
+    assert "trainfit loader" in found.fix.action
     assert result.next_command == "trainfit loader -- python train.py"
 
 
@@ -179,18 +179,18 @@ def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
     machine = {"cores_busy": 8.0, "runnable": 16.0, "cores_ours": 0.5}
     slow = {"fetch_s": 0.58, "cpu_s": 0.01}
     found = finding(judge(run(**SLOW, fetches=slow, machine=machine)), "input_bound")
-    assert found.settings == {"num_workers": "6"}
+    assert found.fix.settings == {"num_workers": "6"}
     # Of the cores that other programs fill, threads that come back get their share.
     half = {"fetch_s": 1.2, "cpu_s": 0.5}
     found = finding(
         judge(run(**SLOW, fetches=half, machine=machine | {"runnable": 8.0})), "input_bound"
     )
-    assert found.settings == {"num_workers": "12"}
+    assert found.fix.settings == {"num_workers": "12"}
     # What its CPU time takes on crowded cores is no waiting for storage.
     crowded = machine | {"runnable": 160.0}
     slow |= {"cpu_s": 0.05, "decode_s": 0.4}
     found = finding(judge(run(**SLOW, fetches=slow, machine=crowded)), "input_bound")
-    assert not found.settings and "All cores are busy" in found.cause
+    assert not found.fix.settings and "All cores are busy" in found.cause
 
 
 def test_ready_batches_are_late_where_the_cores_are_full() -> None:
@@ -208,7 +208,7 @@ def test_a_quota_counts_as_the_cores() -> None:
     result = judge(
         run(**SLOW, header=header, fetches={"fetch_s": 0.9, "cpu_s": 0.9}, machine=machine)
     )
-    assert not finding(result, "input_bound").settings
+    assert not finding(result, "input_bound").fix.settings
 
 
 @pytest.mark.parametrize(
@@ -233,12 +233,12 @@ def test_waiting_without_cpu_time_is_the_disk_where_parts_are_not_told() -> None
 def test_batches_that_are_ready_but_late_are_a_matter_of_the_transfer(queued: int) -> None:
     result = judge(run(input_s=0.05, queued=queued, fetches={"fetch_s": 0.05}))
     found = finding(result, "input_bound")
-    assert "hand-off" in found.cause and not found.settings
+    assert "hand-off" in found.cause and not found.fix.settings
 
 
 def test_ready_batches_that_cost_less_than_the_hand_off_need_no_workers() -> None:
     found = finding(judge(run(input_s=0.05, queued=4, fetches=CHEAP)), "input_bound")
-    assert found.settings == {"num_workers": "0"}
+    assert found.fix.settings == {"num_workers": "0"}
     assert "hand-off" in found.cause
 
 
@@ -250,7 +250,7 @@ def test_batches_that_cost_less_than_the_hand_off_are_not_given_workers() -> Non
     result = judge(run(**step, queued=-1, header=header, fetches=CHEAP))
     assert "no_workers" not in kinds(result)
     found = finding(result, "input_bound")
-    assert not found.settings and "workers would not help" in found.action
+    assert not found.fix.settings and "workers would not help" in found.fix.action
 
 
 @pytest.mark.parametrize(("batch_s", "settings"), [(0.03, {"num_workers": "0"}), (0.08, {})])
@@ -258,26 +258,26 @@ def test_ready_batches_that_cost_more_to_take_than_to_make(
     batch_s: float, settings: dict[str, str]
 ) -> None:
     result = judge(run(input_s=0.05, queued=4, fetches={"fetch_s": batch_s, "cpu_s": batch_s}))
-    assert finding(result, "input_bound").settings == settings
+    assert finding(result, "input_bound").fix.settings == settings
 
 
 def test_a_hand_off_that_waits_for_a_core_is_no_reason_against_workers() -> None:
     machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 24.0}
     made = run(input_s=0.05, queued=4, machine=machine, fetches={"fetch_s": 0.03, "cpu_s": 0.03})
-    assert not finding(judge(made), "input_bound").settings
+    assert not finding(judge(made), "input_bound").fix.settings
 
 
 def test_augmentations_go_to_the_gpu_only_where_there_is_one() -> None:
     cheap: dict[str, Any] = {"fetches": {"fetch_s": 0.9, "cpu_s": 0.9, "transform_s": 0.6}}
     cheap["machine"] = {"cores_busy": 8.0, "cores_ours": 7.8}
-    assert "to the GPU" in finding(judge(run(**SLOW, **cheap)), "input_bound").action
-    assert "GPU" not in finding(judge(run_on_cpu(**SLOW, **cheap)), "input_bound").action
+    assert "to the GPU" in finding(judge(run(**SLOW, **cheap)), "input_bound").fix.action
+    assert "GPU" not in finding(judge(run_on_cpu(**SLOW, **cheap)), "input_bound").fix.action
 
 
 def test_uneven_batches_want_more_of_them_ahead() -> None:
     times = np.where(np.arange(200) % 5 == 0, 0.5, 0.1)
     result = judge(run(**SLOW, fetches={"fetch_s": times}))
-    assert finding(result, "input_bound").settings == {"prefetch_factor": "4"}
+    assert finding(result, "input_bound").fix.settings == {"prefetch_factor": "4"}
 
 
 def test_every_eighth_step_waits_for_all() -> None:
@@ -289,7 +289,7 @@ def test_every_eighth_step_waits_for_all() -> None:
 def test_without_fetches_the_wait_is_told_and_its_cause_is_not() -> None:
     fetches = {"fetch_s": np.nan, "cpu_s": np.nan}
     found = finding(judge(run(**SLOW, fetches=fetches)), "input_bound")
-    assert found.confidence == "possible" and not found.settings
+    assert found.confidence == "possible" and not found.fix.settings
 
 
 def test_without_events_of_the_gpu_the_host_is_believed_a_little() -> None:
@@ -302,7 +302,7 @@ def test_later_batches_of_an_accumulation_count_where_the_stream_was_empty() -> 
         **SLOW, batches=4, gpu_gap_s=0.0, gpu_s=0.149, fetches={"fetch_s": 0.2, "cpu_s": 0.2}
     )
     result = judge(made)
-    assert finding(result, "input_bound").settings == {"num_workers": "8"}  # 4 × 0.2 / 0.1
+    assert finding(result, "input_bound").fix.settings == {"num_workers": "8"}  # 4 × 0.2 / 0.1
     assert result.gpu_busy == pytest.approx(0.67, abs=0.02)
 
 
@@ -349,13 +349,13 @@ def test_the_start_of_epochs_is_told_apart() -> None:
     result = epochs(persistent=False)
     assert kinds(result) == ["epoch_start"]
     found = finding(result, "epoch_start")
-    assert found.settings == {"persistent_workers": "True"} and found.confidence == "certain"
+    assert found.fix.settings == {"persistent_workers": "True"} and found.confidence == "certain"
     assert found.share == pytest.approx(1.5 / 3.5, abs=0.04)
 
 
 def test_persistent_workers_are_not_recommended_again() -> None:
     found = finding(epochs(persistent=True), "epoch_start")
-    assert not found.settings and "longer" in found.action
+    assert not found.fix.settings and "longer" in found.fix.action
 
 
 def test_one_start_alone_is_not_enough() -> None:
@@ -375,14 +375,14 @@ def without_workers(**more: Any) -> WatchResult:
 def test_without_workers_the_number_is_given() -> None:
     result = without_workers()
     assert kinds(result) == ["no_workers"]
-    assert finding(result, "no_workers").settings["num_workers"] == "2"  # 0.15 / 0.1
+    assert finding(result, "no_workers").fix.settings["num_workers"] == "2"  # 0.15 / 0.1
     assert finding(result, "no_workers").share == pytest.approx(0.6, abs=0.02)
 
 
 def test_without_workers_and_without_an_idle_core_they_are_not_recommended() -> None:
     result = without_workers(machine={"cores_busy": 8.0})
     assert kinds(result) == ["input_bound"]
-    assert not finding(result, "input_bound").settings
+    assert not finding(result, "input_bound").fix.settings
 
 
 def test_without_workers_a_batch_that_waits_gets_them_on_full_cores_too() -> None:
@@ -390,7 +390,7 @@ def test_without_workers_a_batch_that_waits_gets_them_on_full_cores_too() -> Non
     values: dict[str, Any] = {"input_s": 0.15, "queued": -1, "cpu_s": 0.01}
     values |= {"header": {"loaders": loader(num_workers=0)}, "machine": {"cores_busy": 8.0}}
     result = judge(run(**values, fetches={"fetch_s": 0.15, "cpu_s": np.nan}))
-    assert finding(result, "no_workers").settings["num_workers"] == "2"
+    assert finding(result, "no_workers").fix.settings["num_workers"] == "2"
 
 
 def many_workers(number: int, **machine: Any) -> WatchResult:
@@ -409,7 +409,7 @@ def test_more_workers_than_cores_that_press_each_other() -> None:
     result = many_workers(24, cores_busy=8.0, cores_ours=7.8, runnable=20.0)
     assert kinds(result) == ["too_many_workers"]
     assert finding(result, "too_many_workers").severity == "warning"
-    assert int(finding(result, "too_many_workers").settings["num_workers"]) < 8
+    assert int(finding(result, "too_many_workers").fix.settings["num_workers"]) < 8
 
 
 @pytest.mark.parametrize(("of_worker", "found"), [(0.3, True), (0.02, False)])
@@ -439,7 +439,7 @@ def test_workers_that_are_not_needed_and_fill_the_ram() -> None:
         fetches={"fetch_s": 0.15},
     )
     found = finding(judge(made), "too_many_workers")
-    assert found.settings == {"num_workers": "3"}
+    assert found.fix.settings == {"num_workers": "3"}
     assert "bytes" in {each.unit for each in found.evidence}
 
 
@@ -454,7 +454,7 @@ def test_copies_from_pageable_memory() -> None:
     result = judge(made)
     assert kinds(result) == ["unpinned_copies"]
     found = finding(result, "unpinned_copies")
-    assert found.settings == {"pin_memory": "True"}
+    assert found.fix.settings == {"pin_memory": "True"}
     assert found.share == pytest.approx(0.03 / 0.129, abs=0.01)
     assert result.limit == "copy"
 

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _check_ran(result: LoaderResult) -> None:
     """Raise :class:`ScriptError` where no settings of the loader gave a batch."""
     if not result.candidates and result.faults:
-        fix = short(result.faults[-1].fix)
+        fix = short(result.faults[-1].fix.action)
         raise ScriptError(f"{result.loader}: {result.reason}; {fix}")
 
 

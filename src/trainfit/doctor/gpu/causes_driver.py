@@ -7,7 +7,8 @@ from typing import Final
 from trainfit.doctor import packages as wheels
 from trainfit.doctor.findings import bad, evidence, on_host
 from trainfit.doctor.gpu.driver_stack import LEAST_DRIVER, DriverStack, version_text
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 
 NAME: Final = "gpu"
 

@@ -9,7 +9,8 @@ from trainfit.doctor.findings import bad, evidence, on_host, quoted
 from trainfit.doctor.gpu.causes_driver import distribution
 from trainfit.doctor.gpu.causes_torch import ask_slurm
 from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 
 NAME: Final = "gpu"
 
@@ -75,7 +76,7 @@ def not_loaded(stack: DriverStack) -> Check | None:
         "libcuda_not_loaded",
         "the driver's libcuda exists, but cannot be loaded",
         f"The loader reports: {answer.reason[:200]}. {why}",
-        [Evidence("libcuda", place, "file"), *_library_facts(stack)],
+        [Evidence("libcuda", place, source="file"), *_library_facts(stack)],
         [remedy],
     )
 
@@ -98,7 +99,9 @@ def version_mismatch(stack: DriverStack) -> Check | None:
         return None
     shown = ", ".join(f"{name} {version}" for name, version in sorted(libraries.items()))
     found = [
-        Evidence(name, version, stack.cuda.library_places.get(name, "the library's file name"))
+        Evidence(
+            name, version, source=stack.cuda.library_places.get(name, "the library's file name")
+        )
         for name, version in sorted(libraries.items())
     ]
     return bad(

@@ -6,7 +6,8 @@ from typing import Final
 
 from trainfit.doctor.findings import all_gpus, bad, evidence, quoted
 from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.results.doctor import Check, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Fix
 from trainfit.results.machine import Gpu
 from trainfit.results.text import size
 

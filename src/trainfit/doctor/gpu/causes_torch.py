@@ -9,7 +9,8 @@ from trainfit.doctor import packages as wheels
 from trainfit.doctor.findings import bad, evidence, good, quoted, unsure
 from trainfit.doctor.gpu.driver_stack import DriverStack, version_text
 from trainfit.hardware.gpu.local_gpu import visible
-from trainfit.results.doctor import Check, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Fix
 from trainfit.results.machine import TorchBuild
 
 NAME: Final = "gpu"

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from trainfit.doctor.findings import evidence
-from trainfit.results.doctor import Evidence
+from trainfit.results.findings import Evidence
 from trainfit.results.machine import (
     CudaDriver,
     CudaStack,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure, which
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine
 from trainfit.results.text import count, ghz, percent
 

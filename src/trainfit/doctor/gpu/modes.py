@@ -7,7 +7,8 @@ import re
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure, which
 from trainfit.doctor.gpu.health import answers, each
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, PciDevice
 from trainfit.results.text import count, size
 
@@ -223,7 +224,7 @@ def _one(machine: Machine, gpu: Gpu) -> Check | None:
     ]
     if device is not None and device.link_width_max:
         source = f"PCI device {device.address}"
-        found.append(Evidence("lanes of the GPU itself", str(device.link_width_max), source))
+        found.append(Evidence("lanes of the GPU itself", str(device.link_width_max), source=source))
     if width.is_absent and generation.is_absent:
         return None  # no link of its own: an integrated GPU, or WSL
     if width.value is None or width_max.value is None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure, which
 from trainfit.doctor.gpu.health import each
-from trainfit.results.doctor import Check, Evidence, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Gpu, GpuProcess, Machine
 from trainfit.results.text import percent, size
 

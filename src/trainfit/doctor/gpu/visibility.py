@@ -13,7 +13,8 @@ from typing import Final
 from trainfit.doctor.findings import bad, good, unsure
 from trainfit.doctor.gpu import causes_driver, causes_files, causes_outside, causes_torch
 from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.results.doctor import Check, Fix
+from trainfit.results.doctor import Check
+from trainfit.results.findings import Fix
 from trainfit.results.machine import Machine
 
 NAME: Final = "gpu"

@@ -17,7 +17,8 @@ from trainfit.loader.faults.held import open_handles
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import count, short
 
 
@@ -59,13 +60,13 @@ def context_of(
 
 def diagnose_run(
     run: Run, workload: Workload | None = None, seen: FailureContext | None = None
-) -> Fault:
+) -> Finding:
     """What went wrong in a run that failed, or that ended before its loader should."""
     seen = seen if seen is not None else context_of(run)
     if run.failure is not None:
         return diagnose(run.failure, run.settings, workload, seen)
     handed = count(len(run.handed), "batch", "batches")
-    return Fault(
+    return failure_finding(
         "not_restartable" if len(run.handed) else "no_batches",
         f"The loader stops after {handed}" if len(run.handed) else "The loader returns no batch",
         f"{handed} returned, then the loader stopped, although it is restarted after each epoch",
@@ -79,7 +80,7 @@ def diagnose(
     settings: LoaderSettings,
     workload: Workload | None = None,
     seen: FailureContext | None = None,
-) -> Fault:
+) -> Finding:
     """Name what a failed run means.
 
     Args:
@@ -97,31 +98,33 @@ def diagnose(
     return _looked_closer(found, workload)
 
 
-def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Fault:
+def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Finding:
     """A failure of unknown cause still bounds the settings."""
     said = clipped(spoken(failure, seen))
     if failure.exit_code is not None:
         summary = f"The main process ended with exit code {failure.exit_code}"
-        return Fault("process_exited", summary, said, fixes.EXITED, settings)
+        return failure_finding("process_exited", summary, said, fixes.EXITED, settings)
     if not failure.error_type:
         summary = "The run failed without an error message"
-        return Fault("died", summary, said, fixes.DIED, settings)
+        return failure_finding("died", summary, said, fixes.DIED, settings)
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     evidence = clipped(raised_words(raised))
     if raised.worker is not None:
         who = f"Worker {raised.worker} raises {words}"
-        return Fault("worker_exception", who, evidence, fixes.EXCEPTION, settings)
-    return Fault("exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings)
+        return failure_finding("worker_exception", who, evidence, fixes.EXCEPTION, settings)
+    return failure_finding(
+        "exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings
+    )
 
 
-def _looked_closer(fault: Fault, workload: Workload | None) -> Fault:
+def _looked_closer(fault: Finding, workload: Workload | None) -> Finding:
     """The fault with the attribute of the data set, or the line of the script, that causes it."""
     if fault.kind == "not_picklable" and workload is not None:
         return pickled(workload).fault or fault
     if fault.kind == "spawn_start":
         problem = guard_problem() or (session_problem(workload) if workload else None)
         if problem is not None:
-            evidence = clipped(f"{fault.evidence}; {problem.evidence}")
-            return dataclasses.replace(problem, evidence=evidence, settings=fault.settings)
+            cause = clipped(f"{fault.cause}; {problem.cause}")
+            return dataclasses.replace(problem, cause=cause, loader=fault.loader)
     return fault

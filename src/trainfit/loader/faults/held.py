@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trainfit.findings.handles import library_of
+from trainfit.findings.worker_start import library_of
 from trainfit.loader.measure.workload import Workload
 
 #: Objects that are looked at, elements of one container, and how deep.

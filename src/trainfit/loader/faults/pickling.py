@@ -21,11 +21,11 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings import fixes
-from trainfit.findings.main_guard import unguarded_line
+from trainfit.findings.worker_start import unguarded_line
 from trainfit.loader.faults.held import described, held, open_handles
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import duration, short, size
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
@@ -52,7 +52,7 @@ class PickleReport:
     handles: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def shared_handle(self) -> Fault | None:
+    def shared_handle(self) -> Finding | None:
         """A file or connection that is open before the workers start, however they start."""
         if not self.handles:
             return None
@@ -65,10 +65,10 @@ class PickleReport:
             "workers share its position and caches, so that one reads what another asked for; "
             "spawned ones cannot be given it"
         )
-        return Fault("shared_handle", summary, evidence, fixes.OPEN_IN_WORKER)
+        return failure_finding("shared_handle", summary, evidence, fixes.OPEN_IN_WORKER)
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> Finding | None:
         """What is wrong with that, under any start method but fork."""
         others = [each for each in self.culprits if not self._is_handle(each)]
         if self.culprits and not others:
@@ -78,13 +78,15 @@ class PickleReport:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             summary = f"{first}{more} cannot be pickled: only fork starts workers with it"
             evidence = "; ".join(others)
-            return Fault("not_picklable", summary, evidence, fixes.not_picklable(evidence))
+            return failure_finding(
+                "not_picklable", summary, evidence, fixes.not_picklable(evidence)
+            )
         if self.nbytes is not None and self.nbytes >= LARGE_BYTES:
             said = size(self.nbytes)
             if self.shared_bytes:
                 said += f" ({size(self.shared_bytes)} of tensors in shared memory in addition)"
             summary = f"Each spawned worker receives {size(self.nbytes)} at its start"
-            return Fault("large_pickle", summary, said, fixes.HANGS["slow_start"])
+            return failure_finding("large_pickle", summary, said, fixes.HANGS["slow_start"])
         return None
 
     def _is_handle(self, culprit: str) -> bool:
@@ -227,7 +229,7 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 # --- The script, as a worker imports it -------------------------------------------------------
 
 
-def session_problem(workload: Workload, main: Any = None) -> Fault | None:
+def session_problem(workload: Workload, main: Any = None) -> Finding | None:
     """A data set of a class that a notebook or an interactive session defines.
 
     ``main`` is the module that runs, by default the real one.
@@ -239,10 +241,10 @@ def session_problem(workload: Workload, main: Any = None) -> Fault | None:
         return None
     said = f"{described(workload.dataset)} is not defined in a file"
     summary = "Spawned workers cannot import what an interactive session defines"
-    return Fault("not_importable", summary, said, fixes.NOT_IMPORTABLE)
+    return failure_finding("not_importable", summary, said, fixes.NOT_IMPORTABLE)
 
 
-def guard_problem(main: Any = None) -> Fault | None:
+def guard_problem(main: Any = None) -> Finding | None:
     """Top-level code of the script that spawned workers would run again, from its source.
 
     That alone does no harm if it starts no worker: it explains workers that end as they start.
@@ -253,4 +255,4 @@ def guard_problem(main: Any = None) -> Fault | None:
     if line is None:
         return None
     said = f"{path}:{line} runs when the script is imported"
-    return Fault("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
+    return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)

@@ -27,7 +27,8 @@ from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.records import WALL, Run
 from trainfit.loader.measure.running import others, run_loader
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault, LoaderMachine, LoaderSettings, StartMethod
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings, StartMethod
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import duration, percent, rate
 
@@ -51,7 +52,7 @@ def check(
     limit_s: float = 10.0,
     batch_s: float | None = None,
     batches_per_s: float | None = None,
-) -> tuple[Fault, ...]:
+) -> tuple[Finding, ...]:
     """All checks that need no run of the loader itself.
 
     Args:
@@ -72,7 +73,7 @@ def check(
 
 def check_start(
     workload: Workload, settings: LoaderSettings, limit_s: float = 10.0
-) -> tuple[Fault, ...]:
+) -> tuple[Finding, ...]:
     """Can workers be started by other means than a fork, and what are they sent?
 
     A data set that cannot be pickled is named under "fork", too: it bounds what may be tried.
@@ -101,7 +102,7 @@ def check_sampler(
     batch_s: float | None = None,
     batches_per_s: float | None = None,
     limit_s: float = 10.0,
-) -> tuple[Fault, ...]:
+) -> tuple[Finding, ...]:
     """Is the sampler slow itself, and can it be iterated again?
 
     It runs in the main process, one batch's indices at a time: whatever the workers do, there
@@ -133,12 +134,12 @@ def judge_sampler(
     settings: LoaderSettings,
     batch_s: float | None,
     batches_per_s: float | None,
-) -> tuple[Fault, ...]:
+) -> tuple[Finding, ...]:
     """The faults of a sampler that took so many seconds for each batch's indices.
 
     The first of them has the making of an epoch's order in it.
     """
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     if seconds and seconds[0] >= _SLOW_FIRST_S:
         faults.append(
             _slow_sampler(sampler, f"{duration(seconds[0])} before an epoch's first batch")
@@ -160,7 +161,7 @@ def judge_sampler(
     return tuple(faults)
 
 
-def _slow_sampler(sampler: Any, said: str) -> Fault:
+def _slow_sampler(sampler: Any, said: str) -> Finding:
     name = type(sampler).__name__
     try:
         many = f" over {len(sampler)} samples"
@@ -173,10 +174,10 @@ def _slow_sampler(sampler: Any, said: str) -> Fault:
             "num_samples smaller than the data set, or draw a group by weight and then a sample "
             "in it"
         )
-    return Fault("slow_sampler", f"{name}{many} is itself slow", said, fix)
+    return failure_finding("slow_sampler", f"{name}{many} is itself slow", said, fix)
 
 
-def _one_shot(sampler: Any) -> Fault | None:
+def _one_shot(sampler: Any) -> Finding | None:
     """A generator, or another iterator that is used up after one pass.
 
     An object of a class written in Python may restart in ``__iter__`` and still be its own
@@ -187,7 +188,7 @@ def _one_shot(sampler: Any) -> Fault | None:
         return None
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
     summary = "The sampler is exhausted after one epoch"
-    return Fault("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
+    return failure_finding("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:
@@ -214,7 +215,7 @@ def check_workers(
     limit_s: float = 20.0,
     alone_s: float | None = None,
     start_methods: Sequence[StartMethod] = START_METHODS,
-) -> tuple[Fault, ...]:
+) -> tuple[Finding, ...]:
     """Does the loader work with a worker at all? What fails is named, with what works instead.
 
     A few batches are made by one worker; if that fails, without workers, and by one worker of
@@ -244,18 +245,18 @@ def check_workers(
         if other == wanted or not bounds_of(fault).allows(other):
             continue
         if _try(workload, other, limit_s, alone_s).fault is None:
-            evidence = f"{fault.evidence}; it works with {start} here"
-            return (dataclasses.replace(fault, evidence=evidence),)
+            cause = f"{fault.cause}; it works with {start} here"
+            return (dataclasses.replace(fault, cause=cause),)
     return fault, _main_process_only(fault)
 
 
-def _main_process_only(fault: Fault) -> Fault:
-    return Fault(
+def _main_process_only(fault: Finding) -> Finding:
+    return failure_finding(
         "main_process_only",
         "The data set works in the main process only",
-        f"with one worker: {fault.summary} ({fault.evidence}); without workers it returned a batch",
-        f"num_workers=0 until it is fixed: {fault.fix}",
-        fault.settings,
+        f"with one worker: {fault.title} ({fault.cause}); without workers it returned a batch",
+        f"num_workers=0 until it is fixed: {fault.fix.action}",
+        fault.loader,
     )
 
 
@@ -265,7 +266,7 @@ class _Tried:
 
     run: Run
     seen: FailureContext
-    fault: Fault | None
+    fault: Finding | None
 
     @property
     def batch_s(self) -> float | None:
@@ -326,7 +327,7 @@ def run_watched(
     machine: LoaderMachine | None = None,
     saves: bool = False,
     ranks: int = 1,
-) -> tuple[Run, Fault | None]:
+) -> tuple[Run, Finding | None]:
     """One real run, with what is needed to name its fault if it fails; next to the loaders of the
     other ``ranks``.
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.dataloader import Fault
+from trainfit.results.findings import Finding, failure_finding
 
 # ---
 # Digests of samples, to compare samples.
@@ -100,16 +100,16 @@ class WorkerSamples:
     again: int | None = None
 
 
-def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ...]:
+def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, ...]:
     """Run it with one worker and with two, in forked processes, and compare their samples."""
     if workload.kind != "iterable":
         return ()
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     one = _passes(workload, 1, False, limit_s)
     two = _passes(workload, 2, False, limit_s) if one is not None else None
     if one is not None and one.ended and one.digests[0] and one.again == 0:
         faults.append(
-            Fault(
+            failure_finding(
                 "not_restartable",
                 "The iterable data set yields nothing in a second epoch",
                 f"{len(one.digests[0])} samples in the first pass, 0 in the second",
@@ -124,7 +124,7 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Fault, ..
     return (*faults, fault) if fault is not None else tuple(faults)
 
 
-def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Fault | None:
+def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Finding | None:
     """The fault of what one worker gave, what two gave, and two with the same random seeds."""
     first, second = len(two.digests[0]), len(two.digests[1])
     if shares(two, one):
@@ -134,7 +134,7 @@ def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) 
     elif one.ended and two.ended and one.digests[0] and first == second == len(one.digests[0]):
         evidence = f"one worker yields {len(one.digests[0])} samples, two yield {first + second}"
     elif seeded is not None and shares(seeded, one):
-        return Fault(
+        return failure_finding(
             "iterable_perhaps_not_sharded",
             "Workers yield the same samples, unless samples are entirely random",
             "with equal random seeds two workers yield the same samples: the data "
@@ -144,7 +144,7 @@ def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) 
     else:
         return None
     summary = "Each worker yields all samples: an epoch repeats them once per worker"
-    return Fault("iterable_not_sharded", summary, evidence, SHARDING_FIX)
+    return failure_finding("iterable_not_sharded", summary, evidence, SHARDING_FIX)
 
 
 def shares(two: WorkerSamples, one: WorkerSamples) -> bool:

@@ -23,7 +23,8 @@ from trainfit.loader.measure.noise_correction import (
 )
 from trainfit.loader.measure.records import WALL, Run
 from trainfit.loader.measure.workload import default_start
-from trainfit.results.dataloader import Fault, LoaderMachine, LoaderSettings, StartMethod
+from trainfit.results.dataloader import LoaderMachine, LoaderSettings, StartMethod
+from trainfit.results.findings import Finding
 
 # ---
 # Settings that remain possible after a fault, for the tuner to try.
@@ -132,9 +133,9 @@ class SettingConstraints:
         )
 
 
-def bounds_of(fault: Fault) -> SettingConstraints:
+def bounds_of(fault: Finding) -> SettingConstraints:
     """What one fault leaves; faults that only slow a loader down leave everything."""
-    kind, met = fault.kind, fault.settings
+    kind, met = fault.kind, fault.loader
     reasons = (kind,)
     if kind in HARMLESS:
         return SettingConstraints()
@@ -161,7 +162,7 @@ def bounds_of(fault: Fault) -> SettingConstraints:
     return SettingConstraints(most_workers=0, reasons=reasons)
 
 
-def bounds(faults: Iterable[Fault]) -> SettingConstraints:
+def bounds(faults: Iterable[Finding]) -> SettingConstraints:
     """What all of them leave."""
     together = SettingConstraints()
     for fault in faults:
@@ -169,7 +170,7 @@ def bounds(faults: Iterable[Fault]) -> SettingConstraints:
     return together
 
 
-def fallback(faults: Iterable[Fault], wanted: LoaderSettings) -> LoaderSettings | None:
+def fallback(faults: Iterable[Finding], wanted: LoaderSettings) -> LoaderSettings | None:
     """The settings closest to those wanted that the faults leave; ``None``: none works."""
     return bounds(faults).nearest(wanted)
 
@@ -247,7 +248,7 @@ class Readings:
 
     machine: LoaderMachine
     runs: dict[str, list[Run]] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Finding] = field(default_factory=list)
 
     def of(self, *names: str) -> list[Run]:
         """The runs of these kinds that came through."""

@@ -9,8 +9,9 @@ from trainfit.findings.failure import of_failure
 from trainfit.findings.tracebacks import ParsedException, parse
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
-from trainfit.results.dataloader import Fault, LoaderSettings
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration
@@ -34,7 +35,7 @@ class ScriptError(TrainfitError):
         message: str,
         script_output: str = "",
         own_fault: OwnFault | None = None,
-        cause: Fault | None = None,
+        cause: Finding | None = None,
     ) -> None:
         super().__init__(message)
         self.script_output = script_output
@@ -95,7 +96,7 @@ def _trains(trace: Trace) -> bool:
     return recording is not None and bool((recording.op_phase == PHASES.index("backward")).any())
 
 
-def cause_of(outcome: TraceOutcome, output: str) -> Fault | None:
+def cause_of(outcome: TraceOutcome, output: str) -> Finding | None:
     """Why a script failed that printed ``output``, and the fix; ``None`` where that is not known,
     or the simulated GPU was full, which is what a plan is about."""
     if outcome.status != "failed" or outcome.own_fault is not None:
@@ -110,7 +111,7 @@ def cause_of(outcome: TraceOutcome, output: str) -> Fault | None:
 
 def cause_of_error(
     message: str, traceback: str, output: str = "", settings: LoaderSettings | None = None
-) -> Fault | None:
+) -> Finding | None:
     """The cause and the fix of an exception that is told as "TypeError: what it says"."""
     name, _, said = message.partition(": ")
     if not name.replace(".", "_").isidentifier():
@@ -127,9 +128,9 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
 
 
-def with_cause(text: str, cause: Fault | None) -> str:
+def with_cause(text: str, cause: Finding | None) -> str:
     """What happened, in one line with its cause and fix, for a note."""
-    return text if cause is None else f"{text}; cause: {cause.summary}; fix: {cause.fix}"
+    return text if cause is None else f"{text}; cause: {cause.title}; fix: {cause.fix.action}"
 
 
 def script_output(trace: Trace) -> str:

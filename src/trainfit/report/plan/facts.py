@@ -205,7 +205,7 @@ def _loader(result: PlanResult) -> str:
     text = f"{settings} slows the step {most}{times(factor)}{marked}"
     helpful = next(filter(helps, most_helpful_first(found.advice)), None)
     if helpful is not None:
-        text += f"; {effect_text(helpful)}: {helpful.summary}"
+        text += f"; {effect_text(helpful)}: {helpful.title}"
     return text
 
 
@@ -214,7 +214,7 @@ def _wrong_data(result: PlanResult) -> str:
     found = result.loading.result if result.loading is not None else None
     faults = found.faults if found is not None else ()
     wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
-    return f"{wrong.summary}; fix: {wrong.fix}" if wrong is not None else ""
+    return f"{wrong.title}; fix: {wrong.fix.action}" if wrong is not None else ""
 
 
 def _threads(result: PlanResult) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from trainfit.report.loader_figures import library_words, without_others_words
 from trainfit.report.plan.launch import launch_lines
 from trainfit.results.dataloader import LoaderSettings
-from trainfit.results.loader import LoaderAdvice, LoaderResult, most_helpful_first
+from trainfit.results.findings import Finding
+from trainfit.results.loader import LoaderResult, most_helpful_first
 from trainfit.results.plan import HostCpu, PlanResult
 from trainfit.results.speed import DataLoading
 from trainfit.results.text import (
@@ -185,19 +186,19 @@ def _verdict(loading: DataLoading, found: LoaderResult) -> Iterator[str]:
 def _other_changes(found: LoaderResult) -> Iterator[str]:
     """Other changes that would help, the largest predicted gain first."""
     for each in [each for each in most_helpful_first(found.advice) if helps(each)][:_SHOWN]:
-        how = f": {printable(each.how)}" if each.how else ""
-        yield _line(f"{effect_text(each)}: {printable(each.summary)}{how}", 4)
+        how = f": {printable(each.fix.action)}" if each.fix.action else ""
+        yield _line(f"{effect_text(each)}: {printable(each.title)}{how}", 4)
 
 
-def helps(advice: LoaderAdvice) -> bool:
+def helps(advice: Finding) -> bool:
     """Is it worth a line? One whose gain is not predicted is."""
-    return advice.gain is None or advice.gain >= _SAME
+    return advice.fix.gain is None or advice.fix.gain >= _SAME
 
 
-def effect_text(advice: LoaderAdvice) -> str:
+def effect_text(advice: Finding) -> str:
     """ "1.42× with", or "to reduce 46% of the time"."""
-    if advice.gain is not None:
-        return f"{times(advice.gain)} with"
+    if advice.fix.gain is not None:
+        return f"{times(advice.fix.gain)} with"
     return f"to reduce {percent(advice.share)} of the time"
 
 
@@ -209,8 +210,8 @@ def _doubts(found: LoaderResult) -> Iterator[str]:
 
 def _faults(found: LoaderResult) -> Iterator[str]:
     for fault in found.faults[:_SHOWN]:
-        yield _line(printable(fault.summary))
-        yield instructions(fault.fix, "    fix: ", " " * 9)
+        yield _line(printable(fault.title))
+        yield instructions(fault.fix.action, "    fix: ", " " * 9)
 
 
 def _elsewhere(found: LoaderResult) -> Iterator[str]:

@@ -267,7 +267,7 @@ def _runs(result: LoaderResult) -> Table | None:
                 rate(run.predicted_batches_per_s),
                 rate(run.measured_batches_per_s),
                 _difference(run),
-                run.fault.summary
+                run.fault.title
                 if run.fault is not None
                 else ("other processes were busy: not used" if run.is_disturbed else ""),
             )
@@ -368,10 +368,12 @@ def _variables(result: LoaderResult) -> Items | None:
 def _advice(result: LoaderResult) -> Items | None:
     found = [
         Item(
-            each.summary,
+            each.title,
             "plain",
-            times(each.gain) if each.gain is not None else f"{percent(each.share)} of the time",
-            (("how", each.how), ("evidence", each.evidence)),
+            times(each.fix.gain)
+            if each.fix.gain is not None
+            else f"{percent(each.share)} of the time",
+            (("how", each.fix.action), ("evidence", each.cause)),
         )
         for each in most_helpful_first(result.advice)
     ]
@@ -380,7 +382,7 @@ def _advice(result: LoaderResult) -> Items | None:
 
 def _faults(result: LoaderResult) -> Items | None:
     found = [
-        Item(each.summary, "bad", each.kind, (("fix", each.fix), ("evidence", each.evidence)))
+        Item(each.title, "bad", each.kind, (("fix", each.fix.action), ("evidence", each.cause)))
         for each in all_faults(result)
     ]
     return Items(tuple(found)) if found else None

@@ -146,8 +146,8 @@ def doctor_headline(result: DoctorResult) -> Headline:
     counts = f"{len(bad)} bad, {unknown} unknown, {good} good."
     if script:
         counts += f" {count(script, 'finding')} in the script."
-    worst = bad[0].summary if bad else ""
-    fixes = [fix.command for check in bad[:1] for fix in check.fixes[:1]]
+    worst = bad[0].title if bad else ""
+    fixes = [fix.action for check in bad[:1] for fix in check.fixes[:1]]
     return Headline(
         kind="Machine check",
         tone="bad" if bad else "warn" if script else "good",
@@ -162,7 +162,7 @@ def doctor_sections(result: DoctorResult) -> list[Section]:
     order = ("bad", "cannot_tell", "good")
     checks = sorted(result.checks, key=lambda check: order.index(check.verdict))
     told = [check for check in checks if check.verdict != "good"]
-    good = [(check.name, check.summary) for check in checks if check.verdict == "good"]
+    good = [(check.name, check.title) for check in checks if check.verdict == "good"]
     return [
         *section("Checks of the machine", Items(tuple(map(_check, told))) if told else None,
                  table_of(("Good", "What was found"), good)),
@@ -172,15 +172,15 @@ def doctor_sections(result: DoctorResult) -> list[Section]:
 
 def _check(check: Check) -> Item:
     return Item(
-        check.summary,
+        check.title,
         _TONES[check.verdict],
         check.name,
         (
-            ("why" if check.verdict == "bad" else "needed", check.why),
+            ("why" if check.verdict == "bad" else "needed", check.cause),
             *(("evidence", f"{e.what}: {e.value} ({e.source})") for e in check.evidence),
             *(("undo and cost", f"{fix.undo}; {fix.cost}") for fix in check.fixes),
         ),
-        tuple(Command(fix.command, "Fix") for fix in check.fixes),
+        tuple(Command(fix.action, "Fix") for fix in check.fixes),
     )
 
 
@@ -190,11 +190,11 @@ def _script(result: DoctorResult) -> Items | None:
     return Items(
         tuple(
             Item(
-                each.reason,
+                each.cause,
                 "warn",
-                each.rule,
-                (("where", f"{each.file}:{each.line}"), ("now", each.source),
-                 ("write", each.rewrite)),
+                each.kind,
+                (("where", str(each.at)), ("now", each.at.source),
+                 ("write", each.fix.action)),
             )
             for each in result.script.findings
         )

@@ -44,15 +44,9 @@ from trainfit.report.comparison import answer_text, effect_text, name_of, notabl
 from trainfit.report.comparison import verified_text as verified_text
 from trainfit.report.watch import PHASES, answer, evidence_text, setting_text, title
 from trainfit.results.comparison import Change, Comparison, Verification
+from trainfit.results.findings import Finding
 from trainfit.results.text import GIB, MIB, count, duration, percent, rate, size
-from trainfit.results.watch import (
-    Finding,
-    LedgerPoint,
-    MemoryLedger,
-    PhaseName,
-    TimelinePoint,
-    WatchResult,
-)
+from trainfit.results.watch import LedgerPoint, MemoryLedger, PhaseName, TimelinePoint, WatchResult
 
 _COLORS: Final[Mapping[PhaseName, str]] = {
     "input": COLORS[1],
@@ -81,7 +75,7 @@ def watch_headline(result: WatchResult) -> Headline:
     worst = result.findings[0] if result.findings else None
     severe = worst is not None and worst.severity != "info"
     commands = []
-    if worst is not None and (worst.line or worst.settings):
+    if worst is not None and (worst.fix.line or worst.fix.settings):
         commands.append(Command(setting_text(worst), "Change"))
     if result.next_command:
         commands.append(Command(result.next_command, "Next"))
@@ -89,7 +83,7 @@ def watch_headline(result: WatchResult) -> Headline:
         kind="Watched run",
         tone="bad" if severe else "good" if result.steps else "warn",
         text=answer(result) + ".",
-        limit=f"{title(worst)}. Fix: {worst.action}" if worst is not None else "",
+        limit=f"{title(worst)}. Fix: {worst.fix.action}" if worst is not None else "",
         subject=result.header.command or "a notebook, or an interactive session",
         commands=tuple(commands),
         tiles=_tiles(result),
@@ -151,7 +145,7 @@ def _item(each: Finding) -> Item:
         (
             ("evidence", "; ".join(map(evidence_text, each.evidence))),
             ("cause", f"{each.cause} ({each.confidence})"),
-            ("fix", each.action),
+            ("fix", each.fix.action),
             ("steps", steps),
         ),
         (Command(setting, "Change"),) if setting else (),

@@ -10,10 +10,11 @@ from typing import Any, Final, get_args
 
 import numpy as np
 
+from trainfit.results.findings import Finding
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import RankRecord, RunRecord
 from trainfit.results.speed import OperatorSpan, StepTimeline
-from trainfit.results.watch import Finding, PhaseName
+from trainfit.results.watch import PhaseName
 from trainfit.version import __version__
 
 # ---
@@ -207,7 +208,7 @@ def _rank(trace: Trace, rank: RankRecord, findings: Iterable[Finding]) -> None:
             start_s, end_s = _span(rank.steps, finding)
             trace.slice(
                 process, f"finding: {finding.kind}", finding.title, start_s, end_s,
-                cause=finding.cause, action=finding.action,
+                cause=finding.cause, action=finding.fix.action,
             )  # fmt: skip
     for each in rank.fetches:
         _fetch(trace, process, each, ended)

@@ -73,10 +73,13 @@ def _dataclass(kind: type, value: Any, place: str, arguments: tuple[Any, ...] = 
 
 
 def _optional(arguments: tuple[Any, ...], value: Any, place: str) -> Any:
-    """Only unions of one type with ``None`` are used here."""
+    """One type or ``None``, or a number or text, are the unions that are used here."""
     if value is None and type(None) in arguments:
         return None
-    (kind,) = (argument for argument in arguments if argument is not type(None))
+    kinds = [argument for argument in arguments if argument is not type(None)]
+    if len(kinds) > 1 and str in kinds:
+        kinds = [str] if isinstance(value, str) else [kind for kind in kinds if kind is not str]
+    (kind,) = kinds
     return _decode(kind, value, place)
 
 

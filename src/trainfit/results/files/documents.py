@@ -1,4 +1,4 @@
-"""JSON result files: one document with its format's name and version, older ones upgraded."""
+"""JSON result files: one document with its format's name and version, and who wrote it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -16,59 +16,14 @@ from trainfit.results.files.display import Displayed
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.writing import write_file
 from trainfit.results.text import size
-
-# ---
-# Documents of earlier format versions, brought to the current one before they are decoded.
-
-
-#: Changes a parsed document in place, from one format version to the next.
-Upgrade = Callable[[dict[str, Any]], None]
-
-
-def upgrade(
-    document: dict[str, Any], version: int, upgrades: Mapping[int, Upgrade], present: int
-) -> None:
-    """Apply the upgrades from ``version`` to ``present``; a version without one only added keys."""
-    for number in range(version, present):
-        if number in upgrades:
-            upgrades[number](document)
-
-
-def rename_key(document: dict[str, Any], path: str, former: str, name: str) -> None:
-    """Rename a key of every object at ``path`` (see :func:`objects_at`)."""
-    for found in objects_at(document, path):
-        if former in found:
-            found[name] = found.pop(former)
-
-
-def rename_value(document: dict[str, Any], path: str, key: str, former: str, name: str) -> None:
-    """Replace one value of a key in every object at ``path`` (see :func:`objects_at`)."""
-    for found in objects_at(document, path):
-        if found.get(key) == former:
-            found[key] = name
-
-
-def objects_at(document: Any, path: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects at a path of keys, such as "probe.faults" ("": the document itself).
-
-    A list stands for each of its items. What is missing or of another type is skipped: the
-    decoder, which knows the types, refuses it.
-    """
-    if isinstance(document, list):
-        for item in document:
-            yield from objects_at(item, path)
-    elif isinstance(document, dict):
-        key, _, rest = path.partition(".")
-        if not key:
-            yield document
-        else:
-            yield from objects_at(document.get(key), rest)
-
+from trainfit.version import __version__
 
 #: Above this size a file is read only if its first bytes say that it is a result, in bytes.
 _LARGE: Final = 16 * 2**20
 _LARGEST: Final = 2**30
 _HEAD: Final = 4096
+#: Says which trainfit wrote a document.
+WRITTEN_BY: Final = "written_by"
 _SAYS_FORMAT: Final = re.compile(rb'"format"\s*:\s*"trainfit-')
 
 
@@ -77,16 +32,35 @@ class Format:
     """A kind of result file.
 
     ``remake`` tells the user what to do with a damaged file, ``wanted`` with one of another
-    format. ``upgrades`` bring documents of earlier versions to ``version``, each from the version
-    that is its key to the next; ``former_names`` are names that the format had in these.
+    format.
     """
 
     name: str
     version: int
     remake: str
     wanted: str
-    upgrades: Mapping[int, Upgrade] = dataclasses.field(default_factory=dict)
-    former_names: Collection[str] = ()
+
+    def head(self) -> dict[str, Any]:
+        """The keys that a document begins with."""
+        return {"format": self.name, "version": self.version, WRITTEN_BY: __version__}
+
+    def check(self, document: Mapping[str, Any], path: Path) -> None:
+        """Raises :class:`ResultFileError` for a document of another version.
+
+        A file without a writer is from before formats restarted at version 1, whatever its number.
+        """
+        number, writer = document.get("version"), document.get(WRITTEN_BY)
+        if type(number) is not int or number < 1:
+            raise ResultFileError(path, f"its format version is {number!r}", self.remake)
+        if not isinstance(writer, str):
+            by = document.get("trainfit")
+            which = f"trainfit {by}" if isinstance(by, str) and by else "an earlier trainfit"
+            reason = f"{which} wrote it, in version {number} of its format {self.name!r}, which "
+            raise ResultFileError(path, f"{reason}this one does not read", self.remake)
+        if number != self.version:
+            reason = f"its format version {number} is newer than this trainfit reads"
+            reason += f" ({self.version}): trainfit {writer} wrote it"
+            raise ResultFileError(path, reason, "upgrade trainfit")
 
 
 class ResultFile(Displayed, Metered):
@@ -97,8 +71,8 @@ class ResultFile(Displayed, Metered):
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
         assert dataclasses.is_dataclass(self)
-        head = {"format": self.FILE.name, "version": self.FILE.version}
-        return json.dumps({**head, **dataclasses.asdict(self)}, indent=2, allow_nan=False)
+        document = {**self.FILE.head(), **dataclasses.asdict(self)}
+        return json.dumps(document, indent=2, allow_nan=False)
 
     def save(self, path: Path) -> None:
         """Write the document; the file appears whole or not at all."""
@@ -128,16 +102,11 @@ def _document(form: Format, text: str, path: Path) -> dict[str, Any]:
         raise ResultFileError(path, reason, form.remake) from error
     if not isinstance(document, dict) or "format" not in document:
         raise ResultFileError(path, "not a result of trainfit", form.remake)
-    found, number = document.pop("format"), document.pop("version", None)
-    if found != form.name and found not in form.former_names:
-        raise ResultFileError(path, f"its format is {found!r}, not {form.name!r}", form.wanted)
-    if type(number) is not int or number < 1:
-        raise ResultFileError(path, f"its format version is {number!r}", form.remake)
-    if number > form.version:
-        reason = f"its format version {number} is newer than this trainfit reads ({form.version})"
-        raise ResultFileError(path, reason, "upgrade trainfit")
-    upgrade(document, number, form.upgrades, form.version)
-    return document
+    if document["format"] != form.name:
+        reason = f"its format is {document['format']!r}, not {form.name!r}"
+        raise ResultFileError(path, reason, form.wanted)
+    form.check(document, path)
+    return {key: value for key, value in document.items() if key not in form.head()}
 
 
 def format_of(text: str) -> str | None:

@@ -3,13 +3,6 @@
 A recording holds columns, not objects: operators in the order they ran, allocations with
 their origin, and the stream of mallocs and frees. It is saved as a zip of ``.npy`` columns
 and one JSON header, so reading it executes nothing.
-
-Format history of trainfit-recording
-    1   first version
-    2   column alloc_line; of the header's optional entries: batch_size, script, template,
-        optimizer, alloc_conf, parameters, out_of_memory; events USED and DONE: frees that
-        wait for other streams
-    3   columns kernel_...: what every operator launches on the GPU
 """
 
 from __future__ import annotations
@@ -27,6 +20,7 @@ import numpy.typing as npt
 
 from trainfit.results.files.decoding import decode
 from trainfit.results.files.display import Displayed
+from trainfit.results.files.documents import Format
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.writing import write_file
 from trainfit.results.gpus import Constant
@@ -62,13 +56,13 @@ def check_header(header: Mapping[str, Any]) -> None:
 
 
 def decode_parameters(header: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
-    """The model's parameters; ``None`` in a recording of version 1. Raises ``ValueError``."""
+    """The model's parameters; ``None``: not recorded. Raises ``ValueError``."""
     entries = header.get("parameters")
     return None if entries is None else tuple(_parameter(entry) for entry in entries)
 
 
 def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
-    """The context's parts as the header holds them; none in recordings of earlier versions.
+    """The context's parts as the header holds them; none: not recorded.
 
     Raises ``ValueError``.
     """
@@ -127,7 +121,8 @@ def _parameter(entry: Any) -> Parameter:
 
 
 FORMAT: Final = "trainfit-recording"
-VERSION: Final = 3
+VERSION: Final = 1
+_FILE: Final = Format(FORMAT, VERSION, "re-record it", "give a recording file")
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -166,7 +161,7 @@ class Recording(Displayed):
     ``alloc_stream`` is a CUDA stream, or a private pool's number for one
     (:mod:`trainfit.simgpu.allocator.blocks`).
 
-    A row of the ``kernel_`` columns (none in recordings before version 3) is a kernel, or a copy
+    A row of the ``kernel_`` columns is a kernel, or a copy
     or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
     dtypes are indices of :mod:`trainfit.results.runs.steps`, which says what the columns hold.
     """
@@ -245,7 +240,7 @@ class Recording(Displayed):
         _check_events(self.events, allocs)
 
     def parameters(self) -> tuple[Parameter, ...] | None:
-        """The model's parameters; ``None`` in a recording of version 1."""
+        """The model's parameters; ``None``: not recorded."""
         return decode_parameters(self.header)
 
     def _check_parameters(self, allocs: int) -> None:
@@ -294,8 +289,7 @@ class Recording(Displayed):
     def _bytes(self, level: int) -> bytes:
         stream = io.BytesIO()
         header = {
-            "format": FORMAT,
-            "version": VERSION,
+            **_FILE.head(),
             "strings": list(self.strings),
             "header": dict(self.header),
         }
@@ -321,15 +315,7 @@ class Recording(Displayed):
             with zipfile.ZipFile(source) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                missing = _lacking(document["version"])
-                columns = {
-                    name: _read_npy(archive.read(f"{name}.npy"))
-                    for name in _COLUMNS
-                    if name not in missing
-                }
-            for name in missing:
-                rows = len(columns["alloc_op"]) if name == "alloc_line" else 0
-                columns[name] = np.full(rows, -1, dtype=np.int64)
+                columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
             header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
             recording.check()
@@ -339,7 +325,7 @@ class Recording(Displayed):
             raise ResultFileError(path, "there is no such file", "check the path") from None
         except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
             reason = f"damaged, or not a recording ({error})"
-            raise ResultFileError(path, reason, "re-record it") from error
+            raise ResultFileError(path, reason, _FILE.remake) from error
         return recording
 
 
@@ -350,11 +336,6 @@ _KERNEL_COLUMNS: Final = tuple(name for name in _COLUMNS if name.startswith("ker
 _KERNEL_SIZES: Final = tuple(
     name for name in _KERNEL_COLUMNS if name not in ("kernel_op", "kernel_kind", "kernel_dtype")
 )
-
-
-def _lacking(version: int) -> tuple[str, ...]:
-    """Columns that recordings of a version do not have."""
-    return ("alloc_line",) * (version < 2) + _KERNEL_COLUMNS * (version < 3)
 
 
 def _npy(column: IntArray) -> bytes:
@@ -384,16 +365,8 @@ def _read_npy(data: bytes) -> IntArray:
 
 def _check_format(path: Path, document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ResultFileError(path, "it is not a trainfit recording", "give a recording file")
-    version = document.get("version")
-    if type(version) is not int or version < 1:
-        raise ValueError(f"format version {version!r}")
-    if version > VERSION:
-        raise ResultFileError(
-            path,
-            f"its format version {version} is newer than this trainfit reads ({VERSION})",
-            "upgrade trainfit",
-        )
+        raise ResultFileError(path, "it is not a trainfit recording", _FILE.wanted)
+    _FILE.check(document, path)
 
 
 def _check_events(events: IntArray, allocs: int) -> None:

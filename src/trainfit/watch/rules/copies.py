@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.findings.habits import UNPINNED
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
@@ -80,8 +81,12 @@ def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
         f"Copies to the GPU take {checks.in_percent(share)} of the time",
         evidence(rank, lost),
         "The GPU computes nothing while its stream copies a batch",
-        "copy the next batch in a stream of its own while this one is computed, and copy less: "
-        "uint8 images, normalized on the GPU; tensors made there",
+        (
+            Fix(
+                "copy the next batch in a stream of its own while this one is computed, and copy "
+                "less: uint8 images, normalized on the GPU; tensors made there"
+            ),
+        ),
         "likely" if unpinned is not None else "possible",
         share,
     )
@@ -123,16 +128,19 @@ def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"Copies from pageable memory take {checks.in_percent(share)} of the time",
         evidence(rank, lost),
-        "The GPU cannot read pageable memory itself: the driver copies it into a buffer first, "
-        "and the host waits",
-        "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
-        "non_blocking=True"
-        if pins
-        else "set pin_memory=True in the DataLoader and copy with non_blocking=True",
+        UNPINNED.cause,
+        (
+            Fix(
+                "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
+                "non_blocking=True"
+                if pins
+                else UNPINNED.action,
+                settings={} if pins else {"pin_memory": "True"},
+                line=UNPINNED.line,
+            ),
+        ),
         "likely",
         share,
-        {} if pins else {"pin_memory": "True"},
-        "batch = batch.to(device, non_blocking=True)",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import signal
 from collections.abc import Iterator
 from typing import Final
@@ -12,10 +11,10 @@ from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_failure
 from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.results.dataloader import Fault, LoaderSettings, StartMethod
+from trainfit.results.findings import Evidence, Finding, Unknown
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import short
-from trainfit.results.watch import Evidence, Finding, Unknown
+from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView
 
@@ -31,27 +30,29 @@ _MEANT: Final = ("KeyboardInterrupt", "SystemExit")
 def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
     """The first failure that is explained: others are mostly ranks that miss the failed one."""
     for rank, event in _exceptions(run):
-        fault = _explained(rank.header, event)
-        if fault is not None:
-            yield _finding(fault, rank, event.step)
+        found = _explained(rank.header, event)
+        if found is not None:
+            step = event.step
+            at = (Evidence("in step", float(step)),) if step > 0 else ()
+            yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
             return
     for rank in run.ranks:
-        fault = _killed(rank.header)
-        if fault is not None:
-            yield _finding(fault, rank, None)
+        found = _killed(rank.header)
+        if found is not None:
+            yield dataclasses.replace(found, rank=rank.rank)
             return
 
 
-def _explained(header: RunHeader, event: Event) -> Fault | None:
+def _explained(header: RunHeader, event: Event) -> Finding | None:
     note = _oom_note(header)
     name, message = exception_in(event.text)
     if not name:
         return None
     # The main process may only see that a worker is gone.
     failure = Failure(name, message, event.text, worker_exits=(-signal.SIGKILL,) if note else ())
-    fault = of_failure(failure, _settings(header), _KILLED if note else None)
-    killed = fault is not None and fault.kind == "worker_killed"
-    return dataclasses.replace(fault, evidence=note) if fault and killed and note else fault
+    found = of_failure(failure, loader_settings(header), _KILLED if note else None)
+    killed = found is not None and found.kind == "worker_killed"
+    return dataclasses.replace(found, cause=note) if found and killed and note else found
 
 
 def unexplained(run: RunView) -> str:
@@ -79,31 +80,7 @@ def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:
     return sorted(found, key=lambda each: each[1].time_s)
 
 
-def _settings(header: RunHeader) -> LoaderSettings | None:
-    """Of the DataLoader that trains, or of the only one with workers."""
-    loaders = sorted(header.loaders, key=lambda each: each.role != "training")
-    loader = next((each for each in loaders if each.num_workers), None)
-    if loader is None:
-        return None
-    return LoaderSettings(
-        loader.num_workers,
-        max(1, loader.prefetch_factor or 2),
-        loader.pin_memory,
-        persistent_workers=loader.persistent_workers,
-        start_method=_start_method(loader.start_method, header.python),
-    )
-
-
-def _start_method(said: str, python: str) -> StartMethod:
-    """How workers were started; Linux' default changed in Python 3.14."""
-    for method in ("fork", "spawn", "forkserver"):
-        if said == method:
-            return method
-    version = tuple(int(part) for part in re.findall(r"\d+", python)[:2])
-    return "forkserver" if version >= (3, 14) else "fork"
-
-
-def _killed(header: RunHeader) -> Fault | None:
+def _killed(header: RunHeader) -> Finding | None:
     """A crash in native code, or the kernel for want of memory; other signals are somebody's."""
     code = header.exit_code
     if code is None:
@@ -111,32 +88,17 @@ def _killed(header: RunHeader) -> Fault | None:
     number = -code if code < 0 else code - 128
     note = _oom_note(header)
     if number in _CRASHES:
-        fault = of_failure(Failure(exit_code=-number), _settings(header))
+        found = of_failure(Failure(exit_code=-number), loader_settings(header))
     elif number == signal.SIGKILL and note:
-        fault = of_failure(Failure(exit_code=-number), _settings(header), _KILLED)
+        found = of_failure(Failure(exit_code=-number), loader_settings(header), _KILLED)
     else:
         return None
-    return fault and dataclasses.replace(fault, evidence=note or fault.evidence)
+    return found and dataclasses.replace(found, cause=note or found.cause)
 
 
 def _oom_note(header: RunHeader) -> str:
     """What the header says of the kernel's OOM killer; empty: nothing."""
     return next((each for each in header.notes if OOM_KILLED in each), "")
-
-
-def _finding(fault: Fault, rank: RankView, step: int | None) -> Finding:
-    evidence = () if step is None or step <= 0 else (Evidence("in step", float(step)),)
-    return Finding(
-        fault.kind,
-        "critical",
-        fault.summary,
-        evidence,
-        fault.evidence,
-        fault.fix,
-        "certain",
-        rank=rank.rank,
-        last_step=step,
-    )
 
 
 ENDING: Final = Rule(KINDS, _find_why_it_ended)

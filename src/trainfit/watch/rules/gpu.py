@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.findings.habits import DATA_PARALLEL, FLOAT32, autocast
+from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import Table
-from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import mfu, peak_share
 from trainfit.watch.rules.rule import Rule, severity
@@ -115,9 +116,16 @@ def _finding(kind: str, view: RankView, busy: Table, slowed: Table, loss: float)
     title, cause, action = words[kind]
     sure: Confidence = "certain" if len(slowed) > 0.5 * len(busy) else "likely"
     return Finding(
-        kind, severity(loss), title, tuple(evidence), cause, action, sure, loss,
+        kind,
+        severity(loss),
+        title,
+        tuple(evidence),
+        cause,
+        (Fix(action),),
+        sure,
+        loss,
         rank=view.rank,
-    )  # fmt: skip
+    )
 
 
 CLOCKS: Final = Rule(_KINDS, _find_low_clocks)
@@ -154,11 +162,15 @@ def _find_amp_off(run: RunView) -> Iterator[Finding | Unknown]:
         "warning",
         f"The GPU is the limit and computes in {view.header.precision}",
         (Evidence("GPU busy", 1 - idle), Evidence("compute capability", _number(capability))),
-        "its Tensor cores compute 16-bit matmuls and convolutions several times as fast",
-        f"run the forward pass under torch.autocast('cuda', torch.{kind}){scaler}; "
-        "`trainfit plan` says what it saves for this script",
+        FLOAT32.cause,
+        (
+            Fix(
+                f"{FLOAT32.action}, in {kind}{scaler}; "
+                "`trainfit plan` says what it saves for this script",
+                line=autocast(kind),
+            ),
+        ),
         "likely",
-        line=f"with torch.autocast('cuda', dtype=torch.{kind}):",
     )
 
 
@@ -199,11 +211,14 @@ def _find_uneven_ranks(run: RunView) -> Iterator[Finding | Unknown]:
     header = run.run.header
     if header.distributed == "data_parallel" and header.gpu is not None:
         yield Finding(
-            "data_parallel", "warning", "DataParallel drives all GPUs from one process", (),
-            "it copies the model to each GPU in every step, and Python launches for all of them",
-            "use DistributedDataParallel with torchrun: one process per GPU",
+            "data_parallel",
+            "warning",
+            "DataParallel drives all GPUs from one process",
+            (),
+            DATA_PARALLEL.cause,
+            (Fix(DATA_PARALLEL.action),),
             "certain",
-        )  # fmt: skip
+        )
     world = run.run.header.world_size
     if world < 2:
         return
@@ -249,7 +264,12 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
             ),
         ),
         f"most of the difference is {name}",
-        f"compare {name} of rank {rank}'s machine with the others'; give all ranks as much work",
+        (
+            Fix(
+                f"compare {name} of rank {rank}'s machine with the others'; give all ranks as "
+                "much work"
+            ),
+        ),
         "likely",
         share,
         rank=rank,
@@ -323,7 +343,12 @@ def _find_shared_gpu(run: RunView) -> Iterator[Finding | Unknown]:
             "Other processes are on this GPU",
             (Evidence("memory of other processes", others / 2**30, "GiB"),),
             "their kernels compete with this run's, and they use memory that it may need",
-            "list them with nvidia-smi; stop them or choose another GPU with CUDA_VISIBLE_DEVICES",
+            (
+                Fix(
+                    "list them with nvidia-smi; stop them or choose another GPU with "
+                    "CUDA_VISIBLE_DEVICES"
+                ),
+            ),
             "certain",
             rank=view.rank,
         )
@@ -364,20 +389,34 @@ def _find_low_utilization(run: RunView) -> Iterator[Finding | Unknown]:
     if room is not None and room < thresholds.ROOMY:
         evidence.append(Evidence("GPU memory reserved at the peak", room))
         yield Finding(
-            "small_batch", "warning", "The batch is too small to fill the GPU", tuple(evidence),
+            "small_batch",
+            "warning",
+            "The batch is too small to fill the GPU",
+            tuple(evidence),
             "kernels are too small for its multiprocessors, and memory is left for a larger batch",
-            "run `trainfit plan` on this command: it gives the batch size at which the GPU is "
-            "saturated, and what fits",
+            (
+                Fix(
+                    "run `trainfit plan` on this command: it gives the batch size at which the "
+                    "GPU is saturated, and what fits"
+                ),
+            ),
             "likely" if small else "possible",
-        )  # fmt: skip
+        )
     else:
         yield Finding(
-            "low_mfu", "info", "The GPU is always busy and far from its peak", tuple(evidence),
+            "low_mfu",
+            "info",
+            "The GPU is always busy and far from its peak",
+            tuple(evidence),
             "its time goes to kernels that move memory or are small, not to matmuls",
-            "try torch.compile, fused optimizers and channels-last convolutions; a profile "
-            "(torch.profiler) names the kernels",
+            (
+                Fix(
+                    "try torch.compile, fused optimizers and channels-last convolutions; a profile "
+                    "(torch.profiler) names the kernels"
+                ),
+            ),
             "possible",
-        )  # fmt: skip
+        )
 
 
 UTILIZATION: Final = Rule(("small_batch", "low_mfu"), _find_low_utilization, each_rank=True)

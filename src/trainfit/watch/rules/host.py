@@ -7,8 +7,11 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
+from trainfit.findings.threads import call_of, variable_of
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.watched import RunHeader
-from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, Evidence, Finding, Unknown
+from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, main_thread, training
 from trainfit.watch.rules.rule import Rule, severity
@@ -55,7 +58,12 @@ def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "The container's threads use the quota up before a period ends and are stopped until the "
         "next one begins",
-        f"raise the container's CPU limit, or run no more workers and threads than {threads}",
+        (
+            Fix(
+                "raise the container's CPU limit, or run no more workers and threads than "
+                f"{threads}"
+            ),
+        ),
         "certain",
         lost,
     )
@@ -122,8 +130,12 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
         f"Other processes keep {np.median(others):.1f} cores busy that the run needs",
         tuple(evidence),
         "Threads of the run wait for cores that other programs use",
-        "stop the other programs, or give the run cores of its own (taskset, cpuset); "
-        "`trainfit doctor` lists what runs on the machine",
+        (
+            Fix(
+                "stop the other programs, or give the run cores of its own (taskset, cpuset); "
+                "`trainfit doctor` lists what runs on the machine"
+            ),
+        ),
         "likely" if len(waiting) else "possible",
     )
 
@@ -177,8 +189,7 @@ def _find_swapping(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "Memory that is needed was written to disk and is read back, which stops the threads that "
         "need it",
-        "use less RAM: fewer workers or a lower prefetch_factor, no data set held in every worker, "
-        "no other programs",
+        (Fix(f"no other programs, {fixes.memory(checks.loader_settings(rank.header))}"),),
         "likely",
         share,
     )
@@ -192,22 +203,6 @@ SWAPPING: Final = Rule((_SWAPPING_KIND,), _find_swapping, each_rank=True)
 
 
 _THREAD_OVERSUBSCRIPTION_KIND: Final = "thread_oversubscription"
-
-#: Environment variables of a library's threads, by its name in the header. PyTorch uses OpenMP's.
-_VARIABLES: Final = {
-    "torch": "OMP_NUM_THREADS",
-    "openmp": "OMP_NUM_THREADS",
-    "mkl": "MKL_NUM_THREADS",
-    "openblas": "OPENBLAS_NUM_THREADS",
-    "blis": "BLIS_NUM_THREADS",
-    "numexpr": "NUMEXPR_NUM_THREADS",
-    "numba": "NUMBA_NUM_THREADS",
-}
-#: Those that only a call in the worker can hold.
-_CALLS: Final = {
-    "opencv": "cv2.setNumThreads(0)",
-    "arrow": "pyarrow.set_cpu_count(1)",
-}
 
 
 def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
@@ -268,10 +263,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
         f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
         f"{usable:g} cores they take turns and wait for each other",
-        _action(settings, line),
+        (Fix(_action(settings, line), settings=settings, line=line),),
         "certain" if switches is not None else "likely",
-        settings=settings,
-        line=line,
     )
 
 
@@ -296,12 +289,12 @@ def _value(rank: RankView, cores: float, workers: int, in_workers: bool) -> int:
 
 
 def _settings(many: Mapping[str, int], value: int) -> dict[str, str]:
-    names = sorted({_VARIABLES[name] for name in many if name in _VARIABLES})
+    names = sorted({variable for name in many if (variable := variable_of(name))})
     return dict.fromkeys(names, str(value))
 
 
 def _line(many: Mapping[str, int], value: int, in_workers: bool) -> str:
-    calls = [_CALLS[name] for name in sorted(many) if name in _CALLS]
+    calls = [call for name in sorted(many) if name != "torch" and (call := call_of(name))]
     if "torch" in many and not in_workers:
         calls.append(f"torch.set_num_threads({value})")
     return "; ".join(calls)

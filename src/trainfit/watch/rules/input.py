@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final
 
-from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
+from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
@@ -35,13 +34,8 @@ _ON_CPU: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Reason:
-    cause: str
-    action: str
-    confidence: Confidence
-    settings: Mapping[str, str] = field(default_factory=dict)
-    line: str = ""
+#: Why a run waits for batches, and what to do.
+_Why = tuple[str, Fix, Confidence]
 
 
 def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
@@ -61,8 +55,7 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     share = checks.share_of(rank, lost)
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
         return
-    reason = _reason(fetching)
-    confidence = reason.confidence
+    cause, fix, confidence = _why(fetching)
     if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
     yield Finding(
@@ -70,12 +63,10 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"Waiting for batches costs {checks.in_percent(share)} of the time",
         tuple(_evidence(fetching, share)),
-        reason.cause,
-        reason.action,
+        cause,
+        (fix,),
         confidence,
         share,
-        reason.settings,
-        reason.line,
     )
 
 
@@ -106,7 +97,7 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
         yield Evidence("batches that were ready", fetching.queued_while_waiting)
 
 
-def _reason(fetching: Fetching) -> _Reason:
+def _why(fetching: Fetching) -> _Why:
     needed, workers = fetching.needed_workers, fetching.workers
     cores, usable = fetching.cores, fetching.usable
     if workers == 0 and fetching.is_cheap:
@@ -120,9 +111,9 @@ def _reason(fetching: Fetching) -> _Reason:
     if workers and (fetching.queued_while_waiting or 0) >= 1:
         return _transfer(fetching, "The workers' batches are ready, but")
     if needed is None or workers is None:
-        return _Reason(
+        return (
             "What a batch costs in a worker was not recorded",
-            "run `trainfit loader`, which measures the DataLoader alone",
+            Fix("run `trainfit loader`, which measures the DataLoader alone"),
             "possible",
         )
     if cores is not None and cores.saturated and not fetching.waits:
@@ -141,28 +132,33 @@ def _less_work(fetching: Fetching) -> str:
     return _LESS_WORK[part]
 
 
-def _cheap(fetching: Fetching) -> _Reason:
-    return _Reason(
+def _cheap(fetching: Fetching) -> _Why:
+    return (
         "A batch is made as quickly as the training could take it from a worker",
-        f"{USELESS}; {_less_work(fetching)}",
+        Fix(f"{USELESS}; {_less_work(fetching)}"),
         "likely",
     )
 
 
-def _transfer(fetching: Fetching, which: str) -> _Reason:
+def _transfer(fetching: Fetching, which: str) -> _Why:
     late = "reach the main process late (hand-off: transfer between processes and pinning)"
     cause = f"{which} {late}"
     if fetching.is_cheap:
-        return _Reason(
+        return (
             cause,
-            "set num_workers=0: to make such a batch costs no more than to take it from a worker",
+            Fix(
+                "set num_workers=0: to make such a batch costs no more than to take it from a "
+                "worker",
+                settings={"num_workers": "0"},
+            ),
             "likely",
-            {"num_workers": "0"},
         )
-    return _Reason(
+    return (
         cause,
-        "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
-        "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps",
+        Fix(
+            "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
+            "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps"
+        ),
         "likely",
     )
 
@@ -181,7 +177,7 @@ def _crowded(rank: RankView, usable: float) -> bool:
     return crowded and checks.are_workers_the_crowd(rank)
 
 
-def _saturated(fetching: Fetching, usable: float) -> _Reason:
+def _saturated(fetching: Fetching, usable: float) -> _Why:
     part, _ = fetching.part
     wanted, demand = "", fetching.cores_needed
     if demand and demand > usable:
@@ -191,7 +187,7 @@ def _saturated(fetching: Fetching, usable: float) -> _Reason:
     )
 
 
-def _without_cores(fetching: Fetching, cause: str) -> _Reason:
+def _without_cores(fetching: Fetching, cause: str) -> _Why:
     """No core is idle: where the run itself has them, a worker more gets none. What it would take
     from other programs is told by no figure of the run."""
     threads, usable = checks.threads_of_worker(fetching.rank), fetching.usable
@@ -206,13 +202,13 @@ def _without_cores(fetching: Fetching, cause: str) -> _Reason:
             f"run `trainfit loader`, which tries workers: each makes batches with one thread, the "
             f"training with {of_main}"
         )
-        return _Reason(f"{cause} with the threads of the training", action, "possible")
+        return (f"{cause} with the threads of the training", Fix(action), "possible")
     else:
         action = f"more {USELESS}; {_less_work(fetching)}"
         many = many and _crowded(fetching.rank, usable or 0.0)
     if many:
         action = f"first limit the {threads} threads in each worker; {action}"
-    return _Reason(cause, action, "possible" if fetching.others_press else "likely")
+    return (cause, Fix(action), "possible" if fetching.others_press else "likely")
 
 
 def _threads_of_main(fetching: Fetching) -> int:
@@ -220,7 +216,7 @@ def _threads_of_main(fetching: Fetching) -> int:
     return 1 if fetching.workers else max(fetching.rank.header.threads.values(), default=1)
 
 
-def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
+def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Why:
     part, _ = fetching.part
     most = fetching.most_workers
     cause = f"Too few workers: {workers} of {needed} needed"
@@ -235,20 +231,22 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Reason:
     elif part == "disk":
         action += f"; if the disk is the limit, {_less_work(fetching)}"
     sure: Confidence = "possible" if part == "disk" or most is None else "likely"
-    return _Reason(cause, action, sure, {"num_workers": str(value)})
+    return (cause, Fix(action, settings={"num_workers": str(value)}), sure)
 
 
-def _uneven(fetching: Fetching) -> _Reason:
+def _uneven(fetching: Fetching) -> _Why:
     loader = fetching.loader
     now = 2 if loader is None or loader.prefetch_factor is None else loader.prefetch_factor
     value = max(4, 2 * now)
-    return _Reason(
+    return (
         f"Some batches take {fetching.unevenness:.1f} times as long as usual, and later ones "
         "wait for them",
-        f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
-        "batch samples of similar cost",
+        Fix(
+            f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
+            "batch samples of similar cost",
+            settings={"prefetch_factor": str(value)},
+        ),
         "likely",
-        {"prefetch_factor": str(value)},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
+from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies as copying
 from trainfit.watch.rules.rule import Rule, severity
@@ -116,11 +116,15 @@ def _find_host_bound_launches(view: RunView) -> Iterator[Finding | Unknown]:
         f"The GPU waits {checks.in_percent(idle)} of the time for the host to launch kernels",
         tuple(_evidence(main, idle)),
         "Launching the step's kernels from Python needs longer than the GPU needs to run them",
-        'launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a fused optimizer '
-        "(fused=True), a larger batch",
+        (
+            Fix(
+                'launch less: torch.compile(mode="reduce-overhead") or CUDA graphs, a fused '
+                "optimizer (fused=True), a larger batch",
+                line='model = torch.compile(model, mode="reduce-overhead")',
+            ),
+        ),
         _confidence(main),
         idle,
-        line='model = torch.compile(model, mode="reduce-overhead")',
     )
 
 
@@ -198,11 +202,15 @@ def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "item(), cpu(), print(tensor) and the like wait until the GPU is done; it is idle until "
         "the host has launched the next kernels",
-        "read the loss every 50 steps only (loss.detach() in between), and compute metrics on the "
-        "GPU",
+        (
+            Fix(
+                "read the loss every 50 steps only (loss.detach() in between), and compute "
+                "metrics on the GPU",
+                line="if step % 50 == 0: print(loss.item())",
+            ),
+        ),
         "likely",
         idle,
-        line="if step % 50 == 0: print(loss.item())",
     )
 
 
@@ -245,8 +253,12 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
         tuple(evidence),
         "The main thread neither computes nor waits for what is recorded: it sleeps, or waits for "
         "a file, the network, another process or a lock",
-        "find the line: `faulthandler.dump_traceback_later(5, repeat=True)` in the script prints "
-        "it, or `py-spy dump --pid PID`",
+        (
+            Fix(
+                "find the line: `faulthandler.dump_traceback_later(5, repeat=True)` in the "
+                "script prints it, or `py-spy dump --pid PID`"
+            ),
+        ),
         "likely",
         share,
     )
@@ -348,8 +360,12 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             (*evidence, Evidence("outside of all phases", main.other or 0.0, "of the time")),
             "Python code between the phases (metrics, logging, preparing batches) runs in one "
             "thread",
-            "move it into the data set, so that workers do it, or onto the GPU; `py-spy top` "
-            "shows which lines it is",
+            (
+                Fix(
+                    "move it into the data set, so that workers do it, or onto the GPU; `py-spy "
+                    "top` shows which lines it is"
+                ),
+            ),
             "likely",
             share,
         )
@@ -362,9 +378,8 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             f"{cores.idle:.1f} cores are idle",
             (*evidence, Evidence("threads of PyTorch", float(threads))),
             "OMP_NUM_THREADS, torchrun or the script limits the number of threads",
-            f"set OMP_NUM_THREADS={value}",
+            (Fix(f"set OMP_NUM_THREADS={value}", settings={"OMP_NUM_THREADS": str(value)}),),
             "likely",
-            settings={"OMP_NUM_THREADS": str(value)},
         )
 
 

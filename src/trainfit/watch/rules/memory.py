@@ -7,10 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
+from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
+from trainfit.results.findings import Evidence, Finding, Fix, Severity, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import duration, size
-from trainfit.results.watch import Evidence, Finding, Severity, Unknown
 from trainfit.watch import thresholds
+from trainfit.watch.checks import loader_settings
 from trainfit.watch.measures import growth_per_step, ledger, peak_share, robust_slope
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView, known
@@ -51,10 +54,14 @@ def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
             "critical" if full is not None else "warning",
             "Memory of tensors grows with every step",
             tuple(evidence),
-            "something keeps tensors of past steps: a loss that is summed up with its graph, "
-            "a list of outputs, hooks or caches",
-            "keep numbers, not tensors: total += loss.item() or loss.detach(); `trainfit memory` "
-            "names the line that allocates what is kept",
+            "something keeps tensors of past steps: a loss that is summed up, a list of outputs, "
+            f"hooks or caches; {KEPT_GRAPHS.cause}",
+            (
+                Fix(
+                    f"{KEPT_GRAPHS.action}; `trainfit memory` names the line that allocates what "
+                    "is kept"
+                ),
+            ),
             "certain" if grown > 4 * least else "likely",
             rank=view.rank,
         )
@@ -103,13 +110,23 @@ def _judged(view: RankView) -> Finding | Unknown | None:
     ]
     evidence += [Evidence("allocations that had to free the cache first", tries)] if tries else []
     return Finding(
-        "memory_near_limit", level, "The GPU's memory is nearly full", tuple(evidence),
+        "memory_near_limit",
+        level,
+        "The GPU's memory is nearly full",
+        tuple(evidence),
         "each time the cache is freed, the GPU is synchronized and memory is requested from the "
-        "driver" if tries else "a longer sample or an evaluation may no longer fit",
-        "lower the batch size, or run `trainfit plan` on this command for what each remedy saves",
+        "driver"
+        if tries
+        else "a longer sample or an evaluation may no longer fit",
+        (
+            Fix(
+                "lower the batch size, or run `trainfit plan` on this command for what each "
+                "remedy saves"
+            ),
+        ),
         "certain",
         rank=view.rank,
-    )  # fmt: skip
+    )
 
 
 def _retries(view: RankView) -> int:
@@ -142,27 +159,33 @@ def _short(view: RankView) -> Iterator[Finding]:
     left = known(machine["ram_available_bytes"])
     if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
         yield Finding(
-            "ram_near_limit", "critical", "RAM is nearly used up",
-            (Evidence("least available", float(left.min()) / _GIB, "GiB"),
-             Evidence("of", ram / _GIB, "GiB")),
+            "ram_near_limit",
+            "critical",
+            "RAM is nearly used up",
+            (
+                Evidence("least available", float(left.min()) / _GIB, "GiB"),
+                Evidence("of", ram / _GIB, "GiB"),
+            ),
             "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
-            "use fewer workers or a smaller prefetch_factor; do not copy the data set into each "
-            "worker (NumPy arrays or a memory map instead of Python lists)",
+            (Fix(fixes.memory(loader_settings(view.header))),),
             "certain",
-        )  # fmt: skip
+        )
     free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
     if len(free) and len(used):
         whole = float(free[-1] + used[-1])
         if whole and free.min() < thresholds.SHM_LEFT * whole:
             yield Finding(
-                "shm_near_limit", "critical", "/dev/shm is nearly full",
-                (Evidence("least free", float(free.min()) / _GIB, "GiB"),
-                 Evidence("of", whole / _GIB, "GiB")),
+                "shm_near_limit",
+                "critical",
+                "/dev/shm is nearly full",
+                (
+                    Evidence("least free", float(free.min()) / _GIB, "GiB"),
+                    Evidence("of", whole / _GIB, "GiB"),
+                ),
                 "batches of workers wait there for the main process",
-                "use fewer workers or a smaller prefetch_factor, or give the container more: "
-                "docker run --shm-size=8g",
+                (Fix(fixes.shm(loader_settings(view.header), None)),),
                 "certain",
-            )  # fmt: skip
+            )
 
 
 def _growth(view: RankView) -> Iterator[Finding | Unknown]:
@@ -187,12 +210,15 @@ def _growth(view: RankView) -> Iterator[Finding | Unknown]:
         if len(left):
             evidence.append(Evidence("RAM used up in", float(left[-1]) / slope[0] / 3600, "h"))
         yield Finding(
-            "ram_growth", "warning", f"RAM of {who} grows", tuple(evidence),
+            "ram_growth",
+            "warning",
+            f"RAM of {who} grows",
+            tuple(evidence),
             "Python objects of the data set are copied into each worker as they are read "
             "(reference counts), or something keeps past batches",
-            "keep the data set's index in NumPy arrays, not lists; look for lists that grow",
+            (Fix(f"{fixes.LISTS}; look for lists that grow"),),
             "likely",
-        )  # fmt: skip
+        )
 
 
 def _held(table: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -235,11 +261,9 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
             Evidence("reserved at the peak", float(reserved.max()) / _GIB, "GiB"),
             Evidence("allocated at the peak", float(peak.max()) / _GIB, "GiB"),
         ),
-        "free blocks of the caching allocator do not fit the requested sizes: batches of "
-        "changing shapes leave such blocks",
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or pad batches to a few lengths",
+        FRAGMENTED.cause,
+        (Fix(f"{FRAGMENTED.action}, or pad batches to a few lengths", settings=EXPANDABLE),),
         "likely",
-        settings={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     )
 
 

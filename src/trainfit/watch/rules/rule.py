@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trainfit.results.watch import Evidence, Finding, Severity, Unknown
+from trainfit.results.findings import Evidence, Finding, Severity, Unknown
 from trainfit.watch import thresholds
 from trainfit.watch.view import RunView
 

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import UNSCALED
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
-from trainfit.results.watch import Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RunView, known
@@ -39,19 +40,24 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
             if len(bad) > len(steps) // 2 or bad["step"][-1] == steps["step"][-1]
             else "The loss was NaN or infinite",
             (
-                Evidence("first step", int(bad["step"][0])),
+                Evidence("first step", float(bad["step"][0])),
                 Evidence("steps", len(bad)),
                 Evidence("of", int(looked.sum())),
             ),
-            "float16 overflows above 65504" if half else "a number overflowed or was divided by 0",
-            "use bfloat16, or a GradScaler with float16" if half else
-            "find the operator with torch.autograd.set_detect_anomaly(True); lower the learning "
-            "rate or clip gradients",
+            UNSCALED.cause if half else "a number overflowed or was divided by 0",
+            (
+                Fix(
+                    UNSCALED.action
+                    if half
+                    else "find the operator with torch.autograd.set_detect_anomaly(True); lower "
+                    "the learning rate or clip gradients"
+                ),
+            ),
             "certain",
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
-        )  # fmt: skip
+        )
 
 
 def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
@@ -75,8 +81,12 @@ def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
             Evidence("largest loss scale", float(np.max(scales))),
         ),
         "gradients overflow in float16: skipped steps do not update the weights",
-        "use bfloat16 where the GPU has it (Ampere and newer); else lower the learning rate, "
-        "clip gradients, or lower GradScaler's growth",
+        (
+            Fix(
+                "use bfloat16 where the GPU has it (Ampere and newer); else lower the learning "
+                "rate, clip gradients, or lower GradScaler's growth"
+            ),
+        ),
         "certain",
         share,
     )
@@ -128,12 +138,16 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("steps between them", every),
         ),
         "torch.save copies from the GPU and writes while the training waits",
-        f"write a checkpoint every {wanted} steps ({thresholds.CHECKPOINTS_WANTED:.0%} of the "
-        "time), write to a local disk, or write in the background "
-        "(torch.distributed.checkpoint.async_save)",
+        (
+            Fix(
+                f"write a checkpoint every {wanted} steps ({thresholds.CHECKPOINTS_WANTED:.0%} of "
+                "the time), write to a local disk, or write in the background "
+                "(torch.distributed.checkpoint.async_save)",
+                settings={"checkpoint_every_steps": str(wanted)},
+            ),
+        ),
         "certain",
         share,
-        {"checkpoint_every_steps": str(wanted)},
     )
 
 
@@ -176,8 +190,12 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("steps between them", between),
         ),
         "The training waits while the model is evaluated",
-        "evaluate less often or on fewer samples, if that is more than you want; a larger batch "
-        "fits without gradients",
+        (
+            Fix(
+                "evaluate less often or on fewer samples, if that is more than you want; a "
+                "larger batch fits without gradients"
+            ),
+        ),
         "certain",
         share,
     )
@@ -195,7 +213,12 @@ def _within_training(share: float, seconds: checks.Seconds, between: float) -> F
         ),
         "Nearly every training step waits for a model in evaluation mode, and for what follows "
         "from its outputs: a rollout, a teacher's or a target's outputs, or an evaluation",
-        "run more samples in each such pass, or train more steps between them if the method allows",
+        (
+            Fix(
+                "run more samples in each such pass, or train more steps between them if the "
+                "method allows"
+            ),
+        ),
         "likely",
         share,
     )

@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import LOADED_IN_TRAINING, restarted_workers
+from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
-from trainfit.results.watch import Confidence, Evidence, Finding, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
@@ -45,11 +46,15 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"The main process loads the batches itself, {checks.in_percent(share)} of the time",
         tuple(evidence),
-        "num_workers=0: the training waits while each batch is loaded",
-        f"set num_workers={value} and persistent_workers=True",
+        LOADED_IN_TRAINING.cause,
+        (
+            Fix(
+                f"set num_workers={value} and persistent_workers=True",
+                settings={"num_workers": str(value), "persistent_workers": "True"},
+            ),
+        ),
         confidence,
         share,
-        {"num_workers": str(value), "persistent_workers": "True"},
     )
 
 
@@ -97,11 +102,16 @@ def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("time lost", share * rank.seconds / len(rank.steps), "s/step"),
         ),
         "A DataLoader gives batches in the order of its workers: all wait for the slowest one",
-        "look at what this worker reads: an uneven shard of an IterableDataset, a slow disk, or "
-        "a core that it shares; DataLoader(in_order=False) lets the others go ahead",
+        (
+            Fix(
+                "look at what this worker reads: an uneven shard of an IterableDataset, a slow "
+                "disk, or a core that it shares; DataLoader(in_order=False) lets the others go "
+                "ahead",
+                settings={"in_order": "False"},
+            ),
+        ),
         "likely",
         share,
-        {"in_order": "False"},
     )
 
 
@@ -146,9 +156,8 @@ def _find_too_many_workers(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "Workers beyond what cores or training can use take turns on the cores, and each holds "
         "its own copies of data in RAM",
-        f"set num_workers={value}",
+        (Fix(f"set num_workers={value}", settings={"num_workers": str(value)}),),
         "likely",
-        settings={"num_workers": str(value)},
     )
 
 
@@ -219,6 +228,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         )
         return
     wait = float(np.median(lost[starts]))
+    cause, fix = _why_and_fix(loader)
     yield Finding(
         _EPOCH_START_KIND,
         severity(share),
@@ -228,10 +238,10 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("epochs that began", float(count)),
             Evidence("steps between them", len(rank.steps) / count),
         ),
-        *_remedy(loader),
+        cause,
+        (fix,),
         _confidence(loader),
         share,
-        {"persistent_workers": "True"} if _starts_workers(loader) else {},
     )
 
 
@@ -245,22 +255,24 @@ def _confidence(loader: WatchedLoader | None) -> Confidence:
     return "certain" if _starts_workers(loader) else "likely"
 
 
-def _remedy(loader: WatchedLoader | None) -> tuple[str, str]:
+def _why_and_fix(loader: WatchedLoader | None) -> tuple[str, Fix]:
     if loader is not None and _starts_workers(loader):
         return (
-            f"Each epoch restarts {loader.num_workers} worker processes",
-            "set persistent_workers=True",
+            restarted_workers(loader.num_workers),
+            Fix("set persistent_workers=True", settings={"persistent_workers": "True"}),
         )
     if loader is not None and loader.num_workers:
         return (
             "Each epoch starts with an empty queue of batches",
-            "make epochs longer: a sampler that goes through the data several times",
+            Fix("make epochs longer: a sampler that goes through the data several times"),
         )
     return (
         "In each epoch the DataLoader's iterator, its order of samples and its first batch are "
         "created while the training waits",
-        "make epochs longer, or keep the workers: num_workers=1 or more with "
-        "persistent_workers=True",
+        Fix(
+            "make epochs longer, or keep the workers: num_workers=1 or more with "
+            "persistent_workers=True"
+        ),
     )
 
 

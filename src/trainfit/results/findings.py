@@ -1,0 +1,128 @@
+"""What any verb finds wrong with a job: why, what it rests on, what to do, and at what cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from trainfit.results.loader_settings import LoaderSettings
+
+Severity = Literal["critical", "warning", "info"]
+Confidence = Literal["certain", "likely", "possible"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One thing that a finding rests on: "waiting for batches", 0.041, "s/step".
+
+    ``value`` is a number in ``unit`` or words; ``source`` is where it was read (empty: measured in
+    the run that the result is about).
+    """
+
+    what: str
+    value: float | str
+    unit: str = ""
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fix:
+    """What to do about a finding.
+
+    Attributes:
+        action: a command, a line to write, or words.
+        undo: how to take it back; empty: that is plain.
+        cost: what else it does.
+        settings: values to set, by name ("num_workers": "4", "OMP_NUM_THREADS": "1").
+        line: a line of the script to write.
+        gain: the end-to-end rate with it divided by that without; ``None``: not predicted.
+    """
+
+    action: str
+    undo: str = ""
+    cost: str = ""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    line: str = ""
+    gain: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A line of the user's code; ``line`` and ``column`` count from 1 (0: not known), ``source`` is
+    the line as it stands."""
+
+    file: str
+    line: int
+    column: int = 0
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+#: Of a finding without a fix, and of one that is at no line.
+_NOTHING_TO_DO = Fix("")
+_NOWHERE = Place("", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that costs time, memory or the result, or ends a run, and what to do about it.
+
+    Attributes:
+        kind: a stable identifier ("input_bound", "worker_killed", "driver_too_old").
+        severity: "critical" ends a run or spoils its result, or costs much of its time.
+        title: what is wrong, in a line.
+        cause: why that is so, in words; of a failure what was seen of it.
+        fixes: the first is the one to try first.
+        share: of the run's time that it costs, or concerns (``None``: none, or not known).
+        place: where it is in the user's code.
+        rank: the rank that it is about; ``None``: all.
+        loader: the DataLoader settings that it was met under; ``None``: any.
+    """
+
+    kind: str
+    severity: Severity
+    title: str
+    evidence: tuple[Evidence, ...] = ()
+    cause: str = ""
+    fixes: tuple[Fix, ...] = ()
+    confidence: Confidence = "certain"
+    share: float | None = None
+    place: Place | None = None
+    rank: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    loader: LoaderSettings | None = None
+
+    @property
+    def fix(self) -> Fix:
+        """The fix to try first; one without an action where there is none."""
+        return next(iter(self.fixes), _NOTHING_TO_DO)
+
+    @property
+    def at(self) -> Place:
+        """Its place; one without a file where it has none."""
+        return self.place or _NOWHERE
+
+    def value_of(self, what: str) -> float | None:
+        """The number of the evidence that is called ``what``."""
+        found = (each.value for each in self.evidence if each.what == what)
+        return next((value for value in found if not isinstance(value, str)), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A kind of finding of which nothing can be said: why, and what would be needed."""
+
+    kind: str
+    reason: str
+    needs: str
+
+
+def failure_finding(
+    kind: str, title: str, cause: str, action: str, loader: LoaderSettings | None = None
+) -> Finding:
+    """What ends a run, or gives wrong samples: certain, with one fix."""
+    return Finding(kind, "critical", title, (), cause, (Fix(action),), loader=loader)
