@@ -20,23 +20,19 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.gpus import gpus_text
 from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
-from trainfit.report.plan.real_runs import profile_text
 from trainfit.report.sections.batch import noise_subject, trade_subject
+from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_headline, loader_sections
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
 from trainfit.report.sections.pace import pace_headline, pace_sections
 from trainfit.report.sections.plan import (
     command_sections,
-    gpus_headline,
-    gpus_sections,
     plan_headline,
-    prediction_headline,
-    prediction_sections,
     remedy_sections,
 )
+from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.speed import (
     of_work,
     rehearsal_headline,
@@ -227,6 +223,10 @@ def _recording(entry: Entry) -> Subject:
     return Subject(recording_headline(entry.result), tuple(sections))
 
 
+def _of(make: Callable[[Any], Subject]) -> _Build:
+    return lambda entry: make(entry.result)
+
+
 def _both(
     headline: Callable[[Any], Headline], sections: Callable[[Any], Sequence[Section]]
 ) -> _Build:
@@ -261,7 +261,7 @@ def _unknown(entry: Entry) -> Subject:
 #: How the page of each kind of result is made, in the order of the page.
 _SUBJECTS: Final[Mapping[type, _Build]] = {
     PlanResult: _plan,
-    GpuComparison: _both(gpus_headline, gpus_sections),
+    GpuComparison: _of(comparison_subject),
     RecordingSummary: _recording,
     LoaderResult: _both(loader_headline, loader_sections),
     Rehearsal: _both(rehearsal_headline, rehearsal_sections),
@@ -269,10 +269,10 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     Verification: _change,
     Comparison: _both(comparison_headline, comparison_sections),
     PaceResult: _both(pace_headline, pace_sections),
-    BatchExplanation: lambda entry: trade_subject(entry.result),
-    NoiseResult: lambda entry: noise_subject(entry.result),
+    BatchExplanation: _of(trade_subject),
+    NoiseResult: _of(noise_subject),
     DoctorResult: _both(doctor_headline, doctor_sections),
-    PlanVerification: _both(prediction_headline, prediction_sections),
-    GpusResult: _text("GPUs", gpus_text),
-    Profile: _text("Calibration profile", profile_text),
+    PlanVerification: _of(prediction_subject),
+    GpusResult: _of(catalogue_subject),
+    Profile: _of(profile_subject),
 }
