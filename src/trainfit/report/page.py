@@ -22,6 +22,8 @@ from trainfit.report.blocks import (
 from trainfit.report.blocks import table as table_of
 from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
 from trainfit.report.sections.batch import noise_subject, trade_subject
+from trainfit.report.sections.comparison import comparison_subject as runs_subject
+from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_headline, loader_sections
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
@@ -40,9 +42,6 @@ from trainfit.report.sections.speed import (
     speed_sections,
 )
 from trainfit.report.sections.watch import (
-    comparison_headline,
-    comparison_sections,
-    verification_headline,
     watch_headline,
     watch_sections,
 )
@@ -233,13 +232,6 @@ def _both(
     return lambda entry: Subject(headline(entry.result), tuple(sections(entry.result)))
 
 
-def _change(entry: Entry) -> Subject:
-    result: Verification = entry.result
-    parts = comparison_sections(result.comparison) if result.comparison is not None else []
-    renamed = (dataclasses.replace(part, title="The change that was tried") for part in parts)
-    return Subject(verification_headline(result), tuple(renamed))
-
-
 def _text(kind: str, render: Callable[[Any], str]) -> _Build:
     """Of results that have no pictures: the first line, and all of it."""
 
@@ -266,8 +258,8 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     LoaderResult: _both(loader_headline, loader_sections),
     Rehearsal: _both(rehearsal_headline, rehearsal_sections),
     WatchResult: _both(watch_headline, watch_sections),
-    Verification: _change,
-    Comparison: _both(comparison_headline, comparison_sections),
+    Verification: _of(tried_subject),
+    Comparison: _of(runs_subject),
     PaceResult: _both(pace_headline, pace_sections),
     BatchExplanation: _of(trade_subject),
     NoiseResult: _of(noise_subject),
