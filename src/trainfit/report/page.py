@@ -28,7 +28,7 @@ from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_headline, loader_sections
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
-from trainfit.report.sections.pace import pace_headline, pace_sections
+from trainfit.report.sections.pace import pace_subject
 from trainfit.report.sections.plan import (
     command_sections,
     plan_headline,
@@ -98,12 +98,6 @@ def _notes(result: Any) -> Iterator[Note]:
         doubted = {f"{doubt.summary}: {doubt.meaning}" for doubt in result.doubts}
         others = (note for note in result.notes if note not in doubted)
         yield from plain((*others, *protection_notes(result.protection)))
-    elif isinstance(result, PaceResult):
-        yield from (
-            Note("note", text, severity="may change the figures") for text in result.warnings
-        )
-        yield from (Note("note", each.text) for each in result.unmeasured)
-        yield from plain(result.notes)
     elif isinstance(result, RecordingSummary):
         yield from result.structured_notes
     else:
@@ -260,7 +254,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     WatchResult: _both(watch_headline, watch_sections),
     Verification: _of(tried_subject),
     Comparison: _of(runs_subject),
-    PaceResult: _both(pace_headline, pace_sections),
+    PaceResult: _of(pace_subject),
     BatchExplanation: _of(trade_subject),
     NoiseResult: _of(noise_subject),
     DoctorResult: _both(doctor_headline, doctor_sections),

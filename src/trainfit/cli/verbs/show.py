@@ -15,7 +15,6 @@ from trainfit.report.blocks import Entry
 from trainfit.report.doctor import doctor_lines, doctor_screen
 from trainfit.report.loader import loader_screen, loader_text
 from trainfit.report.memory import recording_json, recording_screen, recording_text
-from trainfit.report.pace import pace_screen, pace_text
 from trainfit.report.page import subject_of
 from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.results.batch import BatchExplanation, NoiseResult
@@ -63,6 +62,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 _SECTIONED: Final = (
+    PaceResult,
     NoiseResult,
     BatchExplanation,
     Profile,
@@ -77,5 +77,4 @@ _SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
     DoctorResult: (doctor_screen, doctor_lines),
     Rehearsal: (rehearsal_screen, rehearsal_text),
     LoaderResult: (loader_screen, loader_text),
-    PaceResult: (pace_screen, pace_text),
 }

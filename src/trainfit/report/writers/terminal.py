@@ -31,7 +31,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.layout import LINES, Line, Style, cut_short, table, table_rows
 from trainfit.report.notes import note_text, short_place
-from trainfit.results.files.contents import Note
+from trainfit.results.files.contents import Note, Severity
 from trainfit.results.text import columns, count, instructions, printable, wrapped
 
 _STYLES: Final[dict[Tone, Style]] = {
@@ -53,8 +53,12 @@ _STEP: Final = 8
 _ROW: Final = 3
 #: How dispensable blank lines are: below the answer, the command, and between sections.
 _BLANKS: Final = (40, 45, 70)
-#: Rank of notes: of one that changes the figures, and of others.
-_NOTES: Final = (6, 42)
+#: Rank of the first note of a severity.
+_NOTES: Final[dict[Severity, int]] = {
+    "changes the figures": 6,
+    "may change the figures": 16,
+    "information": 42,
+}
 _PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|µs|s|h|min)\b)")
 _FIXED: Final = "\u00a0"
@@ -272,9 +276,8 @@ class _Form:
             yield from self.block(block, group)
 
     def note(self, note: Note, number: int, group: int) -> Iterator[Piece]:
-        serious = note.severity == "changes the figures"
         lines = self.lines(note_text(note, short=not self.whole), "  - ", "    ")
-        yield Piece(lines, group, _NOTES[not serious] + 10 * number, "note")
+        yield Piece(lines, group, _NOTES[note.severity] + 10 * number, "note")
 
     @functools.singledispatchmethod
     def block(self, block: Block, group: int) -> Iterator[Piece]:
