@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import error_line, json_of, trainfit
+from helpers_report import whole
 from trainfit.cli.main import main
 from trainfit.cli.verbs import gpus as verb
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
@@ -18,7 +19,8 @@ from trainfit.hardware.gpu.catalogue import CURATED
 from trainfit.hardware.gpu.figures import ARCHITECTURES, figures
 from trainfit.hardware.gpu.lookup import _database_entries
 from trainfit.hardware.gpu.records import database
-from trainfit.report.gpus import JETPACK, explained, gpus_text
+from trainfit.report.sections.gpu_meaning import JETPACK, explained
+from trainfit.report.sections.gpus import catalogue_subject
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import GpuFigures, GpusResult
 from trainfit.results.text import WIDTH, laid_out_for, percent, size, times
@@ -58,7 +60,8 @@ def has(text: str, value: float) -> bool:
 
 def rows(text: str) -> dict[str, list[str]]:
     """Cells of each row of the table by the GPU's name (all but name and architecture)."""
-    head, *lines = text.split("\n\n")[0].splitlines()
+    (part,) = (part for part in text.split("\n\n") if part.startswith("Figures"))
+    _, head, *lines = part.splitlines()
     assert " ".join(head.split()) == "GPU architecture GiB GB/s fp32 tf32 bf16 fp16 fp8 W"
     start, found = head.index("architecture"), list[tuple[str, list[str]]]()
     for line in lines:
@@ -159,10 +162,10 @@ def test_a_device_made_to_measure_has_no_speed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: spec.key)
 def test_every_card_is_explained_with_sources(spec: GpuSpec) -> None:
     gpu = with_meaning(spec)
-    text = gpus_text(GpusResult((gpu,)))
+    text = whole(catalogue_subject(GpusResult((gpu,))))
     assert max(map(len, text.splitlines())) <= WIDTH
-    listed = dict(re.findall(r"^  \[(\d+)\] (.+)", text, re.MULTILINE))
-    body, _, _ = text.partition("  Sources (")
+    listed = dict(re.findall(r"^  \[(\d+)\] +(.+)", text, re.MULTILINE))
+    body, _, _ = text.partition("Sources (")
     assert set(re.findall(r"\[(\d+)\]", body)) == set(listed)
     assert all(line.source for line in gpu.meaning)
     for line in gpu.meaning:
@@ -318,7 +321,7 @@ def test_tensor_cores_and_memory_are_the_databases() -> None:
 def test_every_card_of_the_database_renders() -> None:
     for entry in _database_entries():
         gpu = with_meaning(entry.spec())
-        text = gpus_text(GpusResult((gpu,)))
+        text = whole(catalogue_subject(GpusResult((gpu,))))
         assert max(map(len, text.splitlines())) <= WIDTH, entry.label
 
 
@@ -327,7 +330,7 @@ def test_explain_through_the_cli(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= WIDTH
     expected = GpusResult((with_meaning(find_gpu("T4")), with_meaning(find_gpu("4090"))))
     with laid_out_for(80):
-        assert done.stdout == gpus_text(expected) + "\n"
+        assert done.stdout == whole(catalogue_subject(expected)) + "\n"
     # Names may stand on both sides of an option.
     assert run("T4", "--explain", "4090", cwd=tmp_path).stdout == done.stdout
 
@@ -417,4 +420,7 @@ def test_this_machines_gpu_is_explained(
     monkeypatch.setattr(verb, "local_gpu", lambda: here)
     assert main(["gpus", "--explain"]) == 0
     with laid_out_for(80):
-        assert capsys.readouterr().out == gpus_text(GpusResult((with_meaning(here),))) + "\n"
+        assert (
+            capsys.readouterr().out
+            == whole(catalogue_subject(GpusResult((with_meaning(here),)))) + "\n"
+        )

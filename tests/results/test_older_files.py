@@ -22,12 +22,8 @@ from helpers_cli import ROOT, error_line, trainfit
 from helpers_machines import MACHINES
 from trainfit import results
 from trainfit.hardware.machine import recorded
-from trainfit.report.gpus import gpus_text
-from trainfit.report.plan.gpus import comparison_text
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.gpus import GpusResult
 from trainfit.results.runs.watched import RunHeader
-from trainfit.results.speed import GpuComparison
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -69,11 +65,9 @@ READ: dict[str, Callable[[Path], str]] = {
         ("plan", "recording", "loader", "rehearsal", "pace", "doctor", "profile"), shown
     ),
     **dict.fromkeys(("watch", "watch-comparison", "watch-verification"), shown),
-    **dict.fromkeys(("batch", "noise-scale"), shown),
+    **dict.fromkeys(("batch", "noise-scale", "gpus", "gpu-comparison"), shown),
     "report": paged,
-    "gpu-comparison": lambda path: comparison_text(GpuComparison.from_json(path.read_text(), path)),
     "watched-run": lambda path: RunHeader.load(path).command,
-    "gpus": lambda path: gpus_text(GpusResult.from_json(path.read_text(), path)),
     "gpu-truth": measured_truth,
     "machine": lambda path: str(recorded.read_machine(path)["about"]),
 }

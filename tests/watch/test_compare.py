@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import error_line, json_of, trainfit
-from trainfit.report.comparison import comparison_screen
+from trainfit.report.sections.comparison import comparison_subject
+from trainfit.report.writers.terminal import screen
 from trainfit.results.comparison import Comparison
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
@@ -193,9 +195,9 @@ def test_what_differs_is_named_and_the_effect_is_told_with_its_interval() -> Non
     assert by_name["samples/s"].verdict == "more"
     assert by_name["input"].verdict == "less"
     assert by_name["input"].effect == pytest.approx(main.effect / 2, rel=1e-3)
-    text = "\n".join(line.text for line in comparison_screen(result))
+    text = "\n".join(line.text for line in screen(comparison_subject(result)))
     assert text.startswith("B is faster: step time -")
-    assert "num_workers: 4 -> 8" in text
+    assert re.search(r"num_workers +4 +8", text)
 
 
 def test_of_other_batch_sizes_the_time_of_a_sample_is_compared() -> None:
@@ -220,7 +222,7 @@ def test_a_difference_below_one_percent_is_none_however_certain() -> None:
     result = compare(run(steps), run(1.008 * steps))
     assert result.verdict == "no difference"
     assert result.main is not None and result.main.detectable == 0.01
-    assert "detectable from 1% on" in comparison_screen(result)[0].text
+    assert "detectable from 1% on" in screen(comparison_subject(result))[0].text
 
 
 def test_with_few_steps_it_cannot_be_told_but_what_differs_can() -> None:

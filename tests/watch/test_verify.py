@@ -17,7 +17,8 @@ import pytest
 from helpers_cli import error_line, json_of, trainfit
 from tests.watch.test_compare import header, loader, noise, run
 from trainfit.cli.verbs.watched import _Filled as Filled
-from trainfit.report.comparison import verification_screen
+from trainfit.report.sections.comparison import tried_subject
+from trainfit.report.writers.terminal import screen
 from trainfit.results.comparison import Verification
 from trainfit.results.findings import Finding, Fix, Severity
 from trainfit.results.runs.watched import RunRecord
@@ -67,7 +68,7 @@ class Runs:
 
 
 def text(result: Verification) -> str:
-    return "\n".join(line.text for line in verification_screen(result))
+    return "\n".join(line.text for line in screen(tried_subject(result)))
 
 
 def test_a_change_that_helps_is_proven_in_alternation() -> None:

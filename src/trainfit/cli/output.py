@@ -99,13 +99,19 @@ def print_shown(
 
 
 def print_subject(
-    result: Any, options: argparse.Namespace, subject: Callable[[Any], Subject], json: str = ""
+    result: Any,
+    options: argparse.Namespace,
+    subject: Callable[[Any], Subject],
+    json: str = "",
+    *,
+    explain: bool | None = None,
 ) -> None:
-    """The same of a result that has sections."""
+    """The same of a result that has sections; ``explain`` in the place of the option."""
     if options.json:
         print(json or result.to_json(), flush=True)
     else:
-        print_lines((whole if options.explain else screen)(subject(result)))
+        is_whole = options.explain if explain is None else explain
+        print_lines((whole if is_whole else screen)(subject(result)))
 
 
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:

@@ -79,7 +79,8 @@ class Facts:
 @dataclasses.dataclass(frozen=True)
 class Table:
     """Rows of cells; ``numeric`` are the places of columns of numbers, ``marked`` those of rows to
-    set off. ``caption`` says what it shows. A narrow screen leaves the columns ``spare`` out."""
+    set off. ``caption`` says what it shows. A narrow screen leaves the columns ``spare`` out, and
+    counts rows it has no room for by ``noun``, if they have one."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -89,6 +90,7 @@ class Table:
     folded: bool = False
     """Shown only when it is opened."""
     spare: tuple[str, ...] = ()
+    noun: str = ""
     detail: int = WHOLE
 
 
@@ -237,13 +239,14 @@ def table(
     *,
     folded: bool = False,
     spare: Sequence[str] = (),
+    noun: str = "",
     detail: int = WHOLE,
 ) -> Table | None:
     """``None`` without a row."""
     if not rows:
         return None
     made = figures(columns, rows, caption, numeric, marked)
-    return dataclasses.replace(made, folded=folded, spare=tuple(spare), detail=detail)
+    return dataclasses.replace(made, folded=folded, spare=tuple(spare), noun=noun, detail=detail)
 
 
 def figures(

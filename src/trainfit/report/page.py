@@ -20,23 +20,21 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.gpus import gpus_text
 from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
-from trainfit.report.plan.real_runs import profile_text
 from trainfit.report.sections.batch import noise_subject, trade_subject
+from trainfit.report.sections.comparison import comparison_subject as runs_subject
+from trainfit.report.sections.comparison import tried_subject
+from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_headline, loader_sections
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
-from trainfit.report.sections.pace import pace_headline, pace_sections
+from trainfit.report.sections.pace import pace_subject
 from trainfit.report.sections.plan import (
     command_sections,
-    gpus_headline,
-    gpus_sections,
     plan_headline,
-    prediction_headline,
-    prediction_sections,
     remedy_sections,
 )
+from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.report.sections.speed import (
     of_work,
@@ -45,9 +43,6 @@ from trainfit.report.sections.speed import (
     speed_sections,
 )
 from trainfit.report.sections.watch import (
-    comparison_headline,
-    comparison_sections,
-    verification_headline,
     watch_headline,
     watch_sections,
 )
@@ -105,12 +100,6 @@ def _notes(result: Any) -> Iterator[Note]:
         doubted = {f"{doubt.summary}: {doubt.meaning}" for doubt in result.doubts}
         others = (note for note in result.notes if note not in doubted)
         yield from plain((*others, *protection_notes(result.protection)))
-    elif isinstance(result, PaceResult):
-        yield from (
-            Note("note", text, severity="may change the figures") for text in result.warnings
-        )
-        yield from (Note("note", each.text) for each in result.unmeasured)
-        yield from plain(result.notes)
     elif isinstance(result, RecordingSummary):
         yield from result.structured_notes
     else:
@@ -229,17 +218,14 @@ def _recording(entry: Entry) -> Subject:
     return Subject(recording_headline(entry.result), tuple(sections))
 
 
+def _of(make: Callable[[Any], Subject]) -> _Build:
+    return lambda entry: make(entry.result)
+
+
 def _both(
     headline: Callable[[Any], Headline], sections: Callable[[Any], Sequence[Section]]
 ) -> _Build:
     return lambda entry: Subject(headline(entry.result), tuple(sections(entry.result)))
-
-
-def _change(entry: Entry) -> Subject:
-    result: Verification = entry.result
-    parts = comparison_sections(result.comparison) if result.comparison is not None else []
-    renamed = (dataclasses.replace(part, title="The change that was tried") for part in parts)
-    return Subject(verification_headline(result), tuple(renamed))
 
 
 def _text(kind: str, render: Callable[[Any], str]) -> _Build:
@@ -263,19 +249,19 @@ def _unknown(entry: Entry) -> Subject:
 #: How the page of each kind of result is made, in the order of the page.
 _SUBJECTS: Final[Mapping[type, _Build]] = {
     PlanResult: _plan,
-    GpuComparison: _both(gpus_headline, gpus_sections),
+    GpuComparison: _of(comparison_subject),
     RecordingSummary: _recording,
     LoaderResult: _both(loader_headline, loader_sections),
     Rehearsal: _both(rehearsal_headline, rehearsal_sections),
     WatchResult: _both(watch_headline, watch_sections),
-    Verification: _change,
-    Comparison: _both(comparison_headline, comparison_sections),
-    PaceResult: _both(pace_headline, pace_sections),
-    BatchExplanation: lambda entry: trade_subject(entry.result),
-    NoiseResult: lambda entry: noise_subject(entry.result),
-    SnapshotReport: lambda entry: snapshot_subject(entry.result),
+    Verification: _of(tried_subject),
+    Comparison: _of(runs_subject),
+    PaceResult: _of(pace_subject),
+    BatchExplanation: _of(trade_subject),
+    NoiseResult: _of(noise_subject),
+    SnapshotReport: _of(snapshot_subject),
     DoctorResult: _both(doctor_headline, doctor_sections),
-    PlanVerification: _both(prediction_headline, prediction_sections),
-    GpusResult: _text("GPUs", gpus_text),
-    Profile: _text("Calibration profile", profile_text),
+    PlanVerification: _of(prediction_subject),
+    GpusResult: _of(catalogue_subject),
+    Profile: _of(profile_subject),
 }

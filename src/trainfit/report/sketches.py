@@ -52,7 +52,7 @@ def bars(
 
 
 def _bar(share: float, width: int) -> str:
-    eighths = max(1, round(8 * width * max(0.0, min(1.0, share))))
+    eighths = max(1 if share > 0 else 0, round(8 * width * max(0.0, min(1.0, share))))
     bar = "█" * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
     return bar.ljust(width)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import trainfit as package
 from helpers_cli import error_line, json_of
 from helpers_cli import trainfit as run
+from helpers_report import whole
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.calibration import NoGpuError
 from trainfit.plan.command.parsing import Command, parse_command, split_line
@@ -28,7 +29,7 @@ from trainfit.plan.verification import (
     stated_ranges,
     verify,
 )
-from trainfit.report.plan.real_runs import verification_text
+from trainfit.report.sections.real_runs import prediction_subject
 from trainfit.results.gpus import CONTEXT, LIBRARIES, Constant, DeviceConstants
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.real_runs import RealRunOutcome, RealRunRequest
@@ -101,9 +102,9 @@ def test_measured_beside_predicted(prediction: Prediction) -> None:
     assert result.notes == (
         "device memory is that of the GPU, less the memory of other processes before (counted)",
     )
-    text = verification_text(result)
+    text = whole(prediction_subject(result))
     assert "allocated 3.91 GiB 3.91 GiB 0 B (+0.0%)" in " ".join(text.split())
-    assert "110 ms, from 100 to 120 ms in 3 steps" in text
+    assert "110 ms, from 100 ms to 120 ms in 3 steps" in text
     assert text.startswith(
         "As predicted (stated range: ±2%, and the context's range for the device)"
     )
@@ -138,7 +139,7 @@ def test_a_figure_is_good_within_its_range(
 ) -> None:
     result = compare(prediction, Replayed(dataclasses.replace(MEASURED, **{name: figure})))
     assert result.good is good
-    assert ("OUTSIDE" in verification_text(result)) is not good
+    assert ("outside" in whole(prediction_subject(result))) is not good
     assert compare(prediction, Replayed(result_of(name, figure)), tolerance=0.5).good
 
 
@@ -179,7 +180,9 @@ def test_the_range_that_a_result_states_is_its_own(prediction: Prediction) -> No
     outcome = dataclasses.replace(MEASURED, reserved_bytes=6000 * MIB)
     result = compare(stated, Replayed(outcome), tolerance=None)
     assert result.good
-    assert verification_text(result).startswith("As predicted (stated range: that of the result)")
+    assert whole(prediction_subject(result)).startswith(
+        "As predicted (stated range: that of the result)"
+    )
     assert result.compared["device"].high_bytes == 6500 * MIB
     # Exact as allocated memory may be: a segment of the allocator is never too far off.
     assert result.compared["allocated"].low_bytes == 3998 * MIB
@@ -194,7 +197,7 @@ def test_what_is_not_known_is_no_failure(prediction: Prediction) -> None:
     result = compare(prediction, Replayed(outcome))
     assert result.compared["device"].within is None
     assert result.good
-    assert re.search(r"device +5\.27 GiB +\? .* not known", verification_text(result))
+    assert re.search(r"device +5\.27 GiB +- .* not known", whole(prediction_subject(result)))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +214,7 @@ def test_whether_it_fits_is_a_prediction(
     outcome = dataclasses.replace(MEASURED, status=status)
     result = compare(dataclasses.replace(prediction, fits=predicted), Replayed(outcome))
     assert result.good is good
-    assert says in verification_text(result)
+    assert says in whole(prediction_subject(result))
 
 
 def test_differences_of_the_runs_are_stated(prediction: Prediction) -> None:

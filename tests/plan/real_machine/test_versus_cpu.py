@@ -14,12 +14,11 @@ from helpers_cli import SCRIPTS, trainfit
 from helpers_warm import MEASURING, warm_runs
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.this_cpu import on_cpu, run_on_cpu, with_cpu
-from trainfit.report.plan.real_runs import versus_cpu_section
+from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.real_runs import CpuRunOutcome, VersusCpu
 from trainfit.results.runs.trace import Status
 from trainfit.results.speed import Speed, StepSpeed
-from trainfit.results.text import WIDTH
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")
 
@@ -141,7 +140,7 @@ def test_why_nothing_was_measured(
     outcome = CpuRunOutcome(status, 1, 7.0, message=message, location="a.py:3")
     result = with_cpu(planned, parse_command(list(TRAIN)), 10.0, run=lambda *_: outcome)
     assert result.versus_cpu is not None and words in result.versus_cpu.why
-    text = versus_cpu_section(result.versus_cpu, SPEED)
+    text = section(result.versus_cpu)
     assert "not measured" in text and "cannot tell: a step on the CPU is not known" in text
 
 
@@ -160,7 +159,7 @@ def test_a_failing_script_is_run_again_with_the_cpu_for_its_gpu(planned: PlanRes
     found = with_cpu(infers, parse_command(list(TRAIN)), 10.0, run=run).versus_cpu
     assert asked == [("calls", False), ("calls", True)]
     assert found is not None and found.stand_in and found.step_seconds == (0.5, 0.2, 0.3)
-    text = " ".join(versus_cpu_section(found, SPEED).split())
+    text = section(found)
     assert "300 ms a call" in text and "it ran on the CPU instead, without autocast" in text
 
 
@@ -181,12 +180,11 @@ def test_who_is_faster_follows_from_both_ranges(
     assert ratio is not None and ratio[0] <= ratio[1]
     sure = {"gpu": min(steps) > low * wide, "cpu": max(steps) < low}
     assert found.faster == next((name for name, holds in sure.items() if holds), "cannot tell")
-    text = versus_cpu_section(found, SPEED)
-    assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
 def section(found: VersusCpu, speed: Speed | None = SPEED) -> str:
-    return " ".join(versus_cpu_section(found, speed).split())
+    told = versus_cpu_facts(found, speed)
+    return "; ".join(f"{row.label} {row.text}" for row in told.rows) if told else ""
 
 
 def test_the_verdict_in_words() -> None:
@@ -203,10 +201,10 @@ def test_the_verdict_in_words() -> None:
 def test_a_larger_batch_that_the_gpu_wants_is_named() -> None:
     large = StepSpeed(128, 0.016, (0.013, 0.022), 0.015, 0.01, 0.0, "bandwidth", 8000.0)
     known = dataclasses.replace(SPEED, curve=(STEP, large), knee=128)
-    text = " ".join(versus_cpu_section(measured(0.01), known).split())
+    text = section(measured(0.01), known)
     assert "10% of its throughput at this batch size: 10.0× the samples/s with 128" in text
     waits = dataclasses.replace(measured(0.01), waited_s=(0.004,))
-    assert "40% of it waits for the DataLoader" in versus_cpu_section(waits, SPEED)
+    assert "40% of it waits for the DataLoader" in section(waits)
 
 
 def test_older_files_have_no_cpu(planned: PlanResult, tmp_path: Path) -> None:

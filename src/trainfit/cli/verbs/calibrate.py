@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 
 from trainfit.cli.common import progress
-from trainfit.cli.output import output_file, print_shown
+from trainfit.cli.output import output_file, print_subject
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.calibration import Processes, calibrate
-from trainfit.report.plan.real_runs import profile_screen, profile_text
+from trainfit.report.sections.real_runs import profile_subject
 from trainfit.results.runs.measurement import StandIn
 from trainfit.results.text import printable
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)
     profile.save(output)
-    print_shown(profile, options, profile_screen, profile_text)
+    print_subject(profile, options, profile_subject)
     if not options.json:
         print(f"Profile: {printable(str(output))}")
         print("(use it with `trainfit plan --profile FILE …`, show it with `trainfit show FILE`)")

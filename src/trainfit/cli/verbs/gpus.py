@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import given_output, name_report, print_shown
+from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.prices import MARKET, Prices, load_prices, market_prices
-from trainfit.report.gpus import explained, gpus_screen, gpus_text
-from trainfit.report.plan.gpus import comparison_screen, comparison_text
+from trainfit.report.sections.gpu_meaning import explained
+from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.results.gpus import GpusResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import Recording
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     result = GpusResult(found)
     if output is not None:
         result.save(output)
-    print_shown(result, options, gpus_text if options.list else gpus_screen, gpus_text)
+    print_subject(result, options, catalogue_subject, explain=options.explain or options.list)
     return 0
 
 
@@ -75,7 +75,7 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     )
     if output is not None:
         result.save(output)
-    print_shown(result, options, comparison_screen, comparison_text)
+    print_subject(result, options, comparison_subject)
     name_report(output, json=options.json)
     return 0 if result.fits else 1
 

@@ -11,7 +11,7 @@ from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
 )
-from trainfit.cli.output import given_output, name_report, print_shown
+from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
@@ -21,7 +21,7 @@ from trainfit.pace.host import RealHost
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.settings import Settings, power_facts
 from trainfit.plan.dataloader.process import Stage
-from trainfit.report.pace import pace_screen, pace_text
+from trainfit.report.sections.pace import pace_subject
 from trainfit.results.text import printable
 
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         callee.close()
     if output is not None:
         result.save(output)
-    print_shown(result, options, pace_screen, pace_text)
+    print_subject(result, options, pace_subject)
     name_report(output, json=options.json)
     if result.ended == "interrupted":
         sys.stdout.flush()

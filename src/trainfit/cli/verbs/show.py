@@ -13,18 +13,9 @@ from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
 from trainfit.report.blocks import Entry
 from trainfit.report.doctor import doctor_lines, doctor_screen
-from trainfit.report.gpus import gpus_screen, gpus_text
 from trainfit.report.loader import loader_screen, loader_text
 from trainfit.report.memory import recording_json, recording_screen, recording_text
-from trainfit.report.pace import pace_screen, pace_text
 from trainfit.report.page import subject_of
-from trainfit.report.plan.gpus import comparison_screen, comparison_text
-from trainfit.report.plan.real_runs import (
-    profile_screen,
-    profile_text,
-    verification_screen,
-    verification_text,
-)
 from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
@@ -71,17 +62,21 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return code
 
 
-_SECTIONED: Final = (NoiseResult, BatchExplanation, SnapshotReport)
+_SECTIONED: Final = (
+    PaceResult,
+    NoiseResult,
+    BatchExplanation,
+    Profile,
+    GpuComparison,
+    GpusResult,
+    PlanVerification,
+    SnapshotReport,
+)
 
 
 #: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
 _SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
-    Profile: (profile_screen, profile_text),
     DoctorResult: (doctor_screen, doctor_lines),
     Rehearsal: (rehearsal_screen, rehearsal_text),
     LoaderResult: (loader_screen, loader_text),
-    PaceResult: (pace_screen, pace_text),
-    GpuComparison: (comparison_screen, comparison_text),
-    GpusResult: (gpus_screen, gpus_text),
-    PlanVerification: (verification_screen, verification_text),
 }

@@ -9,11 +9,11 @@ from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     sandbox_request,
 )
-from trainfit.cli.output import given_output, print_shown
+from trainfit.cli.output import given_output, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.verification import ThisMachine, read_prediction, verify
-from trainfit.report.plan.real_runs import verification_screen, verification_text
+from trainfit.report.sections.real_runs import prediction_subject
 from trainfit.results.runs.measurement import StandIn
 
 
@@ -36,5 +36,5 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     if output is not None:
         result.save(output)
-    print_shown(result, options, verification_screen, verification_text)
+    print_subject(result, options, prediction_subject)
     return gated(options, result, 0 if result.good else 1)

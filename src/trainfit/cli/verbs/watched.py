@@ -20,15 +20,12 @@ from trainfit.plan.command.tunables import (
     opposite_switch,
     placeholders,
 )
-from trainfit.report.comparison import (
-    comparison_lines,
-    comparison_screen,
-    verification_lines,
-    verification_screen,
-)
 from trainfit.report.layout import Line
 from trainfit.report.sections.batch import METHODS
+from trainfit.report.sections.comparison import comparison_subject, tried_subject
 from trainfit.report.watch import watch_screen
+from trainfit.report.writers.terminal import screen
+from trainfit.report.writers.terminal import whole as explained
 from trainfit.results.batch import NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.runs.watched import RunRecord, noise_path
@@ -75,8 +72,10 @@ def _lines(result: Result, whole: bool) -> Sequence[Line]:
     if isinstance(result, WatchResult):
         return watch_screen(result, whole=whole)
     if isinstance(result, Comparison):
-        return comparison_lines(result) if whole else comparison_screen(result)
-    return verification_lines(result) if whole else verification_screen(result)
+        subject = comparison_subject(result)
+    else:
+        subject = tried_subject(result)
+    return (explained if whole else screen)(subject)
 
 
 # ---

@@ -18,9 +18,9 @@ from trainfit.report.plan.launch import (
     threads_text,
 )
 from trainfit.report.plan.loading import effect_text, helps, input_text
-from trainfit.report.plan.real_runs import verdict
 from trainfit.report.plan.remedies import fix_lines, fix_title
 from trainfit.report.plan.speed import answer, full_after, step_at
+from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, shapes_text, step_lines
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.files.contents import Note

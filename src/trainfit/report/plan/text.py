@@ -6,9 +6,9 @@ from trainfit.report.memory_parts import breakdown_section, memory_section
 from trainfit.report.notes import notes_section, plain, plan_notes, protection_notes
 from trainfit.report.plan.launch import change_lines, launch_lines, parts_section
 from trainfit.report.plan.loading import loading_section
-from trainfit.report.plan.real_runs import versus_cpu_section
 from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.plan.speed import answer, speed_section
+from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.steps import coverage_text, only_seen, shapes_text, step_lines
 from trainfit.results.configuration import AmpHazard, BatchCheck, BatchLimits, Configuration
 from trainfit.results.files.contents import Note
@@ -44,7 +44,7 @@ def plan_text(result: PlanResult) -> str:
         _batch_section(result),
         _amp_section(result),
         speed_section(result.speed, run_rate(result)) if result.speed is not None else "",
-        versus_cpu_section(result.versus_cpu, result.speed) if result.versus_cpu else "",
+        _versus_cpu(result),
         inference_section(result.inference) if result.inference is not None else "",
         remedies_section(result.remedies) if result.remedies is not None else "",
         loading_section(result.loading, result) if result.loading is not None else "",
@@ -52,6 +52,14 @@ def plan_text(result: PlanResult) -> str:
         _launch_section(result),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _versus_cpu(result: PlanResult) -> str:
+    found = versus_cpu_facts(result.versus_cpu, result.speed) if result.versus_cpu else None
+    rows = found.rows if found is not None else ()
+    lines = [wrapped(printable(row.text), f"  {row.label:<10}", " " * 12) for row in rows]
+    title = "Is a GPU worth it? The same command on this machine's CPU"
+    return "\n".join([title, *lines]) if lines else ""
 
 
 def _title(result: PlanResult) -> str:

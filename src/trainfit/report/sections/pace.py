@@ -1,11 +1,14 @@
-"""Calls at a fixed rate: latency distributions, the cause of slow ones, a fix before and after."""
+"""Calls at a fixed rate: are they slower than back to back, why, and what helps?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from trainfit.report.blocks import (
+    PAGE,
+    WHOLE,
     Chart,
     Command,
     Facts,
@@ -13,12 +16,16 @@ from trainfit.report.blocks import (
     Item,
     Items,
     Output,
+    Row,
     Section,
+    Subject,
     Table,
     Text,
     Tile,
     facts,
     figures,
+    items,
+    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
@@ -36,22 +43,80 @@ from trainfit.report.charts import (
     x,
     y,
 )
-from trainfit.report.pace import ARMS, CAUSES, verdict_line
-from trainfit.results.pace import Attribution, Block, Fix, FixTrial, PaceResult, Phase, RateSummary
-from trainfit.results.text import duration, percent, times
+from trainfit.report.notes import plain
+from trainfit.report.sketches import Sketch, bars, blocks, parts
+from trainfit.results.files.contents import Note
+from trainfit.results.pace import (
+    Arm,
+    Attribution,
+    Block,
+    Cause,
+    Estimate,
+    Fix,
+    FixTrial,
+    PaceResult,
+    Phase,
+    RateSummary,
+    Unmeasured,
+)
+from trainfit.results.text import count, duration, percent, rate, times
 
-#: Points of a distribution.
+#: Points of a distribution; cells of a line of blocks, and rows of a histogram.
 _POINTS: Final = 120
+_CELLS: Final = 64
+_ROWS: Final = 8
 _REMOVED: Final = "of the excess that it removes (%, with the 95% interval)"
 _PRIVILEGE: Final = {
     1: "needs no privilege",
     2: "lasts as long as the process",
     3: "changes the system",
 }
+#: A median above that back to back by less than this share is as fast; where more than this much
+#: more is possible, a run cannot tell.
+_NOTHING: Final = 0.05
+_ANYTHING: Final = 1.0
+#: A ratio's interval says nothing where its ends differ by this factor.
+_UNKNOWN: Final = 4.0
+
+ARMS: Final[dict[Arm, str]] = {
+    "back_to_back": "back to back",
+    "sleep": "sleep",
+    "spin": "busy-wait",
+    "hybrid": "sleep, then busy-wait",
+    "gpu_awake": "GPU kept busy",
+    "awake": "core and GPU kept busy",
+    "launching": "the same, and launches",
+    "no_idle_states": "no deep idle states",
+}
+CAUSES: Final[dict[Cause, str]] = {
+    "cpu_frequency": "CPU FREQUENCY: the clock falls between calls",
+    "c_states": "C-STATES: cores enter deep idle states, and waking up costs time",
+    "gpu_clocks": "GPU CLOCKS: the clocks fall between calls",
+    "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
+    "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
+}
+AS_FAST: Final = "Calls at these rates are as fast as back to back"
 
 
-def pace_headline(result: PaceResult) -> Headline:
-    """Are calls slower at a rate, and which fix helps?"""
+def pace_subject(result: PaceResult) -> Subject:
+    """The answer; times by rate, the cause, what helps, a fix that was tried."""
+    return Subject(
+        _headline(result),
+        (
+            *section("Latency of paced calls", _table(result), _rates(result),
+                     _distribution(result)),
+            *section("The call that failed", *_failure(result)),
+            *_attribution(result.attribution),
+            *section("What helps", _advice(result)),
+            *section("Before and after the fix", *_trial(result, result.fix_trial)),
+            *section("Warnings by rate", _each_warning(result.warnings)),
+        ),
+        tuple(_notes(result)),
+        tuple(Row(subject, words) for subject, words in result.machine.items()),
+    )  # fmt: skip
+
+
+def _headline(result: PaceResult) -> Headline:
     slower = any(row.is_slower for row in result.rates)
     failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
@@ -62,7 +127,7 @@ def pace_headline(result: PaceResult) -> Headline:
         commands.append(Command(f"trainfit pace {result.target} --fix {own.fix}", "Try the fix"))
     tiles = [
         Tile(
-            "Back to back" if row.hz is None else f"{row.hz:g} Hz",
+            _name(row),
             duration(row.calls.p50),
             f"median; 99%: {duration(row.calls.p99)}"
             + (f"; {times(row.ratio.value)}" if row.ratio is not None else ""),
@@ -70,28 +135,108 @@ def pace_headline(result: PaceResult) -> Headline:
         )
         for row in _rows(result)
     ]
+    answer = verdict_line(result)
+    sure = result.ended == "finished" and not result.unmeasured and answer.startswith(AS_FAST)
     return Headline(
         kind="Paced calls",
-        tone="bad" if failed else "warn" if slower else "good",
-        text=verdict_line(result) + ".",
+        tone="bad" if failed or slower else "good" if sure else "warn",
+        text=answer + ".",
         subject=f"{result.target} at {', '.join(f'{hz:g}' for hz in result.hz)} Hz",
         commands=tuple(commands),
         tiles=tuple(tiles),
     )
 
 
-def pace_sections(result: PaceResult) -> list[Section]:
-    """Distributions by rate, before and after a fix, the cause, fixes."""
-    failure = None
-    if result.failure is not None:
-        failure = Output(result.failure.traceback or result.failure.message)
-    return [
-        *section("Latency of paced calls", _distribution(result), _table(result)),
-        *section("Before and after the fix", *_trial(result, result.fix_trial)),
-        *section("Why paced calls are slower", *_attribution(result.attribution)),
-        *section("Fixes for paced calls", _advice(result)),
-        *section("The call that failed", failure),
-    ]
+def _notes(result: PaceResult) -> Iterator[Note]:
+    for warning in merged(result.warnings):
+        yield Note("note", warning, severity="may change the figures")
+    yield from plain(result.notes)
+
+
+def _each_warning(warnings: Sequence[str]) -> Items | None:
+    """All, where the notes have several as one."""
+    alike = len(merged(warnings)) < len(warnings)
+    return items([Item(each) for each in warnings]) if alike else None
+
+
+# -- times -------------------------------------------------------------------------------------
+
+
+def _name(row: RateSummary) -> str:
+    return "back to back" if row.hz is None else f"{row.hz:g} Hz"
+
+
+def _table(result: PaceResult) -> Table | None:
+    """Percentiles by rate."""
+    return table_of(
+        ("Rate", "Calls", "p50", "p95", "p99", "Max", "÷ back to back", "Missed", "Late p99"),
+        [
+            (
+                _name(row) + (", slower" if row.is_slower else ""),
+                str(row.calls.count),
+                *map(duration, (row.calls.p50, row.calls.p95, row.calls.p99, row.calls.most)),
+                _ratio(row),
+                percent(row.missed_share) if row.hz is not None else "-",
+                duration(row.late.p99) if row.late is not None else "-",
+            )
+            for row in _rows(result)
+        ],
+        "Calls by rate; the ratio with its 95% interval",
+        range(1, 9),
+        [n for n, row in enumerate(_rows(result)) if row.is_slower],
+        spare=("Late p99",),
+        detail=0,
+    )
+
+
+def _ratio(row: RateSummary) -> str:
+    ratio = row.ratio
+    if ratio is None:
+        return "-"
+    if not row.is_slower and ratio.high > _UNKNOWN * ratio.low:
+        return "cannot tell"
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _rates(result: PaceResult) -> Facts | None:
+    """Of rates that were not measured or are not held, of calls without work, of late ones."""
+    said: list[tuple[str, str, int]] = []
+    if result.period > 1:
+        text = (
+            f"every {result.period}th call does the work, the others read from a queue; times are "
+            "of calls with work"
+        )
+        said.append(("calls", text, 20))
+    said += [(f"{e.hz:g} Hz", f"was not measured: {e.text}", 2) for e in result.unmeasured]
+    said += [(hz, text, 2) for hz, text in _unheld(result)]
+    for row in result.rates:
+        if row.pops is not None:
+            text = f"{row.pops.count}, p50 {duration(row.pops.p50)}, p99 {duration(row.pops.p99)}"
+            said.append((_name(row), f"calls without work: {text}", WHOLE))
+        if result.is_held(row) and row.overrun is not None:
+            text = f"{count(row.misses, 'call')} ended after the next was due, by up to "
+            text += duration(row.overrun.most)
+            if row.consecutive_share is not None:
+                again = percent(row.consecutive_share)
+                text += f"; {again} of the calls after a late one were late too"
+            said.append((_name(row), text, WHOLE))
+    return facts(*said, lines=3)
+
+
+def _unheld(result: PaceResult) -> list[tuple[str, str]]:
+    """The rates that cannot be held, each with what a call needs."""
+    rows = []
+    for hz, seconds in result.unheld:
+        text = (
+            f"cannot be held: {_every(result)} needs {duration(seconds)} of "
+            f"{duration(result.period / hz)}, which allows {rate(result.period / seconds)} Hz"
+        )
+        rows.append((f"{hz:g} Hz", text))
+    return rows
+
+
+def _every(result: PaceResult) -> str:
+    return f"one call in {result.period}" if result.period > 1 else "a call"
 
 
 def _rows(result: PaceResult) -> list[RateSummary]:
@@ -126,7 +271,12 @@ def _quantiles(seconds: Sequence[float]) -> list[tuple[float, float]]:
     return thinned(points, _POINTS, range(max(0, count - 10), count))
 
 
-def _curves(named: Sequence[tuple[str, Sequence[float]]], title: str, says: str) -> Chart | None:
+def _curves(
+    named: Sequence[tuple[str, Sequence[float]]],
+    title: str,
+    says: str,
+    sketch: Sketch | None = None,
+) -> Chart | None:
     """The share of calls that are done within a time, a line for each name."""
     there = [(name, seconds) for name, seconds in named if len(seconds) >= 2]
     if not there:
@@ -167,7 +317,7 @@ def _curves(named: Sequence[tuple[str, Sequence[float]]], title: str, says: str)
     note = "Further left is faster; a steep line means that calls are alike."
     if any(len(seconds) > _POINTS for _, seconds in there):
         note += f" Of many calls {_POINTS} quantiles and the ten slowest are drawn."
-    return Chart(title, says, spec, table, note)
+    return Chart(title, says, spec, table, note, sketch, WHOLE if sketch else PAGE)
 
 
 def _distribution(result: PaceResult) -> Chart | None:
@@ -185,75 +335,103 @@ def _distribution(result: PaceResult) -> Chart | None:
             f"At {slow.hz:g} Hz the median call needs {duration(slow.calls.p50)}, "
             f"{times(slow.ratio.value)} that of calls back to back."
         )
-    return _curves(named, "Latency distribution by rate (measured)", says)
+    return _curves(named, "Latency distribution by rate (measured)", says, _sketch(result))
 
 
-def _table(result: PaceResult) -> Table | None:
-    return table_of(
-        ("Rate", "Calls", "p50", "p95", "p99", "Max", "÷ back to back", "Missed", "Late (p99)"),
-        [
-            (
-                "back to back" if row.hz is None else f"{row.hz:g} Hz",
-                str(row.calls.count),
-                *(duration(t) for t in (row.calls.p50, row.calls.p95, row.calls.p99,
-                                        row.calls.most)),
-                f"{row.ratio.value:.2f} ({row.ratio.low:.2f} to {row.ratio.high:.2f})"
-                if row.ratio is not None
-                else "-",
-                percent(row.missed_share) if row.hz is not None else "-",
-                duration(row.late.p99) if row.late is not None else "-",
-            )
-            for row in _rows(result)
-        ],
-        "Calls by rate; the ratio with its 95% interval",
-        range(1, 9),
-        [n for n, row in enumerate(_rows(result)) if row.is_slower],
-    )  # fmt: skip
+def _base(result: PaceResult) -> list[tuple[str, list[float]]]:
+    """Calls with work of the base measurement, in order of time, by rate."""
+    rows: dict[str, list[float]] = {}
+    for block in result.blocks:
+        if block.phase == "baseline":
+            name = "back to back" if block.hz is None else f"{block.hz:g} Hz"
+            rows.setdefault(name, []).extend(_walls(block, result))
+    return list(rows.items())
 
 
-def _trial(result: PaceResult, trial: FixTrial | None) -> list[Chart | Facts | None]:
-    if trial is None:
+def _sketch(result: PaceResult) -> Sketch:
+    """The median of each stretch of time, all rates on one scale; the slowest rate's histogram."""
+
+    def drawn(columns: int) -> list[str]:
+        named = [(name, walls) for name, walls in _base(result) if len(walls) >= _ROWS]
+        if not named:
+            return []
+        least = min(min(walls) for _, walls in named)
+        most = max(_quantile(walls, 0.99) for _, walls in named)
+        lines = [f"  Over time ({duration(least)} to {duration(most)})"]
+        for name, walls in named:
+            medians = [_quantile(walls[a:b], 0.5) for a, b in parts(len(walls), _CELLS)]
+            lines.append(f"    {name:<14}{blocks(medians, least, most)}")
+        return [*lines, *_histogram(result, columns)]
+
+    return drawn
+
+
+def _histogram(result: PaceResult, columns: int) -> Sequence[str]:
+    """Of the slowest rate, compared with calls back to back."""
+    if not result.rates:
         return []
-    before = _latest(result, trial.before, None)
-    after = _latest(result, trial.after, trial.fix)
-    says = (
-        f"{trial.what}: the median goes from {duration(trial.before.calls.p50)} to "
-        f"{duration(trial.after.calls.p50)}."
-    )
-    rows = facts(("fix", trial.what), ("undo", trial.undo), ("cost", trial.cost))
-    named = [("before", before), (f"after: {trial.fix}", after)]
-    return [_curves(named, "Latency before and after the fix", says), rows]
+    worst = max(result.rates, key=lambda row: row.calls.p50)
+    base = dict(_base(result))
+    shown = [name for name in (_name(worst), "back to back") if base.get(name)]
+    walls = [value for name in shown for value in base[name]]
+    if len(walls) < 2 * _ROWS:
+        return []
+    least, most = min(walls), _quantile(walls, 0.99)
+    if most <= least:
+        return []
+    width = (most - least) / _ROWS
+    shares = {name: _bins(base[name], least, width) for name in shown}
+    drawn = []
+    for place in range(_ROWS):
+        end = "and more" if place == _ROWS - 1 else f"to {duration(least + (place + 1) * width)}"
+        for number, name in enumerate(shown):
+            label = "" if number else f"{duration(least + place * width)} {end}"
+            share = shares[name][place]
+            drawn.append(((label, name), share, percent(share)))
+    return bars(drawn, "ll", title="  Distribution (share of the calls)")(columns)
 
 
-def _latest(result: PaceResult, row: RateSummary, fix: Fix | None) -> list[float]:
-    """The calls that ``row`` is of: the latest ones; those before looked for the right fix."""
-    found: list[float] = []
-    for block in reversed(result.blocks):
-        if len(found) >= row.calls.count:
-            break
-        if (block.phase, block.hz, block.arm, block.fix) == ("fix", row.hz, row.arm, fix):
-            found += _walls(block, result)
-    return found
+def _bins(values: Sequence[float], least: float, width: float) -> list[float]:
+    counts = [0] * _ROWS
+    for value in values:
+        counts[min(_ROWS - 1, int((value - least) / width))] += 1
+    return [number / len(values) for number in counts]
 
 
-def _attribution(found: Attribution | None) -> list[Items | Chart | Text | None]:
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# -- why ---------------------------------------------------------------------------------------
+
+
+def _attribution(found: Attribution | None) -> list[Section]:
     if found is None:
         return []
-    items = Items(
-        tuple(
-            Item(
-                CAUSES[each.cause],
-                "warn",
-                f"{percent(each.share.value)} of the excess",
-                tuple(("evidence", text) for text in each.evidence),
-            )
-            for each in found.findings
+    excess = found.excess_s
+    low, high = duration(max(0.0, excess.low)), duration(excess.high)
+    causes = [
+        Item(
+            CAUSES[each.cause],
+            "warn",
+            f"{percent(max(0.0, min(1.0, each.share.value)))} of it",
+            rows(*(("evidence", text) for text in each.evidence)),
+            detail=2,
         )
+        for each in found.findings
+    ]
+    said = facts(
+        ("cannot tell", found.cannot_tell, 3),
+        *(("to learn more", words, WHOLE) for words in found.would_tell),
+        *(("not tried", f"{ARMS[each.arm]}: {each.why_not}", WHOLE)
+          for each in found.arms if each.why_not),
+        lines=4,
+    )  # fmt: skip
+    more = f"at {found.hz:g} Hz a call needs {duration(excess.value)} more ({low} to {high})"
+    return section(
+        "Why paced calls are slower", Text(more, detail=1), items(causes), said, _arms(found)
     )
-    text = f"At {found.hz:g} Hz a call needs {duration(found.excess_s.value)} more."
-    if found.cannot_tell:
-        text += f" {found.cannot_tell}"
-    return [Text(text), items if items.items else None, _arms(found)]
 
 
 def _arms(found: Attribution) -> Chart | None:
@@ -292,26 +470,211 @@ def _arms(found: Attribution) -> Chart | None:
         ],
     )
     table = figures(
-        ("Between calls", "A call", "Of the excess removed", "Remark"),
+        ("Between calls", "A call", "CPU", "GPU", "Core speed", "Recovers"),
         [
-            (ARMS[each.arm], duration(each.wall_s),
-             percent(each.recovered.value) if each.recovered is not None else "-", each.why_not)
-            for each in found.arms
+            (ARMS[each.arm], *map(duration, (each.wall_s, each.cpu_s, each.device_s)),
+             percent(each.speed), _interval(each.recovered) if each.recovered else "-")
+            for each in found.arms if not each.why_not
         ],
-        "What each way of spending the wait removes",
-        (1, 2),
+        "What each way of spending the wait recovers of the excess",
+        (1, 2, 3, 4, 5),
     )  # fmt: skip
-    return Chart("The experiment: what is done between calls", says, spec, table)
+    return Chart("The experiment: what is done between calls", says, spec, table, detail=10)
+
+
+def _interval(found: Estimate) -> str:
+    """In whole percent: runs differ by more than that."""
+    bounds = max(-1.0, found.low), min(2.0, found.high)
+    value, low, high = (f"{round(100 * share)}%" for share in (found.value, *bounds))
+    return f"{value} ({low} to {high})"
+
+
+# -- fixes -------------------------------------------------------------------------------------
 
 
 def _advice(result: PaceResult) -> Items | None:
-    found = tuple(
-        Item(
-            each.what,
-            "plain",
-            _PRIVILEGE.get(each.tier, ""),
-            (("how", each.how), ("undo", each.undo), ("cost", each.cost)),
-        )
-        for each in result.advice
+    return items(
+        [
+            Item(
+                each.what,
+                tag=_PRIVILEGE[each.tier],
+                rows=rows(
+                    ("how", each.how), ("undo", each.undo), ("cost", each.cost),
+                    ("test", f"trainfit pace --fix {each.fix}" if each.fix is not None else ""),
+                ),
+                detail=4,
+            )
+            for each in result.advice
+        ],
+        "fix",
+    )  # fmt: skip
+
+
+def _trial(result: PaceResult, trial: FixTrial | None) -> list[Chart | Facts | None]:
+    if trial is None:
+        return []
+    before, after, change = trial.before, trial.after, trial.change
+    ratio = ""
+    if change is not None:
+        ratio = f"{change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
+        if trial.recovered is not None:
+            ratio += f", {_interval(trial.recovered)} of the excess recovered"
+    says = (
+        f"{trial.what}: the median goes from {duration(before.calls.p50)} to "
+        f"{duration(after.calls.p50)}."
     )
-    return Items(found) if found else None
+    told = facts(
+        ("fix", f"--fix {trial.fix}: {trial.what}", 5),
+        ("before", _calls(before), 6),
+        ("after", _calls(after), 6),
+        ("after ÷ before", ratio, 4),
+        ("cost", trial.cost, 20),
+        ("undo", trial.undo, 19),
+    )
+    named = [
+        ("before", _latest(result, before, None)),
+        (f"after: {trial.fix}", _latest(result, after, trial.fix)),
+    ]
+    return [told, _curves(named, "Latency before and after the fix", says)]
+
+
+def _calls(row: RateSummary) -> str:
+    late = "" if row.late is None else f", starts up to {duration(row.late.p99)} late (p99)"
+    return f"p50 {duration(row.calls.p50)}, p99 {duration(row.calls.p99)}{late}"
+
+
+def _latest(result: PaceResult, row: RateSummary, fix: Fix | None) -> list[float]:
+    """The calls that ``row`` is of: the latest ones; those before looked for the right fix."""
+    found: list[float] = []
+    for block in reversed(result.blocks):
+        if len(found) >= row.calls.count:
+            break
+        if (block.phase, block.hz, block.arm, block.fix) == ("fix", row.hz, row.arm, fix):
+            found += _walls(block, result)
+    return found
+
+
+def _failure(result: PaceResult) -> list[Text | Output | None]:
+    failure = result.failure
+    if failure is None:
+        return []
+    head = f"Call {failure.call} raised {failure.error_type}: {failure.message}"
+    trace = Output(failure.traceback, 60) if failure.traceback else None
+    return [Text(head, "bad", 0), trace]
+
+
+# -- the answer --------------------------------------------------------------------------------
+
+
+def verdict_line(result: PaceResult) -> str:
+    """The answer: is a rate held, and are its calls slower than back to back?"""
+    if result.ended == "failed":
+        return "The call FAILED; below are the results so far"
+    said = [_cannot_hold(result), _compared(result)]
+    return ". ".join(text for text in said if text)
+
+
+def _compared(result: PaceResult) -> str:
+    if result.ended == "interrupted":
+        return "Interrupted: results so far"
+    if not result.rates:
+        if result.unheld:
+            return ""
+        wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
+        return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
+    slower = [row for row in result.rates if row.is_slower]
+    if result.back_to_back is None:
+        return ""
+    if not slower and not any(map(result.is_held, result.rates)):
+        text = ""  # whether such calls are as fast as back to back helps nobody
+    elif not slower:
+        text = _not_slower(result)
+    else:
+        worst = max(slower, key=lambda row: row.calls.p50)
+        more = worst.calls.p50 - result.back_to_back.calls.p50
+        text = f"At {worst.hz:g} Hz a call needs {duration(more)} more than back to back"
+        text += _why(result.attribution)
+    if result.unmeasured:
+        text += "; " * bool(text) + f"{_rate_names(result.unmeasured)} was not measured"
+    if result.fix_trial is not None and slower:
+        helps = "fixes it" if result.fix_trial.is_fixed else "does not fix it"
+        text += f"; --fix {result.fix_trial.fix} {helps}"
+    return text
+
+
+def _cannot_hold(result: PaceResult) -> str:
+    """The first thing to know of a call that is too long for its rate; "" for none."""
+    if not result.unheld:
+        return ""
+    rates = ", ".join(f"{hz:g}" for hz, _ in result.unheld)
+    hz, seconds = max(result.unheld)
+    return (
+        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}, and the next is "
+        f"due after {duration(result.period / hz)}"
+    )
+
+
+def _rate_names(rows: Sequence[RateSummary | Unmeasured]) -> str:
+    return ", ".join(f"{row.hz:g}" for row in rows) + " Hz"
+
+
+def _not_slower(result: PaceResult) -> str:
+    rates = result.rates
+    compared = [row.ratio for row in rates if row.ratio is not None]
+    alone = [row for row in rates if row.ratio is None]
+    uncompared = ""
+    if alone:
+        uncompared = f"{_rate_names(alone)}: too few calls to compare with back to back"
+    if not compared:
+        return uncompared
+    most = max(ratio.high - 1 for ratio in compared)
+    if most <= _NOTHING:
+        text = AS_FAST
+    elif most > _ANYTHING:
+        text = f"Cannot tell whether calls are slower: {_varied(result)}"
+    else:
+        text = (
+            "No call is measurably slower than back to back; with so few or so varied calls up "
+            f"to {percent(most)} more is possible"
+        )
+    return f"{text}; {uncompared}" if uncompared else text
+
+
+def _varied(result: PaceResult) -> str:
+    walls = [wall for _, values in _base(result) for wall in values]
+    vary = f"they vary from {duration(min(walls))} to {duration(max(walls))}; " if walls else ""
+    return f"{vary}repeat on an idle machine, or with a longer --duration"
+
+
+def _why(found: Attribution | None) -> str:
+    if found is None:
+        return ""
+    if not found.findings:
+        return ": the cause is not known"
+    names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
+    return ": " + " and ".join(names)
+
+
+#: Warnings of a rate that are merged: how one is known, and what is said of several.
+_KINDS: Final[Sequence[tuple[str, str]]] = (
+    ("calls vary", "calls vary: the middle half of them by a quarter or more"),
+    ("calls became", "calls changed during the measurement (heat, or another load)"),
+    ("outliers", "some calls are outliers; other work ran at the same time"),
+    ("too few for p95", "too few calls with work for p95"),
+)
+_DURATION: Final = re.compile(r"--duration (\d+) gives")
+
+
+def merged(warnings: Sequence[str]) -> list[str]:
+    """One for each kind, the most important first: of the machine, then of the calls."""
+    of_machine = [each for each in warnings if not any(kind in each for kind, _ in _KINDS)]
+    found = sorted(of_machine, key=lambda each: each.startswith("the first call"))
+    for kind, several in _KINDS:
+        alike = [each for each in warnings if kind in each]
+        if len(alike) > 1:
+            names = ", ".join(each.partition(":")[0] for each in alike)
+            needed = [int(match[1]) for each in alike if (match := _DURATION.search(each))]
+            enough = f"; --duration {max(needed)} is enough for all" if needed else ""
+            alike = [f"{names}: {several}{enough}"]
+        found += alike
+    return found

@@ -29,9 +29,9 @@ from trainfit.report.blocks import (
     Text,
     Tone,
 )
-from trainfit.report.layout import LINES, Line, Style, cut_short, table_rows
+from trainfit.report.layout import LINES, Line, Style, cut_short, table, table_rows
 from trainfit.report.notes import note_text, short_place
-from trainfit.results.files.contents import Note
+from trainfit.results.files.contents import Note, Severity
 from trainfit.results.text import columns, count, instructions, printable, wrapped
 
 _STYLES: Final[dict[Tone, Style]] = {
@@ -48,12 +48,17 @@ _COLUMNS: Final = 80
 #: Columns of a label; of a cell from which it is wrapped, in the first column and in others.
 _LABEL: Final = (12, 24)
 _CELL: Final = (40, 24)
-#: By how much each of several findings is more dispensable than the one before it.
+#: By how much one of several findings, or of a table's rows, is more dispensable than the last.
 _STEP: Final = 8
+_ROW: Final = 3
 #: How dispensable blank lines are: below the answer, the command, and between sections.
 _BLANKS: Final = (40, 45, 70)
-#: Rank of notes: of one that changes the figures, and of others.
-_NOTES: Final = (6, 42)
+#: Rank of the first note of a severity.
+_NOTES: Final[dict[Severity, int]] = {
+    "changes the figures": 6,
+    "may change the figures": 16,
+    "information": 42,
+}
 _PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|µs|s|h|min)\b)")
 _FIXED: Final = "\u00a0"
@@ -145,7 +150,8 @@ def _rendered(pieces: Sequence[Piece], titles: Sequence[str]) -> list[Line]:
         if piece.group not in begun and not piece.is_blank:
             begun.add(piece.group)
             title = titles[piece.group]
-            lines += [Line(line, "title") for line in _text(title).split("\n")] if title else []
+            text = wrapped(_text(title), "", "  ")
+            lines += [Line(line, "title") for line in text.split("\n")] if title else []
         if not piece.is_blank or (lines and lines[-1].text):
             lines += piece.lines
     while lines and not lines[-1].text:
@@ -270,9 +276,8 @@ class _Form:
             yield from self.block(block, group)
 
     def note(self, note: Note, number: int, group: int) -> Iterator[Piece]:
-        serious = note.severity == "changes the figures"
         lines = self.lines(note_text(note, short=not self.whole), "  - ", "    ")
-        yield Piece(lines, group, _NOTES[not serious] + 10 * number, "note")
+        yield Piece(lines, group, _NOTES[note.severity] + 10 * number, "note")
 
     @functools.singledispatchmethod
     def block(self, block: Block, group: int) -> Iterator[Piece]:
@@ -284,7 +289,8 @@ class _Form:
 
     @block.register
     def _paragraph(self, block: Text, group: int) -> Iterator[Piece]:
-        yield Piece(self.lines(block.text, "  ", "  ", _STYLES[block.tone]), group, block.detail)
+        lines = self.lines(block.text, "  ", "  ", _STYLES[block.tone], 3)
+        yield Piece(lines, group, block.detail)
 
     @block.register
     def _output(self, block: Output, group: int) -> Iterator[Piece]:
@@ -312,13 +318,22 @@ class _Form:
         has_caption = self.whole and bool(block.caption)
         if has_caption:
             yield Piece(self.lines(block.caption, "  ", "    "), group, block.detail)
-        head, *rows = _rows(block, "    " if has_caption else "  ")
-        yield Piece(tuple(map(Line, head)), group, block.detail)
-        for number, row in enumerate(rows):
-            rank = block.detail
-            if 0 < rank < WHOLE:
-                rank = min(rank + number, WHOLE - 1)
-            yield Piece(tuple(map(Line, row)), group, rank)
+        yield from self.rows(block, group, block.detail, "    " if has_caption else "  ")
+
+    def rows(self, block: Table, group: int, rank: int, indent: str) -> Iterator[Piece]:
+        """Those of a table; on a screen each gives way by itself, the last one first."""
+        cells = [[printable(cell) for cell in row] for row in block.rows]
+        kinds = "".join(_kind(block, cells, at) for at in range(len(block.columns)))
+        if self.whole:
+            lines = table(cells, kinds, block.columns, indent=indent)
+            yield Piece(tuple(map(Line, lines)), group, rank)
+            return
+        found = table_rows(cells, kinds, block.columns, indent=indent, spare=block.spare)
+        if len(found) > len(cells):
+            yield Piece(tuple(map(Line, found.pop(0))), group, rank)
+        for number, row in enumerate(found):
+            place = min(rank + _ROW * number, WHOLE - 1) if 0 < rank < WHOLE else rank
+            yield Piece(tuple(map(Line, row)), group, place, block.noun)
 
     @block.register
     def _chart(self, block: Chart, group: int) -> Iterator[Piece]:
@@ -326,11 +341,11 @@ class _Form:
             drawn = tuple(Line(printable(line)) for line in block.sketch(columns()))
             yield Piece(drawn, group, block.detail)
             return
-        title = (Line(f"  {_text(block.title)}"),)
-        says = self.lines(block.says, "    ", "    ") if block.says else ()
-        yield Piece((*title, *says), group, block.detail)
-        for row in _rows(block.table, "    "):
-            yield Piece(tuple(map(Line, row)), group, block.detail)
+        if self.whole:
+            title = (Line(f"  {_text(block.title)}"),)
+            says = self.lines(block.says, "    ", "    ") if block.says else ()
+            yield Piece((*title, *says), group, block.detail)
+        yield from self.rows(block.table, group, block.detail, "    " if self.whole else "  ")
 
     @block.register
     def _items(self, block: Items, group: int) -> Iterator[Piece]:
@@ -363,13 +378,7 @@ def _label_width(rows: Sequence[Row]) -> int:
     return min(max(longest, least), most)
 
 
-def _rows(table: Table, indent: str) -> list[list[str]]:
-    """The lines of each row, of the head first; the kind of each column by its cells."""
-    cells = [[printable(cell) for cell in row] for row in table.rows]
-    kinds = ""
-    for at in range(len(table.columns)):
-        longest = max(len(row[at]) for row in cells)
-        is_long = longest > _CELL[at > 0]
-        kinds += "r" if at in table.numeric and not is_long else "w" if is_long else "l"
-    found = table_rows(cells, kinds, table.columns, indent=indent, spare=table.spare)
-    return found if len(found) > len(cells) else [[], *found]
+def _kind(table: Table, cells: Sequence[Sequence[str]], at: int) -> str:
+    """That of a column, by its longest cell: numbers to the right, long text wrapped."""
+    is_long = max(len(row[at]) for row in cells) > _CELL[at > 0]
+    return "w" if is_long else "r" if at in table.numeric else "l"
