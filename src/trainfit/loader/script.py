@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import called, named
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.results.gpus import GpuSpec
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import Status, Target, TraceOutcome
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import Status, TraceOutcome
 from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.scripts.precision import AutocastSwitch
@@ -53,6 +53,7 @@ class Script:
     """A user's script on the simulated GPU, until its first optimizer step is made.
 
     Args:
+        limit_s: seconds that it may take.
         records: is the recording of the simulated step needed?
         late: called with the outcome when the time is over; the process ends then.
         use: called with what was found (with the status "timeout" where batches came, but no
@@ -62,17 +63,16 @@ class Script:
 
     def __init__(
         self,
-        target: Target,
-        gpu: GpuSpec,
-        command: str,
+        spec: RunSpec,
         limit_s: float,
         records: bool,
         late: Callable[[TraceOutcome], None],
         use: Callable[[LoaderObservation], None],
     ) -> None:
         self._records = records
-        self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
-        self._simulation = Simulation(gpu, limited=False, command=command)
+        self._target, gpu = spec.given()
+        self._limit_s, self._late, self._use = limit_s, late, use
+        self._simulation = Simulation(gpu, limited=False, command=spec.command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
         half = torch.bfloat16 if gpu.supports_bf16 else torch.float16

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import tune_command
 from trainfit.plan.dataloader.other_cpu import CoreHere
 from trainfit.plan.dataloader.section import (
     is_tuned,
@@ -27,6 +27,7 @@ from trainfit.results.gpus import DeviceConstants
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import HostCpu, PlanResult, with_run_rate
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 
 Say = Callable[[str], None]
 
@@ -37,26 +38,30 @@ _THOROUGH_S, _THOROUGH_CONFIRM = 20.0, 4
 _MEASURING: Final = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderTuning:
-    """How the DataLoader is to be tuned: also where the script does not train (``asked``), for
-    steps of ``step`` (``None``: as they are predicted), with a probe of ``seconds`` (``None``: as
-    many as the plan's thoroughness asks for)."""
+def plan_tuning(
+    *, thorough: bool, step: Consumer | None = None, seconds: float | None = None
+) -> TuningSpec:
+    """How a plan tunes the DataLoader: in less time than ``trainfit loader`` takes, unless it is
+    ``thorough`` or its probe gets ``seconds``."""
+    usual = _THOROUGH_S if thorough else _PROBE_S
+    confirm = _THOROUGH_CONFIRM if thorough else _CONFIRM
+    return TuningSpec(step, step is None, seconds or usual, confirm, thorough)
 
-    asked: bool = False
-    step: Consumer | None = None
-    seconds: float | None = None
+
+_USUAL: Final = plan_tuning(thorough=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class RealRuns:
     """What is to be run on this machine for a plan, in addition to simulated runs.
 
-    ``loader`` of ``None``: the DataLoader is left out. ``versus_cpu``: also a few steps on the CPU.
+    ``loader`` is how the DataLoader is tuned (``None``: it is left out), ``asks_loader``: also
+    where the script does not train. ``versus_cpu``: also a few steps on the CPU.
     ``measures_cpu``: the processor next to the GPU is this machine's, whose speed is measured.
     """
 
-    loader: LoaderTuning | None = LoaderTuning()
+    loader: TuningSpec | None = _USUAL
+    asks_loader: bool = False
     versus_cpu: bool = False
     measures_cpu: bool = False
 
@@ -108,7 +113,7 @@ def _planned(
     found = simulated(command, gpu, settings, progress, constants, warm)
     result, options, interrupt = found.result, found.options, found.interrupt
     launched, tuning = options.proven_command, real.loader
-    if tuning is not None and not is_tuned(result, command, asked=tuning.asked):
+    if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
         tuning = None
     if interrupt is None and (real.versus_cpu or tuning is not None):
         keep(with_run_rate(with_launch(result, launched)))
@@ -131,36 +136,30 @@ def _with_loading(
     command: Command,
     gpu: GpuSpec,
     settings: Settings,
-    tuning: LoaderTuning,
+    tuning: TuningSpec,
     progress: Say,
 ) -> tuple[PlanResult, KeyboardInterrupt | None]:
     """The plan with what real runs of the DataLoader showed, those before the user's interrupt if
     one ended them."""
-    thorough = settings.thorough
-    seconds = tuning.seconds or (_THOROUGH_S if thorough else _PROBE_S)
-    loading = LoadingOptions(
-        tuning.step or predicted_step(result),
-        gpu,
-        seconds,
-        _THOROUGH_CONFIRM if thorough else _CONFIRM,
-        thorough,
+
+    def spec() -> RunSpec:
+        found = dataclasses.replace(tuning, step=tuning.step or predicted_step(result))
         # The script's way to its first step may take as long as any simulated run.
-        time_limit_s=settings.time_limit_s + _MEASURING * (tuning.seconds or _THOROUGH_S),
-        script_limit_s=settings.time_limit_s,
-        step_is_bound=tuning.step is None,
-        sandbox=command.sandbox,
-    )
+        probe_s = _THOROUGH_S if tuning.seconds == _PROBE_S else tuning.seconds
+        limit_s = settings.time_limit_s + _MEASURING * probe_s
+        loading = LoaderSpec(found, script_limit_s=settings.time_limit_s)
+        return RunSpec(gpu=gpu, time_limit_s=limit_s, loading=loading)
+
     result = with_sample_cost(
         result,
         lambda batch: tuned_command(result, command, batch),
-        lambda filled: timed_samples(filled, loading, progress),
+        lambda filled: timed_samples(filled, spec(), progress),
     )
-    loading = dataclasses.replace(loading, step=tuning.step or predicted_step(result))
 
     interrupts: list[KeyboardInterrupt] = []
 
     def tune(filled: Command) -> LoaderResult:
-        tuned = tune_command(filled, loading, progress)
+        tuned = tune_command(filled, spec(), progress)
         if tuned.interrupt is not None:
             interrupts.append(tuned.interrupt)
         return tuned.result

@@ -40,7 +40,7 @@ from trainfit.plan.runs.option_proof import FirstRun, accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import MAY_CHANGE, FirstAnswer, Notes, Progress, as_progress
-from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
 from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.plan.sizing.memory_model import MemoryModel
@@ -54,6 +54,7 @@ from trainfit.results.gpus import LIBRARIES, DeviceConstants, Rates, total
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import HostCpu, Inference, PlanResult
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import InterventionRequest
 from trainfit.speed.step import Machine
 
@@ -70,7 +71,7 @@ def gradients_both_ways(
     title = "gradients off" if records else "gradients on"
     mine, others, failure = _figures(memory_model, first), None, ""
     try:
-        other = runs.attempt(batch, Variant(interventions=(request,), title=title))
+        other = runs.attempt(batch, RunSpec(interventions=(request,), title=title))
     except NotSimulated as error:
         return _inference(records, mine, None, str(error))
     if other.recording is not None and other.outcome.steps >= first.outcome.steps:
@@ -224,7 +225,7 @@ class _Planner:
             job.notes.add(choice.by_hand, kind="action")
         note_steps(job, self._settings.steps)
         note_batches(job, chosen.batches)
-        note_remainder(job, chosen.batches, chosen.variant)
+        note_remainder(job, chosen.batches, chosen.spec)
         remedies = None if job.infers else self._remedies(job, present, flipped)
         inference = (
             gradients_both_ways(self._runs, job.memory_model, job.batch, job.first)
@@ -326,7 +327,7 @@ class _Planner:
         wanted, option = kept.values.get("grad_accum"), self.options.option("grad_accum")
         if wanted is None or best is None or option is None or option.is_proven:
             return kept
-        why = accumulates(self._runs, best, wanted, chosen.variant.amp)
+        why = accumulates(self._runs, best, wanted, chosen.spec.values.get("amp"))
         if not why:
             self.options = self.options.proven(["grad_accum"])
             return kept
@@ -335,7 +336,7 @@ class _Planner:
         self._runs.use(self._command)
         return accumulation_for(self._command, makeup, job.batch, best, by_noise)
 
-    def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
+    def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: RunSpec) -> Remedies | None:
         """The remedies to try: those asked for, or all if the job does not fit."""
         names = self._settings.remedies
         if names is None:
@@ -407,8 +408,8 @@ class _Planner:
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
     """Accelerate's precision, where it is chosen, or came from trainfit's own environment."""
-    if chosen.variant.precision is not None:
-        return {ACCELERATE: chosen.variant.precision}
+    if ACCELERATE in chosen.spec.variables:
+        return dict(chosen.spec.variables)
     precision = first.outcome.accelerate
     if precision is None or "amp" in command.present or ACCELERATE not in os.environ:
         return {}

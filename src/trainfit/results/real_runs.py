@@ -15,9 +15,9 @@ from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.decoding import Exchanged
 from trainfit.results.files.documents import Format, ResultFile
-from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.measurement import Device
 from trainfit.results.runs.script import Protection
-from trainfit.results.runs.trace import OwnFault, Status, Target
+from trainfit.results.runs.trace import OwnFault, Status
 
 FORMAT: Final = "trainfit-verification"
 VERSION: Final = 1
@@ -29,20 +29,6 @@ _COMPARED: Final = ("allocated", "reserved", "device")
 
 #: The note of a verification without a GPU.
 REHEARSED: Final = "a rehearsal on the simulated GPU: nothing was measured"
-
-
-@dataclasses.dataclass(frozen=True)
-class RealRunRequest(Exchanged):
-    """One run of a user's script on the real GPU, for ``steps`` optimizer steps.
-
-    ``outcome`` is the file to write.
-    """
-
-    target: Target
-    steps: int
-    outcome: str
-    time_limit_s: float = 600.0
-    stand_in: StandIn | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,26 +140,6 @@ WARM_UP: Final = 1
 
 #: What is timed: optimizer steps, or calls of a model that is not trained.
 Counts = Literal["steps", "calls"]
-
-
-@dataclasses.dataclass(frozen=True)
-class CpuRunRequest(Exchanged):
-    """One run of a user's script on the CPU, for up to ``most_steps`` steps: the optimizer's, or
-    calls of a model.
-
-    It ends earlier once ``enough_s`` have passed since the first step, with ``least_steps`` at
-    the least. ``outcome`` is the file to write. With ``stand_in`` the script is told that there
-    is a GPU, and it runs on the CPU instead.
-    """
-
-    target: Target
-    outcome: str
-    least_steps: int
-    most_steps: int
-    enough_s: float
-    time_limit_s: float = 600.0
-    counts: Counts = "steps"
-    stand_in: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

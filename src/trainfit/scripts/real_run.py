@@ -16,15 +16,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.amp import grad_scaler
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.step_cycle import StepCycle
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.trace import Status
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.patching import PatchSet
@@ -37,19 +38,15 @@ class ScriptRun(abc.ABC):
     """One run; what is noted, when it is enough, and what is kept say the subclasses.
 
     ``steps`` is how many there were so far: of the training, or calls of outermost modules with
-    parameters, as ``counts`` says.
+    parameters, as ``spec.count`` says.
     """
 
-    def __init__(
-        self, target: Target, time_limit_s: float, counts: Literal["steps", "calls"] = "steps"
-    ) -> None:
-        self._target = target
-        self._time_limit_s = time_limit_s
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
         self._cycle = StepCycle()
         self._made = self._in_pass = 0
         self._calls = PatchSet()
         self._stopper = Stopper()
-        self._counts = counts
         self._depth = 0
         self.steps = 0
         self._started = time.monotonic()
@@ -71,11 +68,12 @@ class ScriptRun(abc.ABC):
 
     def run(self) -> None:
         """Run the script to its stop or its end and keep what came of it."""
-        watch(self._started, self._time_limit_s, self._done, self._late, self._stopped)
+        watch(self._started, self.spec.time_limit_s, self._done, self._late, self._stopped)
         patches = PatchSet()
         hooks = self._hooks(patches)
         try:
-            status, details = run_script(self._target)
+            assert self.spec.target is not None
+            status, details = run_script(self.spec.target)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -88,7 +86,7 @@ class ScriptRun(abc.ABC):
         self._finish(status, details)
 
     def _hooks(self, patches: PatchSet) -> list[Any]:
-        if self._counts == "calls":
+        if self.spec.count == "calls":
             return [
                 nn_module.register_module_forward_pre_hook(self._enter),
                 nn_module.register_module_forward_hook(self._leave, always_call=True),

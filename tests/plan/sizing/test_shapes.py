@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from trainfit.plan.runs.batches import varying_shapes
-from trainfit.plan.runs.runs import AS_WRITTEN
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.runs.spec import AS_WRITTEN
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
 
 SCAN = SampleScan(100, 100, 3, 7, 500, 1000)

@@ -14,10 +14,11 @@ from trainfit.plan.changes.catalogue import RemedyKind, instructions
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.changes import AllocatorTrial
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
 from trainfit.speed.step import Machine
@@ -94,7 +95,7 @@ class Job:
     batch: int | None
     law: AffineStream | None
     largest: int | None
-    flipped: Variant
+    flipped: RunSpec
     machine: Machine
 
 
@@ -107,7 +108,7 @@ class Trial:
 
     kind: RemedyKind
     finding: Applicability
-    variant: Variant = AS_WRITTEN
+    spec: RunSpec = AS_WRITTEN
     batch: int | None = None
     amp: str | None = None
     precision: str | None = None
@@ -158,11 +159,11 @@ class Trials:
             raise NotApplicable(finding.reason)
         if kind.name == "accumulate":
             return self.accumulation(kind, finding, 0)
-        variant = self._variant(kind, finding.targets)
+        spec = self._variant(kind, finding.targets)
         how = instructions(kind, finding)
         if kind.name == "smaller-model":
-            return self._smaller_model(Trial(kind, finding, variant, job.batch, how=how))
-        return Trial(kind, finding, variant, job.batch, how=how)
+            return self._smaller_model(Trial(kind, finding, spec, job.batch, how=how))
+        return Trial(kind, finding, spec, job.batch, how=how)
 
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""
@@ -171,9 +172,9 @@ class Trials:
             return trial
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
-    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
+    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> RunSpec:
         request = InterventionRequest(kind.name, targets)
-        return Variant(interventions=(request,), title=kind.name)
+        return RunSpec(interventions=(request,), title=kind.name)
 
     def _amp(self, kind: RemedyKind) -> Trial:
         job = self._job
@@ -188,16 +189,16 @@ class Trials:
             is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
         except ScriptError:
             is_flipped = False
-        amp = job.flipped.amp if is_flipped else None
+        amp = job.flipped.values.get("amp") if is_flipped else None
         precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
         how = kind.how(finding)
         if precision is not None:
             how = (f"set {ACCELERATE}={precision}, as in the command below",)
         elif amp is not None:
             how = ("as in the command below",)
-        forced = Variant(force=dtype, title=kind.name)  # type: ignore[arg-type]
-        variant = job.flipped if is_flipped else forced
-        return Trial(kind, finding, variant, job.batch, amp=amp, precision=precision, how=how)
+        forced = RunSpec(force=dtype, title=kind.name)  # type: ignore[arg-type]
+        spec = job.flipped if is_flipped else forced
+        return Trial(kind, finding, spec, job.batch, amp=amp, precision=precision, how=how)
 
     def _accelerate_asks(self) -> bool:
         """Is AMP switched on by a variable, for Accelerate's precision comes from there?"""
@@ -223,8 +224,8 @@ class Trials:
             f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
             f"backward; step and zero_grad only after every {parts} batches",
         )
-        variant = self._variant(kind, (str(parts),))
-        return Trial(kind, finding, variant, batch // parts, how=how)
+        spec = self._variant(kind, (str(parts),))
+        return Trial(kind, finding, spec, batch // parts, how=how)
 
     # -- the allocator ---------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ from trainfit.plan.runs.options import (
     observed_settings,
     read_options,
 )
-from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 
 #: Dtypes of autocast that a value for ``{amp}`` names; others only switch it.
 _DTYPES: Final = {
@@ -52,7 +53,7 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
 
     ``tracer`` is one of ``command``. A run that comes to no optimizer step tells nothing of any.
     """
-    trace = tracer.trace(values)
+    trace = tracer.trace(RunSpec(values=values))
     if not trace.outcome.steps:
         why = what_happened(trace.outcome)
         return tuple(Effect(name, value, None, why) for name, value in values.items())
@@ -105,7 +106,7 @@ class _Proof:
     name: str
     value: str
     batch: int | None
-    variant: Variant
+    spec: RunSpec
 
 
 def proven(
@@ -119,13 +120,13 @@ def proven(
     runs.use(options.command)
     proofs = list(_proofs(options, first, batch, gpu))
     for each in proofs:
-        runs.start(each.batch, each.variant)
+        runs.start(each.batch, each.spec)
     refused: dict[str, str] = {}
     for each in proofs:
         why = _refusal(options, each, runs, observed_settings(first))
         if why:
             refused[each.name] = why
-            runs.drop(each.batch, each.variant)
+            runs.drop(each.batch, each.spec)
     options = options.proven([each.name for each in proofs])
     if refused:
         options = options.without(refused)
@@ -143,11 +144,11 @@ def _proofs(
         is_on = first.outcome.autocast is not None
         value = other_value(options.command, gpu, is_on=is_on)
         if value is not None:
-            yield _Proof("amp", value, batch, Variant(amp=value))
+            yield _Proof("amp", value, batch, RunSpec(values={"amp": value}))
     accumulation = options.option("grad_accum")
     if accumulation is not None and accumulation.present != "1":
         # One that is 1 limits nothing; it is proven when it is to become something else.
-        yield _Proof("grad_accum", "1", batch, Variant(values=(("grad_accum", "1"),)))
+        yield _Proof("grad_accum", "1", batch, RunSpec(values={"grad_accum": "1"}))
 
 
 def _other_batch(batch: int, most: int | None) -> int:
@@ -163,7 +164,7 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Observe
     assert found is not None
     said = f"with {found.shown} {proof.value}"
     try:
-        trace = runs.attempt(proof.batch, proof.variant)
+        trace = runs.attempt(proof.batch, proof.spec)
     except NotSimulated:
         return "no run has shown its effect"
     if not trace.outcome.steps:
@@ -186,8 +187,9 @@ def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: Batch
 
 def accumulates(runs: Runs, batch: int, value: str, amp: str | None) -> str:
     """Why the option for accumulation has no effect at a batch size; empty where it has."""
+    values = {"grad_accum": value} if amp is None else {"grad_accum": value, "amp": amp}
     try:
-        trace = runs.attempt(batch, Variant(amp=amp, values=(("grad_accum", value),)))
+        trace = runs.attempt(batch, RunSpec(values=values))
     except NotSimulated:
         return "no run has shown its effect"
     if not trace.outcome.steps:

@@ -1,4 +1,4 @@
-"""What is asked of a simulated run of a script, how far it has come, what became of it."""
+"""What a run of a script may be told, how far it has come, what became of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 from trainfit.results.files.decoding import Exchanged
-from trainfit.results.gpus import DeviceConstants, GpuSpec
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
 
@@ -74,43 +73,6 @@ class InterventionRequest:
 
     name: str
     targets: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class TraceRequest(Exchanged):
-    """One simulated run.
-
-    ``recording`` and ``outcome`` are the files to write. ``gpu`` is simulated; ``limited`` makes
-    its memory the capacity. ``amp`` forces autocast. ``survey`` asks which interventions would
-    apply. ``count`` says what ``steps`` are: steps of the optimizer, or calls of the model where
-    none is trained. With ``until_settled`` the run ends before ``steps`` are done
-    if memory has settled by then, or grows by the same with each step.
-    ``constants`` are its memory outside the allocator (``None``: the catalogue's);
-    ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
-    of the batch size (``None``: nothing). ``variables`` are set in the process when the script
-    comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
-    ``tells_early``: what is recorded soon after the second step is saved then, too.
-    """
-
-    target: Target
-    gpu: GpuSpec
-    steps: int
-    recording: str
-    outcome: str
-    limited: bool = False
-    loader: LoaderOverride | None = None
-    sample: SampleOverride | None = None
-    amp: ForcedAmp | None = None
-    interventions: tuple[InterventionRequest, ...] = ()
-    survey: bool = False
-    count: Counted = "steps"
-    time_limit_s: float = 600.0
-    until_settled: bool = False
-    constants: DeviceConstants | None = None
-    command: str = ""
-    batch_size: int | None = None
-    tells_early: bool = False
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
