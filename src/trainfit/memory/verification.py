@@ -21,7 +21,7 @@ from trainfit.hardware.gpu.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.runs.trace import Status
+from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.measuring import describe, device
 from trainfit.scripts.real_run import ScriptRun
 
@@ -56,10 +56,10 @@ class RealRun(ScriptRun):
         self._allocated = max(self._allocated, torch.cuda.max_memory_allocated(0))
         self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(0))
 
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
-        outcome = RealRunOutcome(status, self.steps, seconds, **details)
+    def keep(self, end: ScriptOutcome) -> None:
+        outcome = RealRunOutcome(**vars(end))
         # A device that hangs would hang who waits for it.
-        if status != "timeout":
+        if end.status != "timeout":
             with contextlib.suppress(Exception):  # the device may be in no state to answer
                 outcome = self._measured(outcome)
         outcome.save(self.spec.outcome)

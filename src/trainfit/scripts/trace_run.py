@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,6 +30,7 @@ from trainfit.results.runs.trace import (
     STATUS_FILE,
     LoaderInfo,
     RunStatus,
+    ScriptOutcome,
     Status,
     StepFeed,
     TraceOutcome,
@@ -113,9 +113,9 @@ class Runner:
             self._step.after_backward = self._after_backward
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
-                status, details = run_script(target, arguments)
+                end = run_script(target, arguments)
                 self._over = True
-                if status == "ended":
+                if end.status == "ended":
                     self._simulation.script_ended()
             finally:
                 self._step.remove()
@@ -126,7 +126,7 @@ class Runner:
                 self._accelerate.remove()
                 self._autocast.remove()
                 self._patches.restore()
-        self._finish(status, details)
+        self._finish(end)
 
     def _begin(self) -> None:
         """This process runs the script from now on."""
@@ -191,7 +191,7 @@ class Runner:
             self._steps_at.append(time.monotonic())
             self._tell_early()
             return
-        self._finish("finished", {})
+        self._finish(ScriptOutcome("finished"))
         self._stopper.stop()
 
     def _after_batch(self) -> None:
@@ -236,17 +236,17 @@ class Runner:
             self._cache.note_call()
             self._simulation.end_step()
         elif self._inference.only_infers():
-            self._finish("ended", {})
+            self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
     def _after_backward(self) -> None:
         """Maybe the last pass of a training that makes no step of an optimizer."""
         if self._spec.count == "steps" and self._inference.updates_by_itself():
-            self._finish("ended", {})
+            self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
     def _late(self, place: str | None) -> bool:
-        return self._finish("timeout", {"location": place})
+        return self._finish(ScriptOutcome("timeout", location=place))
 
     def _why_stopped(self) -> str:
         asked = self._spec.outcome.with_name(INTERRUPT_FILE).exists()
@@ -254,7 +254,7 @@ class Runner:
 
     def _stopped(self, reason: str, place: str | None) -> bool:
         status: Status = "interrupted" if reason == _INTERRUPTED else "failed"
-        return self._finish(status, {"message": reason, "location": place})
+        return self._finish(ScriptOutcome(status, message=reason, location=place))
 
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?
@@ -279,7 +279,7 @@ class Runner:
             return False
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
 
-    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+    def _finish(self, end: ScriptOutcome) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
 
         Returns whether this call was the one that did.
@@ -292,11 +292,11 @@ class Runner:
         recording = self._snapshot()
         if recording is not None:
             recording.save(self._spec.recording)
+        seconds = time.monotonic() - self._started
+        end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
         TraceOutcome(
-            status=status,
-            steps=self._simulation.steps,
-            seconds=time.monotonic() - self._started,
-            loader=self._feeding(status),
+            **vars(end),
+            loader=self._feeding(end.status),
             loaders=self._loaders.count,
             autocast=self._autocast.used,
             autocast_at=self._autocast.where,
@@ -314,7 +314,6 @@ class Runner:
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
-            **details,
         ).save(self._spec.outcome)
         return True
 

@@ -18,7 +18,7 @@ import torch
 
 from trainfit.results.real_runs import CpuRunOutcome
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.runs.trace import Status
+from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.cpu_redirection import cpu_for_cuda
@@ -55,15 +55,12 @@ class CpuRun(ScriptRun):
         passed = time.perf_counter() - self._ended[0] if self._ended else 0.0
         return self.steps >= spec.least_steps and passed >= spec.enough_s
 
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
+    def keep(self, end: ScriptOutcome) -> None:
         CpuRunOutcome(
-            status,
-            self.steps,
-            seconds,
+            **vars(end),
             step_seconds=tuple(two - one for one, two in itertools.pairwise(self._ended)),
             waited_s=tuple(two - one for one, two in itertools.pairwise(self._waited)),
             threads=torch.get_num_threads(),
-            **details,
         ).save(self.spec.outcome)
 
     def _watch_loaders(self, patches: PatchSet) -> None:

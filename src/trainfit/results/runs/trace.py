@@ -230,13 +230,33 @@ class OwnFault:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceOutcome(Exchanged):
+class ScriptOutcome(Exchanged):
+    """What became of a run of a script, simulated or real.
+
+    Attributes:
+        steps: that it made.
+        seconds: that it took.
+        message: for people.
+        traceback: the script's own.
+        location: the script's line ("file:line").
+        own_fault: the failure is trainfit's (``None``: it is not).
+    """
+
+    status: Status
+    steps: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    traceback: str = ""
+    location: str | None = None
+    own_fault: OwnFault | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOutcome(ScriptOutcome):
     """What became of a simulated run.
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
     ``autocast_at`` the user's line ("file:line") that made the first.
-    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line;
-    ``own_fault`` says that the failure is trainfit's (``None``: it is not).
     ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
     environment, ``None`` where it made none or was told by the script.
     ``protection`` is what kept it from changing files (``None``: not told).
@@ -248,12 +268,6 @@ class TraceOutcome(Exchanged):
     parser knows them that read it. ``amp`` is what matters to mixed precision.
     """
 
-    status: Status
-    steps: int
-    seconds: float
-    message: str = ""
-    traceback: str = ""
-    location: str | None = None
     loader: LoaderInfo | None = None
     loaders: int = 0
     autocast: str | None = None
@@ -273,7 +287,6 @@ class TraceOutcome(Exchanged):
     sample_s: float | None = None
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
-    own_fault: OwnFault | None = None
 
 
 # ---
