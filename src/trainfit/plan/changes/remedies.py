@@ -11,6 +11,7 @@ import numpy as np
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.peak import moment
 from trainfit.memory.replay import Stream
+from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import (
     BY_NAME,
     NAMES,
@@ -19,10 +20,12 @@ from trainfit.plan.changes.catalogue import (
     extra_compute,
     ordered,
 )
-from trainfit.plan.changes.trials import Job, NotApplicable, Trial, Trials
+from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import step_seconds
+from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.recording import FREE, MALLOC
@@ -39,14 +42,22 @@ _MOST_SPLITS = 3
 _CHEAP_S = 60.0
 
 
-def try_remedies(job: Job, names: Sequence[str]) -> Remedies:
-    """Try the remedies called ``names`` on ``job``, each alone, then together if need be."""
-    return _Remedies(job).run(names)
+def try_remedies(
+    job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
+) -> Remedies | None:
+    """Try the remedies called ``names`` on ``job``, each alone, then together if need be.
+
+    ``None`` of them are all where ``present``, the job as it is, does not fit. ``flipped`` is its
+    run with autocast the other way round. ``None``: there was nothing to try.
+    """
+    if names is None:
+        names = () if present.configuration.fits else NAMES
+    return _Remedies(job, present.batches, flipped).run(names) if names else None
 
 
 class _Remedies:
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: PlannedJob, batches: Batches, flipped: RunSpec) -> None:
+        self._job, self._batches, self._flipped = job, batches, flipped
         self._memory_model = job.memory_model
 
     def run(self, names: Sequence[str]) -> Remedies:
@@ -55,8 +66,8 @@ class _Remedies:
         try:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
-            return Remedies(None, job.batch, job.largest, 0, (), failure=str(error))
-        self._trials = Trials(job, self._survey)
+            return Remedies(None, job.batch, self._batches.largest, 0, (), failure=str(error))
+        self._trials = Trials(job, self._batches.law, self._flipped, self._survey)
         self._before = self._trials.before
         trials, items = self._begin(names)
         items += [self._measure(name, trials) for name in list(trials)]
@@ -65,7 +76,7 @@ class _Remedies:
         return Remedies(
             before=self._before,
             batch_size=job.batch,
-            largest_batch=job.largest,
+            largest_batch=self._batches.largest,
             steps=self._survey.outcome.steps,
             items=done,
             combination=self._combination(done, trials),
@@ -191,7 +202,7 @@ class _Remedies:
 
     def _with_largest(self, items: list[Remedy], trials: Mapping[str, Trial]) -> list[Remedy]:
         """The largest batch size of the remedies that win, where two runs give a law."""
-        law = self._job.law
+        law = self._batches.law
         if law is None or self._job.batch is None:
             return items
         least = _WORTH_A_LAW * self._before.device_bytes

@@ -1,4 +1,5 @@
-"""Trials of remedies and of the allocator's settings on a job: what runs, and the instructions."""
+"""Trials on a job, of remedies, the allocator's settings and gradients: what runs, and the
+instructions."""
 
 from __future__ import annotations
 
@@ -13,15 +14,48 @@ from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import RemedyKind, instructions
 from trainfit.plan.command.parsing import Command, quote
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
-from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import AllocatorTrial
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import Inference
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
-from trainfit.speed.step import Machine
+
+# ---
+# Scripts that do not train: what they need with gradients recorded, and without.
+
+
+def gradients_both_ways(job: PlannedJob) -> Inference:
+    """The memory of the first run, and of the same with gradients the other way round."""
+    first, memory_model = job.first, job.memory_model
+    records = first.outcome.forward.with_grad > 0
+    request = InterventionRequest("forward-grad", ("off" if records else "on",))
+    title = "gradients off" if records else "gradients on"
+    mine, others, failure = _figures(memory_model, first), None, ""
+    try:
+        other = job.runs.attempt(job.batch, RunSpec(interventions=(request,), title=title))
+    except NotSimulated as error:
+        failure = str(error)
+    else:
+        if other.recording is not None and other.outcome.steps >= first.outcome.steps:
+            others = _figures(memory_model, other)
+        else:
+            failure = what_happened(other.outcome)
+    return Inference(
+        records_gradients=records,
+        without_gradients=others if records else mine,
+        with_gradients=mine if records else others,
+        failure=failure,
+    )
+
+
+def _figures(memory_model: MemoryModel, trace: Trace) -> MemoryFigures:
+    return memory_model.figures(memory_model.shown(Stream.of(recording_of(trace)))[0])
+
 
 # ---
 # The launched job with expandable segments and without: does the variable lower memory?
@@ -80,26 +114,6 @@ _ALLOCATORS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """The job that is planned: its runs, its batch size and what is known of others.
-
-    ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
-    ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
-    run with autocast the other way round. ``machine`` is what steps are
-    costed on.
-    """
-
-    command: Command
-    runs: Runs
-    memory_model: MemoryModel
-    batch: int | None
-    law: AffineStream | None
-    largest: int | None
-    flipped: RunSpec
-    machine: Machine
-
-
-@dataclasses.dataclass(frozen=True)
 class Trial:
     """A remedy's run: how it differs, and what it would be launched with.
 
@@ -130,13 +144,16 @@ class NotApplicable(Exception):
 class Trials:
     """Makes the trials of ``job``, from its ``survey``.
 
-    ``stream`` is what the survey recorded, ``before`` its figures and ``fits`` whether that
-    is on the GPU.
+    ``law`` gives every batch size (``None``: there is none), ``flipped`` is the run with autocast
+    the other way round. ``stream`` is what the survey recorded, ``before`` its figures and
+    ``fits`` whether that is on the GPU.
     """
 
-    def __init__(self, job: Job, survey: Trace) -> None:
+    def __init__(
+        self, job: PlannedJob, law: AffineStream | None, flipped: RunSpec, survey: Trace
+    ) -> None:
         assert survey.recording is not None
-        self._job = job
+        self._job, self._law, self._flipped = job, law, flipped
         self._torch = job.command.interpreter.torch
         self._memory_model = job.memory_model
         self._survey = survey
@@ -186,10 +203,10 @@ class Trials:
             raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
         finding = Applicability(kind.name, True)
         try:
-            is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
+            is_flipped = job.runs.trace(job.batch, self._flipped).outcome.autocast == dtype
         except ScriptError:
             is_flipped = False
-        amp = job.flipped.values.get("amp") if is_flipped else None
+        amp = self._flipped.values.get("amp") if is_flipped else None
         precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
         how = kind.how(finding)
         if precision is not None:
@@ -197,7 +214,7 @@ class Trials:
         elif amp is not None:
             how = ("as in the command below",)
         forced = RunSpec(force=dtype, title=kind.name)  # type: ignore[arg-type]
-        spec = job.flipped if is_flipped else forced
+        spec = self._flipped if is_flipped else forced
         return Trial(kind, finding, spec, job.batch, amp=amp, precision=precision, how=how)
 
     def _accelerate_asks(self) -> bool:
@@ -207,7 +224,7 @@ class Trials:
 
     def accumulation(self, kind: RemedyKind, finding: Applicability, skip: int) -> Trial:
         """With the fewest micro-batches that look as if they fit, but for ``skip``."""
-        batch, law = self._job.batch, self._job.law
+        batch, law = self._job.batch, self._law
         if batch is None:
             raise NotApplicable("the batch size is not known; write {batch_size:N} into it")
         splits = [k for k in range(2, batch + 1) if batch % k == 0]

@@ -12,11 +12,10 @@ import pytest
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.hardware import find_gpu
-from trainfit.plan import pipeline
+from trainfit.plan import planner
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measurement import Tuned
-from trainfit.plan.pipeline import Planned, RealRuns, plan, plan_tuning
-from trainfit.plan.planner import Settings, Simulated
+from trainfit.plan.planner import Planned, RealRuns, Settings, Simulated, plan, plan_tuning
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.spec import RunSpec
@@ -35,7 +34,7 @@ class Steps:
         self.kept: list[PlanResult] = []
         self._gives = gives
         for name in ("simulated", "with_cpu", "tune_command"):
-            monkeypatch.setattr(pipeline, name, self._step(name))
+            monkeypatch.setattr(planner, name, self._step(name))
 
     def _step(self, name: str) -> Any:
         def step(first: Any, *_: Any) -> Any:
@@ -114,7 +113,7 @@ def test_a_thorough_plan_measures_more(
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(pipeline, "tune_command", tune)
+    monkeypatch.setattr(planner, "tune_command", tune)
     real = RealRuns(plan_tuning(thorough=thorough))
     plan(command, find_gpu("RTX 4090"), Settings(thorough=thorough), real)
     assert seen == [(*asked, thorough)]
@@ -149,8 +148,8 @@ def test_the_given_step_is_what_the_loader_is_tuned_for(
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(pipeline, "tune_command", tune)
-    step = pipeline.Consumer(0.25, source="given")
+    monkeypatch.setattr(planner, "tune_command", tune)
+    step = planner.Consumer(0.25, source="given")
     gpu, real = find_gpu("RTX 4090"), RealRuns(plan_tuning(thorough=False, step=step, seconds=3.0))
     plan(command, gpu, Settings(time_limit_s=60.0), real)
     (spec,) = seen
