@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import RemedyKind, instructions
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
+from trainfit.plan.launch_line import launch, renamed
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
@@ -185,7 +185,7 @@ class Trials:
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""
         name, smaller = trial.finding.targets
-        if _replaced(self._job.command.line(), name, smaller) == self._job.command.line():
+        if renamed(self._job.command, name, smaller) == self._job.command:
             return trial
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
@@ -286,28 +286,18 @@ class Trials:
         """The command with the changes; ``None`` where it stays as it is."""
         command = self._job.command
         values: dict[str, str] = {}
-        for trial in trials:
+        variables: dict[str, str] = {}
+        for trial in reversed(trials):
             if trial.amp is not None:
                 values["amp"] = trial.amp
             if trial.batch != self._job.batch and "batch_size" in command.present:
                 values["batch_size"] = str(trial.batch)
-        line = command.line(**values)
-        variables = {}
-        for trial in trials:
-            if trial.precision is not None:
-                variables[ACCELERATE] = trial.precision
             if trial.allocator is not None:
                 variables[self._allocator()[0]] = self._merged(trial.allocator)
-        for name, value in variables.items():
-            new = quote(f"{name}={value}")
-            old = command.environment(**values).get(name)
-            line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
-        words = [trial.word for trial in trials if trial.word is not None]
-        for name, other in words:
-            line = _replaced(line, name, other)
-        return line if values or variables or words else None
-
-
-def _replaced(line: str, word: str, other: str) -> str:
-    """``line`` with ``other`` for ``word`` where that is an argument, or the value of one."""
-    return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", other, line)
+            if trial.precision is not None:
+                variables[ACCELERATE] = trial.precision
+            if trial.word is not None:
+                command = renamed(command, *trial.word)
+        if not values and not variables and command == self._job.command:
+            return None
+        return launch(command, values, instead=variables).line

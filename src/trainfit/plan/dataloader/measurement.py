@@ -13,10 +13,10 @@ from typing import Final
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command.interpreter import own_interpreter
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.prefix import Prefix
 from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, Stage
-from trainfit.plan.launch_line import launch, useless_variables
+from trainfit.plan.launch_line import launched
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
@@ -29,6 +29,7 @@ from trainfit.plan.runs.failures import (
     what_happened,
 )
 from trainfit.plan.runs.tracing import ending
+from trainfit.results.command_line import quote
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import LoaderResult
 from trainfit.results.rehearsal import Predicted, Rehearsal
@@ -93,8 +94,7 @@ def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[s
     """The command with variables and cores before it, and notes; empty where nothing is."""
     if command is None:
         return "", ()
-    useless = useless_variables(command, result)
-    advised = launch(command, {}, {}, result.variables, result.cores, useless)
+    advised = launched(command, {}, {}, result)
     return advised.line if advised.line != command.line() else "", advised.notes
 
 

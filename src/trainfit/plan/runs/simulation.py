@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.failures import (
     ScriptError,
@@ -21,6 +21,7 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.memory import RecordingSummary
@@ -131,7 +132,7 @@ def _described(
         told = getattr(trace.outcome, name)
         if told is not None:
             header[name] = json.loads(as_json(told))
-    header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
+    header["script"], header["template"] = command.name, line_of(command.words)
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader
     if text is not None:
