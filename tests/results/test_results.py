@@ -19,6 +19,7 @@ from helpers_loader import result as loader_result
 from trainfit.hardware import find_gpu
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.configuration import Configuration
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
@@ -360,7 +361,7 @@ def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
         loading=LoaderSpec(TuningSpec(Consumer(0.1))),
     )
     assert RunSpec.from_json(spec.to_json()) == spec
-    loader = LoaderInfo(0, 8, None, 3, 2, "Samples", "train.py:3")
+    loader = LoaderInfo(0, 8, None, 3, LoaderSettings(2), "Samples", "train.py:3")
     outcome = TraceOutcome("failed", 1, 0.5, "ValueError: \udc80", loader=loader)
     outcome.save(tmp_path / "outcome.json")
     assert TraceOutcome.load(tmp_path / "outcome.json") == outcome

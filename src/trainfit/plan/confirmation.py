@@ -101,7 +101,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, spec: RunSpec) -> Trace | s
 def _loading_s(first: Trace, at: int) -> float:
     """Seconds that the batches of a run at batch size ``at`` need to load here, about."""
     loader, sample_s = first.outcome.loader, first.outcome.sample_s or 0.0
-    at_once = min(max(1, loader.num_workers), LEAST_STEPS) if loader is not None else 1
+    at_once = min(max(1, loader.settings.num_workers), LEAST_STEPS) if loader is not None else 1
     return LEAST_STEPS * at * sample_s / at_once
 
 

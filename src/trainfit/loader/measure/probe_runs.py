@@ -22,8 +22,8 @@ from trainfit.loader.measure.noise_correction import (
     working_share,
 )
 from trainfit.loader.measure.records import WALL, Run
-from trainfit.loader.measure.workload import default_start
 from trainfit.results.dataloader import Fault, LoaderMachine, LoaderSettings, StartMethod
+from trainfit.torch_private.data_loading import default_start
 
 # ---
 # Settings that remain possible after a fault, for the tuner to try.

@@ -70,11 +70,11 @@ def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
         return Effect(name, value, follows, f"{known} micro-batches a step")
     if name == "amp":
         return Effect(name, value, _has_precision(value, seen.autocast), _autocast(seen))
-    if not seen.has_loader:
+    if seen.loader is None:
         return Effect(name, value, None, "no DataLoader fed the first step")
-    if name in ("prefetch_factor", "persistent_workers") and not seen.num_workers:
+    if name in ("prefetch_factor", "persistent_workers") and not seen.loader.num_workers:
         return Effect(name, value, None, "it has no effect without workers")
-    now = getattr(seen, name)
+    now = getattr(seen.loader, name)
     shown_now = f"the DataLoader has {name}={now}"
     if name in ("pin_memory", "persistent_workers"):
         return Effect(name, value, as_switch(value) == now, shown_now)

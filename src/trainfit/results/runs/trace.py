@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
@@ -105,24 +106,20 @@ class LoaderInfo:
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
     an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
-    that gave none: its data set has less than one batch. ``prefetch_factor`` (``None``: without
-    workers there is none), ``pin_memory`` and ``persistent_workers`` are as in its constructor.
+    that gave none: its data set has less than one batch.
     """
 
     index: int | None
     batch_size: int | None
     samples: int | None
     batches: int
-    num_workers: int
+    settings: LoaderSettings
     dataset: str
     where: str | None
     fed: tuple[int, ...] = ()
     varies: bool = False
     scan: SampleScan | None = None
     drops_last: bool = False
-    prefetch_factor: int | None = None
-    pin_memory: bool = False
-    persistent_workers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
