@@ -78,6 +78,7 @@ from trainfit.loader.measure.machine_limits import loader_machine  # noqa: E402
 from trainfit.loader.measure.workload import Workload  # noqa: E402
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings  # noqa: E402
 from trainfit.results.runs.measurement import Consumer  # noqa: E402
+from trainfit.results.runs.spec import TuningSpec  # noqa: E402
 
 QUICK = ("jpeg_augment", "lock_bound", "remote")
 #: Steps of a trial of loadtune in --quick (its default is 100).
@@ -107,9 +108,11 @@ class Trainfit:
         result = tune(
             workload,
             self._machine,
-            dataclasses.replace(consumer, source=source),
-            seconds=self._seconds,
-            any_order=True,  # the grid has both orders
+            TuningSpec(
+                dataclasses.replace(consumer, source=source),
+                seconds=self._seconds,
+                any_order=True,  # the grid has both orders
+            ),
             watch=watch,
         )
         seconds = time.monotonic() - began

@@ -11,6 +11,7 @@ from helpers_cli import SCRIPTS, error_line, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan import confirmation, planner
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.first_run import Settings
 from trainfit.plan.sizing.curve import batch_sizes
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -187,7 +188,7 @@ def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated
     monkeypatch.chdir(tmp_path)
     words = ("python", str(SCRIPTS / "branching.py"), "--batch_size={batch_size:8}")
     gpu = find_gpu("RTX 4060")
-    result = planner.simulated(parse_command(words), gpu, planner.Settings()).result
+    result = planner.simulated(parse_command(words), gpu, Settings()).result
     check = result.batch_check
     assert check is not None and check.batch_size == result.now.recommended_batch
     assert check.reason.endswith("s to load here") and check.peak_share is None

@@ -15,11 +15,12 @@ from trainfit.cli.options.loader import step_time
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu
-from trainfit.plan.dataloader.measurement import LoadingOptions, Tuned
+from trainfit.plan.dataloader.measurement import Tuned
 from trainfit.plan.dataloader.process import Stage
 from trainfit.report.loader import loader_text
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 from trainfit.results.text import laid_out_for
 
 pytestmark = pytest.mark.usefixtures("warm_measuring")
@@ -32,8 +33,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the verb asks the planner for, which answers with a fixture."""
     calls: list[Any] = []
 
-    def tune(command: Any, options: LoadingOptions, progress: Any) -> Tuned:
-        calls.append((command, options))
+    def tune(command: Any, spec: RunSpec, progress: Any, sandbox: Any) -> Tuned:
+        calls.append((command, spec))
         return Tuned(result(), None)
 
     monkeypatch.setattr(loader, "tune_command", tune)
@@ -79,22 +80,18 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     words = "--step-time 0.05 --gpu a100-80gb-sxm --probe-time 5 --confirm 0 --max-workers 7"
     more = "--ranks 2 --time-limit 90"
     assert main(["loader", "--explain", *words.split(), *more.split(), "--", "python", script]) == 0
-    command, options = asked.pop()
+    command, spec = asked.pop()
     assert command.name == script
-    assert options == LoadingOptions(
-        step=Consumer(0.05, source="given"),
-        gpu=find_gpu("a100-80gb-sxm"),
-        seconds=5.0,
-        confirm=0,
-        max_workers=7,
-        ranks=2,
-        time_limit_s=90.0,
+    tuning = TuningSpec(
+        step=Consumer(0.05, source="given"), seconds=5.0, confirm=0, max_workers=7, ranks=2
     )
+    gpu = find_gpu("a100-80gb-sxm")
+    assert spec == RunSpec(gpu=gpu, time_limit_s=90.0, loading=LoaderSpec(tuning))
     with laid_out_for(80):
         assert capsys.readouterr().out == loader_text(result()) + "\n"
     assert main(["loader", "--json", "--loader", "data:make", "--batch-size", "8"]) == 0
-    command, options = asked.pop()
-    assert command is None and (options.loader, options.batch_size) == ("data:make", 8)
+    command, spec = asked.pop()
+    assert command is None and (spec.loading.place, spec.loading.batch_size) == ("data:make", 8)
     assert LoaderResult.from_json(capsys.readouterr().out, Path("x")) == result()
 
 

@@ -15,7 +15,7 @@ from trainfit.doctor.checks import NAMES
 from trainfit.watch.verify import LEAST_RUNS, ORDER
 
 #: What takes most of the time where it is imported.
-_SLOW = ("torch", "numpy", "rich", "psutil", "trainfit.plan.pipeline", "trainfit.cli.verbs.plan")
+_SLOW = ("torch", "numpy", "rich", "psutil", "trainfit.plan.planner", "trainfit.cli.verbs.plan")
 
 
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS), ["paln"]])

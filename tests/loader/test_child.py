@@ -25,16 +25,21 @@ from trainfit.loader.measure.workload import LoaderError
 from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.child import step_from
-from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import tune_command
 from trainfit.plan.dataloader.process import Listener, Stage
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 from trainfit.results.runs.trace import Compute, TraceOutcome
 from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.simgpu.patching import PatchSet
 
 STUB = f"{ROOT / 'tests' / 'tuning_stub'}{os.pathsep}{ROOT / 'tests'}{os.pathsep}{ROOT / 'src'}"
+
+
+#: With nothing known of a step.
+MEASURED = RunSpec(loading=LoaderSpec())
 
 
 @pytest.fixture
@@ -43,12 +48,12 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Load
     monkeypatch.setenv("PYTHONPATH", STUB)
     monkeypatch.chdir(tmp_path)
 
-    def tune(*words: str, options: LoadingOptions | None = None, **more: Any) -> LoaderResult:
+    def tune(*words: str, options: RunSpec = MEASURED, **more: Any) -> LoaderResult:
         command = parse_command(words) if words else None
         for name in ("STUB_TUNER", "STUB_METHODS"):
             if name in more:
                 monkeypatch.setenv(name, more.pop(name))
-        return tune_command(command, options or LoadingOptions(), **more).result
+        return tune_command(command, options, **more).result
 
     return tune
 
@@ -69,7 +74,8 @@ def test_the_loader_is_measured_as_in_the_scripts_own_process(
     """Its data set is defined in the script: workers started by spawn must import that again."""
     monkeypatch.chdir(SCRIPTS)
     gpu = find_gpu("RTX 4090")
-    options = LoadingOptions(gpu=gpu, seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    tuning = TuningSpec(seconds=3.0, confirm=2, max_workers=5, ranks=2)
+    options = RunSpec(gpu=gpu, loading=LoaderSpec(tuning))
     words = ("python", "train.py", "--workers=2", "--samples=500")
     result = tuned(*words, options=options, STUB_METHODS="fork spawn")
     found = facts(result)
@@ -125,7 +131,7 @@ def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_wo
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:
     """The original one is measured, as the user wrote it, and no worker is left."""
-    options = LoadingOptions(step=Consumer(0.25, source="given"))
+    options = RunSpec(loading=LoaderSpec(TuningSpec(Consumer(0.25, source="given"))))
     result = tuned("python", write(tmp_path, "stubborn.py", PERSISTENT), options=options)
     found = facts(result)
     assert found["loader"] == "Own" and found["present"] == 3
@@ -160,7 +166,7 @@ library.impl("op", lambda x: x * 2, "CUDA")
 for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), batch_size=4):
     torch.ops.mine.op(batch.cuda())
 """
-    options = LoadingOptions(gpu=find_gpu("RTX 4090"))
+    options = dataclasses.replace(MEASURED, gpu=find_gpu("RTX 4090"))
     result = tuned("python", write(tmp_path, "odd.py", script), options=options)
     assert result.loader == "odd.py:7: TensorDataset, batch size 4"
     assert "could not be simulated (cannot simulate mine.op" in result.notes[-1]
@@ -180,7 +186,8 @@ while True:
         (weight * batch.cuda()).sum().backward()
         weight.data -= weight.grad
 """
-    options = LoadingOptions(step=Consumer(0.1, source="given"), time_limit_s=20.0)
+    loading = LoaderSpec(TuningSpec(Consumer(0.1, source="given")))
+    options = RunSpec(time_limit_s=20.0, loading=loading)
     result = tuned("python", write(tmp_path, "own.py", script), options=options)
     assert "made no optimizer step in 10 s; the DataLoader that gave the last" in result.notes[-2]
 
@@ -201,13 +208,12 @@ ready = make()
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> LoadingOptions:
-    return LoadingOptions(loader=f"{tmp_path / write(tmp_path, 'mydata.py', DATA)}:make")
+def data(tmp_path: Path) -> RunSpec:
+    place = f"{tmp_path / write(tmp_path, 'mydata.py', DATA)}:make"
+    return RunSpec(loading=LoaderSpec(place=place))
 
 
-def test_a_callable_in_a_commands_place(
-    tuned: Callable[..., LoaderResult], data: LoadingOptions
-) -> None:
+def test_a_callable_in_a_commands_place(tuned: Callable[..., LoaderResult], data: RunSpec) -> None:
     result = tuned(options=data, STUB_METHODS="spawn")
     assert facts(result)["batches"] == {"spawn": ["Tensor", "cpu", [16, 4]]}
     assert result.loader.endswith("mydata.py:make: TensorDataset, batch size 16")
@@ -215,7 +221,7 @@ def test_a_callable_in_a_commands_place(
 
 
 def test_what_was_kept_survives_the_end_of_the_process(
-    tuned: Callable[..., LoaderResult], data: LoadingOptions
+    tuned: Callable[..., LoaderResult], data: RunSpec
 ) -> None:
     result = tuned(options=data, STUB_TUNER="keep-die")
     assert result.recommended.num_workers == 4
@@ -223,7 +229,7 @@ def test_what_was_kept_survives_the_end_of_the_process(
 
 
 def test_a_hang_ends_at_the_time_limit_with_all_processes(
-    tuned: Callable[..., LoaderResult], data: LoadingOptions
+    tuned: Callable[..., LoaderResult], data: RunSpec
 ) -> None:
     """The clock jumps past the limit once the stub hangs, with a process group of its own."""
     late = SimpleNamespace(by=0.0, pid=0)
@@ -257,7 +263,7 @@ def ends(pid: int) -> bool:
 
 
 def test_a_measurement_that_fails_is_told_in_one_line(
-    tuned: Callable[..., LoaderResult], data: LoadingOptions
+    tuned: Callable[..., LoaderResult], data: RunSpec
 ) -> None:
     with pytest.raises(ScriptError, match="could not be measured: RuntimeError: the stub fails"):
         tuned(options=data, STUB_TUNER="fail")

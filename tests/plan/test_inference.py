@@ -16,6 +16,7 @@ from trainfit.memory.growth import step_pattern
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.report.steps import pattern_notes
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.steps import StepPattern
 from trainfit.scripts.steps import CacheWatch
 
@@ -56,7 +57,7 @@ def test_the_same_in_each_call_is_no_growth(bytes_: int, calls: int) -> None:
 def test_the_peak_is_at_the_end_of_the_growth(tokens: int, tmp_path: Path) -> None:
     words = ["python", str(SCRIPT), f"--tokens={tokens}"]
     with Tracer(parse_command(words), find_gpu("RTX 4090")) as tracer:
-        trace = tracer.trace(count="calls")
+        trace = tracer.trace(RunSpec(count="calls"))
     assert trace.recording is not None
     # Prompt, tokens, and the next prompt, before which the cache was let go.
     assert trace.outcome.steps == 1 + tokens + 1

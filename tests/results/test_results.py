@@ -19,20 +19,22 @@ from helpers_loader import result as loader_result
 from trainfit.hardware import find_gpu
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.configuration import Configuration
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import Constant
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import VERSION, Inference, PlanResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, Recording
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import (
     LoaderInfo,
     LoaderOverride,
     Target,
     TraceOutcome,
-    TraceRequest,
 )
 from trainfit.results.speed import DataLoading, Speed, StepSpeed
 
@@ -316,17 +318,17 @@ def test_a_plan_fits_if_any_batch_size_does(
 
 
 def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
-    request = TraceRequest(
+    spec = RunSpec(
         target=Target("script", "train.py", ("--a", "ü\n")),
         gpu=find_gpu("RTX 4090"),
         steps=3,
-        recording="r",
-        outcome="o",
+        folder="r",
         loader=LoaderOverride(1, 16),
-        amp="on",
+        force="on",
+        loading=LoaderSpec(TuningSpec(Consumer(0.1))),
     )
-    assert TraceRequest.from_json(request.to_json()) == request
-    loader = LoaderInfo(0, 8, None, 3, 2, "Samples", "train.py:3")
+    assert RunSpec.from_json(spec.to_json()) == spec
+    loader = LoaderInfo(0, 8, None, 3, LoaderSettings(2), "Samples", "train.py:3")
     outcome = TraceOutcome("failed", 1, 0.5, "ValueError: \udc80", loader=loader)
     outcome.save(tmp_path / "outcome.json")
     assert TraceOutcome.load(tmp_path / "outcome.json") == outcome

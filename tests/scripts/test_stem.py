@@ -18,6 +18,7 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.script import SandboxRequest
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import ForcedAmp, InterventionRequest, LoaderOverride
 from trainfit.scripts.template_process import Arguments, _other_threads
 
@@ -56,7 +57,7 @@ def traces(
         Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=processes if warm else None) as tracer,
         ThreadPoolExecutor(2) as pool,
     ):
-        return list(pool.map(lambda each: tracer.trace(each, amp=amp), values))
+        return list(pool.map(lambda each: tracer.trace(RunSpec(values=each, force=amp)), values))
 
 
 def imports(tmp_path: Path) -> int:
@@ -139,7 +140,7 @@ def test_an_intervention_has_a_process_of_its_own(tmp_path: Path) -> None:
         Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=warm) as tracer,
     ):
         tracer.trace()
-        trace = tracer.trace(interventions=(InterventionRequest("sgd"),))
+        trace = tracer.trace(RunSpec(interventions=(InterventionRequest("sgd"),)))
     assert trace.outcome.steps == 3
     assert imports(tmp_path) == 2
 
@@ -197,7 +198,7 @@ def test_a_loader_gets_another_batch_size_in_a_forked_run() -> None:
         Tracer(parsed, find_gpu("RTX 4090"), steps=3, warm=warm) as tracer,
     ):
         first = tracer.trace()
-        other = tracer.trace(loader=LoaderOverride(0, 32))
+        other = tracer.trace(RunSpec(loader=LoaderOverride(0, 32)))
     assert first.outcome.loader is not None and other.outcome.loader is not None
     assert (first.outcome.loader.batch_size, other.outcome.loader.batch_size) == (8, 32)
 

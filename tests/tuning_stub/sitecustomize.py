@@ -13,11 +13,14 @@ import time
 import types
 
 
-def tune(workload, machine, consumer, *, command, loader, progress, **options):
+def tune(workload, machine, spec, *, command, loader, progress, whole):
+    import dataclasses
+
     from helpers_loader import result
 
-    whole = options.pop("whole", None)
-
+    options = dataclasses.asdict(spec)
+    del options["step"], options["step_is_bound"]
+    consumer = spec.step
     what = os.environ.get("STUB_TUNER", "facts")
     progress("one worker", 0.25)
     if what.startswith("keep-"):

@@ -17,6 +17,7 @@ from trainfit.loader.tuner import CONFIRM
 from trainfit.results.dataloader import Probe
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import AS_FAST, Consumer
+from trainfit.results.runs.spec import TuningSpec
 
 
 def probe(
@@ -59,12 +60,14 @@ def tune(
     workload = Workload.of(source, batch_size)
     return tune_here(
         workload,
-        Consumer(step_s, source="given" if step_s else AS_FAST),
-        ranks=ranks,
+        TuningSpec(
+            Consumer(step_s, source="given" if step_s else AS_FAST),
+            seconds=seconds,
+            confirm=confirm,
+            max_workers=max_workers,
+            any_order=any_order,
+            ranks=ranks,
+        ),
         loader=workload.name,
-        seconds=seconds,
-        confirm=confirm,
-        max_workers=max_workers,
-        any_order=any_order,
         progress=progress,
     )

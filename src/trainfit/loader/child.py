@@ -5,10 +5,9 @@ the loader that fed it, and calls a function on that, as if the script's process
 is ``__main__``, for workers that are started by spawn import it again, and nothing of the
 simulation is left. What is measured forks from here.
 
-A function of trainfit that is to be called ("trainfit.module:function") gets the
-:class:`~trainfit.loader.measure.workload.Workload` and the
-:class:`~trainfit.results.runs.measurement.LoadingRequest` with its ``step`` filled in, and returns
-a dataclass. It tells of itself with :func:`trainfit.loader.measure.processes.current`, whose
+What is called gets the :class:`~trainfit.loader.measure.workload.Workload` and the
+:class:`~trainfit.results.runs.spec.LoaderSpec` whose tuning has its step filled in, and returns a
+dataclass. It tells of itself with :func:`trainfit.loader.measure.processes.current`, whose
 ``keep`` it should call with what it has before anything that may end the process.
 """
 
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
-import importlib
 import json
 import os
 import time
@@ -26,18 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.entrypoint import UnknownNameError, UserCodeError
+from trainfit.loader.local_tuning import tune_here
 from trainfit.loader.measure.processes import Reporter, current, tell_to
+from trainfit.loader.measure.running import time_samples
 from trainfit.loader.measure.workload import LoaderError, Workload
+from trainfit.loader.rehearsal import rehearse_as_asked
 from trainfit.loader.script import LoaderObservation, Script, workload_from, workload_of
 from trainfit.results.files.decoding import write_whole
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.measurement import (
     Consumer,
     LoadingOutcome,
-    LoadingRequest,
     LoadingStatus,
 )
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import LoaderSpec, RunSpec
 from trainfit.results.runs.trace import OwnFault, TraceOutcome
 from trainfit.scripts.fault import own_fault
 
@@ -51,11 +52,12 @@ _LAST_RESORT_S = 60.0
 
 
 class Child:
-    """One request; where that says no step, ``step_of`` gives it."""
+    """One measurement; where ``spec`` says no step, ``step_of`` gives it."""
 
-    def __init__(self, request: LoadingRequest, step_of: StepOf) -> None:
-        self._request, self._step_of = request, step_of
-        self._folder = Path(request.folder)
+    def __init__(self, spec: RunSpec, step_of: StepOf) -> None:
+        assert spec.loading is not None
+        self._spec, self._loading, self._step_of = spec, spec.loading, step_of
+        self._folder = Path(spec.folder)
         self._process, self._parent = os.getpid(), os.getppid()
         self._began = time.monotonic()
         self._progress = Reporter(self._folder, self._alive)
@@ -66,17 +68,14 @@ class Child:
 
     def run(self) -> None:
         """Find the loader and measure it; what came of it is the outcome file."""
-        request = self._request
-        if request.target is None:
+        if self._spec.target is None:
             self._measure(self._given)
             return
-        self._progress(f"running {request.target.name} until its first step")
+        self._progress(f"running {self._spec.target.name} until its first step")
         Script(
-            request.target,
-            request.gpu,
-            request.command,
-            request.script_limit_s,
-            records=request.step is None,
+            self._spec,
+            self._loading.script_limit_s or self._spec.time_limit_s,
+            records=self._loading.tuning.step is None,
             late=self._late,
             use=lambda found: self._measure(lambda: self._scripts(found)),
         ).run()
@@ -84,9 +83,9 @@ class Child:
     # -- the loader ----------------------------------------------------------------------
 
     def _given(self) -> Workload:
-        self._loader = self._request.loader
+        self._loader = self._loading.place
         try:
-            workload = workload_from(self._request.loader, self._request.batch_size)
+            workload = workload_from(self._loading.place, self._loading.batch_size)
         except (UnknownNameError, UserCodeError) as error:
             raise LoaderError(str(error)) from error
         self._loader = f"{self._loader}: {_in_words(workload)}"
@@ -115,9 +114,9 @@ class Child:
             workload = find()
             if workload is None:
                 return
-            request = dataclasses.replace(self._request, step=self._step())
-            function = tune if request.function == "tune" else _function(request.function)
-            result = _json(function(workload, request, self._loader))
+            tuning = dataclasses.replace(self._loading.tuning, step=self._step())
+            loading = dataclasses.replace(self._loading, tuning=tuning)
+            result = _json(self._called(workload, loading))
         except LoaderError as error:
             self._finish("loader", _line(error), _cause(error))
         except (Exception, SystemExit) as error:
@@ -131,10 +130,26 @@ class Child:
             self._finish("measured")
         faulthandler.cancel_dump_traceback_later()
 
+    def _called(self, workload: Workload, loading: LoaderSpec) -> Any:
+        """What the task gives."""
+        if loading.task == "time samples":
+            return time_samples(workload)
+        if loading.task == "rehearse":
+            return rehearse_as_asked(workload, loading, self._spec.command)
+        return tune_here(
+            workload,
+            loading.tuning,
+            command=self._spec.command,
+            loader=self._loader,
+            progress=current(),
+            command_sets=loading.command_sets,
+            started_with=_STARTED_WITH,
+        )
+
     def _step(self) -> Consumer:
         """The training step; what was recorded of it is let go before anything is measured."""
-        if self._request.step is not None:
-            return self._request.step
+        if self._loading.tuning.step is not None:
+            return self._loading.tuning.step
         trace = self._trace or TraceOutcome(status="ended", steps=0, seconds=0.0)
         recording, self._recording = self._recording, None
         return self._step_of(trace, recording)
@@ -158,42 +173,12 @@ class Child:
         )
 
     def _left_s(self) -> float:
-        return max(1.0, self._request.limit_s - (time.monotonic() - self._began))
+        return max(1.0, self._spec.time_limit_s - (time.monotonic() - self._began))
 
     def _alive(self) -> None:
         """End with the parent: nobody would read what comes."""
         if os.getpid() == self._process and os.getppid() != self._parent:
             os._exit(1)
-
-
-def tune(workload: Workload, request: LoadingRequest, loader: str) -> Any:
-    """Find the settings that suit the loader."""
-    step = request.step
-    assert step is not None
-    local_tuning: Any = importlib.import_module("trainfit.loader.local_tuning")
-    return local_tuning.tune_here(
-        workload,
-        step,
-        ranks=request.ranks,
-        command=request.command,
-        loader=loader,
-        seconds=request.seconds,
-        confirm=request.confirm,
-        thorough=request.thorough,
-        max_workers=request.max_workers,
-        any_order=request.any_order,
-        progress=current(),
-        command_sets=request.variables,
-        started_with=_STARTED_WITH,
-    )
-
-
-def _function(name: str) -> Any:
-    """A function of trainfit's own, which takes no third argument."""
-    module, _, attribute = name.partition(":")
-    assert module.startswith("trainfit."), name
-    function = getattr(importlib.import_module(module), attribute)
-    return lambda workload, request, loader: function(workload, request)
 
 
 def _in_words(workload: Workload) -> str:

@@ -7,13 +7,14 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from trainfit.hardware.machine.limits import misread, misread_lines
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.measure.machine_limits import loader_machine, unknowns
+from trainfit.loader.measure.processes import Progress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.threads import GOVERNS, SEVERAL, starts_threads
@@ -27,7 +28,7 @@ from trainfit.results.loader import (
     SettingReason,
     VariableAdvice,
 )
-from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import TuningSpec
 from trainfit.results.text import byte_rate, count, duration, percent, rate
 
 # ---
@@ -365,25 +366,31 @@ def _gives(number: int) -> str:
 
 def tune_here(
     workload: Workload,
-    consumer: Consumer,
+    spec: TuningSpec,
     *,
-    ranks: int = 1,
+    command: str = "",
+    loader: str = "",
+    progress: Progress | None = None,
     command_sets: Mapping[str, str] | None = None,
     started_with: Mapping[str, str] | None = None,
-    **options: Any,
 ) -> LoaderResult:
-    """:func:`trainfit.loader.tuning.tune` as one of ``ranks`` processes that share this
-    machine,
-    with the CPUs to run on, what of the machine is unknown, and the reason of each setting.
+    """:func:`trainfit.loader.tuning.tune` as one of the ranks that share this machine, with the
+    CPUs to run on, what of the machine is unknown, and the reason of each setting.
 
     ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
     environment before a script could change it (by default, as it is now).
     """
     machine = survey(System())
-    share = loader_machine(machine, ranks)
-    if ranks > 1:
-        options = {**options, "ranks": ranks, "whole": loader_machine(machine)}
-    result = tune(workload, share, consumer, **options)
+    ranks = spec.ranks
+    result = tune(
+        workload,
+        loader_machine(machine, ranks),
+        spec,
+        command=command,
+        loader=loader,
+        progress=progress,
+        whole=loader_machine(machine) if ranks > 1 else None,
+    )
     now = _present(command_sets or {}, started_with or os.environ)
     result = dataclasses.replace(
         result,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import signal
 import tempfile
 import time
@@ -35,7 +34,8 @@ from trainfit.loader.measure.running import PATIENCE_S, emulated_pinning, watche
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.runs.measurement import Consumer, LoadingRequest
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec
 from trainfit.results.text import duration, percent
 
 # ---
@@ -338,30 +338,30 @@ def _run_of(
     )
 
 
-def rehearse_request(workload: Workload, request: LoadingRequest) -> Rehearsal:
+def rehearse_as_asked(workload: Workload, loading: LoaderSpec, command: str) -> Rehearsal:
     """What :mod:`trainfit.loader.child` calls for ``trainfit rehearse``.
 
-    ``request.arguments`` has ``duration_s`` and, in ``settings``, those that differ from the
-    script's own. SIGINT ends the rehearsal, not the process: what was seen is the result.
+    SIGINT ends the rehearsal, not the process: what was seen is the result.
     """
     # A script may have replaced the handler, and a shell's background job has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    arguments = json.loads(request.arguments)
-    step, own = request.step or Consumer(0.0), workload.present
+    asked, step, own = loading.rehearsal, loading.tuning.step or Consumer(0.0), workload.present
+    assert asked is not None
     if step.step_s <= 0:
         raise LoaderError(f"{_NEVER_BUSY}; with --gpu it could not be determined ({step.source})")
-    given = arguments["settings"]
+    given = {name: value for name, value in vars(asked).items() if value is not None}
+    seconds = given.pop("duration_s")
     settings = dataclasses.replace(own, **given)
     changed = [name for name, value in given.items() if getattr(own, name) != value]
-    current()(f"rehearsing for {duration(arguments['duration_s'])}", 0.0)
+    current()(f"rehearsing for {duration(seconds)}", 0.0)
     return rehearse(
         workload,
         settings,
         step,
-        arguments["duration_s"],
+        seconds,
         current(),
         names=ResultLabels(
-            command=request.command,
+            command=command,
             settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
         ),
     )

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.entrypoint import called, named
 from trainfit.loader.measure.workload import LoaderError, Workload
-from trainfit.results.gpus import GpuSpec
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import Status, Target, TraceOutcome
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import ScriptOutcome, Status, TraceOutcome
 from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.scripts.precision import AutocastSwitch
@@ -53,6 +53,7 @@ class Script:
     """A user's script on the simulated GPU, until its first optimizer step is made.
 
     Args:
+        limit_s: seconds that it may take.
         records: is the recording of the simulated step needed?
         late: called with the outcome when the time is over; the process ends then.
         use: called with what was found (with the status "timeout" where batches came, but no
@@ -62,17 +63,16 @@ class Script:
 
     def __init__(
         self,
-        target: Target,
-        gpu: GpuSpec,
-        command: str,
+        spec: RunSpec,
         limit_s: float,
         records: bool,
         late: Callable[[TraceOutcome], None],
         use: Callable[[LoaderObservation], None],
     ) -> None:
         self._records = records
-        self._target, self._limit_s, self._late, self._use = target, limit_s, late, use
-        self._simulation = Simulation(gpu, limited=False, command=command)
+        self._target, gpu = spec.given()
+        self._limit_s, self._late, self._use = limit_s, late, use
+        self._simulation = Simulation(gpu, limited=False, command=spec.command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
         half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
@@ -94,11 +94,11 @@ class Script:
         watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
         with self._installed:
             self._install()
-            status, details = run_script(self._target)
+            end = run_script(self._target)
             self._over = True
-            if status == "ended" and not self._done.is_set():
+            if end.status == "ended" and not self._done.is_set():
                 self._simulation.script_ended()
-            self._finish(status, details)
+            self._finish(end)
         self._use(self._found())
 
     def _install(self) -> None:
@@ -135,7 +135,7 @@ class Script:
     def _end(self, status: Status = "finished") -> None:
         """Enough was seen. Forked children of the script's own go on."""
         if os.getpid() == self._process:
-            self._finish(status, {})
+            self._finish(ScriptOutcome(status))
             self._stopper.stop()
 
     def _use_now(self) -> None:
@@ -144,35 +144,33 @@ class Script:
         self._use(self._found())
 
     def _is_late(self, place: str | None) -> bool:
-        if os.getpid() != self._process or not self._finish("timeout", {"location": place}):
-            return False
-        assert self._outcome is not None
-        self._late(self._outcome)
-        return True
+        return self._ends_here(ScriptOutcome("timeout", location=place))
 
     def _is_stopped(self, reason: str, place: str | None) -> bool:
-        details = {"message": reason, "location": place}
-        if os.getpid() != self._process or not self._finish("failed", details):
+        return self._ends_here(ScriptOutcome("failed", message=reason, location=place))
+
+    def _ends_here(self, end: ScriptOutcome) -> bool:
+        if os.getpid() != self._process or not self._finish(end):
             return False
         assert self._outcome is not None
         self._late(self._outcome)
         return True
 
-    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+    def _finish(self, end: ScriptOutcome) -> bool:
         """The first call counts (what the script does later does not); was it this one?"""
         with self._finishing:
             if self._done.is_set():
                 return False
             self._done.set()
         faulthandler.cancel_dump_traceback_later()
-        self._outcome = self._told(status, details)
+        self._outcome = self._told(end)
         return True
 
-    def _told(self, status: Status, details: dict[str, Any]) -> TraceOutcome:
+    def _told(self, end: ScriptOutcome) -> TraceOutcome:
+        seconds = time.monotonic() - self._started
+        end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
         return TraceOutcome(
-            status=status,
-            steps=self._simulation.steps,
-            seconds=time.monotonic() - self._started,
+            **vars(end),
             loader=self._loaders.feeding(),
             loaders=self._loaders.count,
             autocast=self._autocast.used,
@@ -180,7 +178,6 @@ class Script:
             forward=self._watch.forward_calls(),
             compute=self._watch.compute(),
             feeds=tuple(self._step.feeds),
-            **details,
         )
 
     def _found(self) -> LoaderObservation:

@@ -32,6 +32,7 @@ from trainfit.results.dataloader import Candidate, Confirmed, LoaderMachine, Loa
 from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import TuningSpec
 from trainfit.results.text import byte_rate, duration, percent, rate
 from trainfit.results.text import count as count_of
 
@@ -63,16 +64,15 @@ def _shared_bytes() -> int | None:
 
 
 class Tuner:
-    """One tuning, behind its probe."""
+    """One tuning, behind its probe; ``spec`` has the step that batches are for."""
 
     def __init__(
         self,
         workload: Workload,
         machine: LoaderMachine,
-        consumer: Consumer,
+        spec: TuningSpec,
         measured: Measured,
         held: Mapping[int, Measured],
-        seconds: float,
         progress: Progress,
         result: LoaderResult,
         watch: CoreSpeeds,
@@ -80,33 +80,32 @@ class Tuner:
         # Without any run that only looks for something faster it would take so long, about.
         self._probed = time.monotonic()
         self._held = held
-        self._workload, self._machine, self._consumer = workload, machine, consumer
-        self._measured, self._seconds, self._progress = measured, seconds, progress
+        assert spec.step is not None
+        self._workload, self._machine, self._consumer = workload, machine, spec.step
+        self._measured, self._spec, self._progress = measured, spec, progress
         self._result, self._watch = result, watch
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Finding] = {}
-        self._asked: int | None = None
         self._alone_of: Choice | None = None
         self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
         save_seconds()  # the first finds cold caches
         self._save_s = save_seconds()
 
-    def tuned(self, confirm: int, max_workers: int | None, any_order: bool) -> LoaderResult:
+    def tuned(self) -> LoaderResult:
         """Search, confirm, explain."""
-        self._asked = max_workers
         fitted = self._measured.fitted
         assert fitted is not None
         self._progress("simulating settings", PROBE_SHARE)
         models = {most: each.fitted for most, each in self._held.items() if each.fitted}
-        choice = search(fitted, self._goal(max_workers, any_order), models)
+        choice = search(fitted, self._goal(), models)
         self._progress.keep(self._explained(choice, choice.best(), []))
         confirmation = Confirmation(
             choice,
             self._run,
-            0 if self._measured.stays_busy else max(0, min(confirm, CONFIRM)),
+            0 if self._measured.stays_busy else max(0, min(self._spec.confirm, CONFIRM)),
             after=self._keep,
-            in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._seconds,
+            in_time=lambda: time.monotonic() < self._probed + _EXPLORING_S * self._spec.seconds,
             noise=self._noise,
             within=1 / PREDICTED_GAIN if self._measured.stays_busy else WITHIN,
         )
@@ -120,7 +119,7 @@ class Tuner:
 
     # -- choosing --------------------------------------------------------------------------
 
-    def _goal(self, max_workers: int | None, any_order: bool) -> Goal:
+    def _goal(self) -> Goal:
         """Settings of the user's kind that the faults leave."""
         left = self._measured.bounds
         present = self._workload.present
@@ -130,15 +129,15 @@ class Tuner:
         return Goal(
             self._consumer,
             dataclasses.replace(present, start_method=start),
-            self._most_workers(max_workers),
+            self._most_workers(),
             least_workers=left.least_workers,
-            any_order=any_order,
+            any_order=self._spec.any_order,
             infeasible=self._infeasible,
             oversubscribed=self._oversubscribed,
             impossible=self._impossible,
         )
 
-    def _most_workers(self, asked: int | None) -> int:
+    def _most_workers(self) -> int:
         """Two a core, and more where batches mostly wait; no more than are asked for.
 
         Where other processes keep the cores busy, one a core: waiting for these looks like any
@@ -152,13 +151,14 @@ class Tuner:
         most = max(2, round(each * self._machine.usable_cores))
         cores = max(2, math.ceil(self._machine.usable_cores))
         busy = cores if self._measured.stays_busy else None
-        for bound in (asked, self._measured.bounds.workers, busy):
+        for bound in (self._spec.max_workers, self._measured.bounds.workers, busy):
             most = most if bound is None else min(most, bound)
         return most
 
     def _infeasible(self, settings: LoaderSettings) -> str:
-        if self._asked is not None and settings.num_workers > self._asked:
-            return f"limited to {count_of(self._asked, 'worker')} as requested"
+        asked = self._spec.max_workers
+        if asked is not None and settings.num_workers > asked:
+            return f"limited to {count_of(asked, 'worker')} as requested"
         left: SettingConstraints = bounds(self._faults)
         if not left.allows(settings):
             return "excluded by a fault: " + ", ".join(left.reasons)
@@ -184,15 +184,15 @@ class Tuner:
         self._progress(f"confirming {count_of(count, 'worker')}", share)
         self._runs += 1
         fetch_s = self._probe(settings).fetch_s or 0.0
-        length = min(RUN_S, _RUN_SHARE * self._seconds)
+        length = min(RUN_S, _RUN_SHARE * self._spec.seconds)
         least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
-        length = max(length, min(least, self._seconds / 2))
+        length = max(length, min(least, self._spec.seconds / 2))
         run, fault = run_watched(
             self._workload,
             settings,
             consumer,
             length,
-            patience_s=2 * self._seconds,
+            patience_s=2 * self._spec.seconds,
             batch_s=fetch_s,
             alone_s=self._measured.probe.alone_s,
             machine=self._machine,

@@ -16,12 +16,13 @@ from trainfit.loader.measure.probe_runs import KINDS, OF_WORKERS
 from trainfit.loader.measure.processes import NullProgress, PartialProgress, Progress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.probe import SECONDS, Measured, probe_workload
-from trainfit.loader.tuner import CONFIRM, HELD, PROBE_SHARE, Tuner
+from trainfit.loader.probe import Measured, probe_workload
+from trainfit.loader.tuner import HELD, PROBE_SHARE, Tuner
 from trainfit.loader.verdicts import nothing_ran
 from trainfit.results.dataloader import LoaderMachine, Probe
 from trainfit.results.loader import LoaderResult
-from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.measurement import AS_FAST, Consumer
+from trainfit.results.runs.spec import TuningSpec
 
 #: Of a probe's time, what a second probe takes that holds libraries to one thread.
 _HELD_TIME: Final = 0.6
@@ -30,18 +31,12 @@ _HELD_TIME: Final = 0.6
 def tune(
     workload: Workload,
     machine: LoaderMachine,
-    consumer: Consumer,
+    spec: TuningSpec,
     *,
     command: str = "",
     loader: str = "",
-    seconds: float = SECONDS,
-    confirm: int = CONFIRM,
-    thorough: bool = True,
-    max_workers: int | None = None,
-    any_order: bool = False,
     progress: Progress | None = None,
     watch: CoreSpeeds | None = None,
-    ranks: int = 1,
     whole: LoaderMachine | None = None,
 ) -> LoaderResult:
     """Probe the loader, predict all settings, confirm some, and say which and why.
@@ -49,44 +44,37 @@ def tune(
     It never raises for what the data set does: faults are in the result.
 
     Args:
-        consumer: what happens between two batches; a step of 0 s: as fast as the loader can.
+        spec: of its ranks ``machine`` is one's share, and ``whole`` is what all of them have;
+            without a step, as fast as the loader can.
         command: the user's command, ``loader`` the loader's place in it, for the result.
-        seconds: of the probe, about; a confirming run takes 20% of that.
-        confirm: real runs of the chosen settings and their rivals, at most 4.
-        thorough: probe libraries that are held to one thread by all kinds of runs, not only by
-            those that their threads matter for.
-        max_workers: the most workers to try; by default two a core, more where batches wait.
-        any_order: may batches come in another order than the sampler's (``in_order=False``)?
         progress: receives what is being done, and keeps partial results.
         watch: who watches the cores' speed, if somebody does already.
-        ranks: processes with such a loader, of one of which ``machine`` is the share; ``whole``
-            is what all of them have.
     """
     began = time.monotonic()
+    ranks, seconds = spec.ranks, spec.seconds
     progress = progress or NullProgress()
     whole = whole or machine
     with contextlib.nullcontext(watch) if watch is not None else CoreSpeeds() as watch:
         part = PartialProgress(progress, 0.0, PROBE_SHARE)
         alone = probe_workload(workload, whole, seconds, part, watch)
         measured = _of_one_rank(alone, machine, ranks)
-        consumer = _copying(consumer, measured.probe)
+        consumer = _copying(spec.step or Consumer(0.0, source=AS_FAST), measured.probe)
         result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
-            held = _held(workload, whole, measured, seconds, progress, watch, thorough=thorough)
+            held = _held(workload, whole, measured, spec, progress, watch)
             held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
             tuner = Tuner(
                 workload,
                 machine,
-                consumer,
+                dataclasses.replace(spec, step=consumer),
                 measured,
                 held,
-                seconds,
                 progress,
                 result,
                 watch,
             )
-            result = tuner.tuned(confirm, max_workers, any_order)
+            result = tuner.tuned()
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
@@ -101,11 +89,9 @@ def _held(
     workload: Workload,
     whole: LoaderMachine,
     alone: Measured,
-    seconds: float,
+    spec: TuningSpec,
     progress: Progress,
     watch: CoreSpeeds,
-    *,
-    thorough: bool,
 ) -> dict[int, Measured]:
     """The same with libraries held to one thread in each worker, where they start more."""
     probe = alone.probe
@@ -113,11 +99,11 @@ def _held(
         return {}
     progress("one thread per library in a worker", PROBE_SHARE)
     part = PartialProgress(progress, PROBE_SHARE, PROBE_SHARE)
-    kinds = KINDS if thorough else OF_WORKERS
+    kinds, seconds = KINDS if spec.thorough else OF_WORKERS, _HELD_TIME * spec.seconds
     measured = probe_workload(
-        workload.held_to(HELD), whole, _HELD_TIME * seconds, part, watch, known=probe, kinds=kinds
+        workload.held_to(HELD), whole, seconds, part, watch, known=probe, kinds=kinds
     )
-    if not thorough and measured.fitted is not None and alone.fitted is not None:
+    if not spec.thorough and measured.fitted is not None and alone.fitted is not None:
         measured = dataclasses.replace(
             measured, fitted=_with_transfer(measured.fitted, alone.fitted)
         )

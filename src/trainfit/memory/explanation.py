@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from trainfit.memory.fragmentation import best_setting, compare_settings, fragme
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.results.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
@@ -204,8 +204,8 @@ def second_run(first: Source) -> str:
         return ""
     batch = 2 * first.batch_size
     output = Path(first.file).with_name(f"batch-{batch}.trainfit")
-    gpu, file = shlex.quote(str(header["gpu"])), shlex.quote(str(output))
-    return f"trainfit simulate --gpu {gpu} --batch-size {batch} --output {file} -- {command}"
+    words = ["trainfit", "simulate", "--gpu", str(header["gpu"]), "--batch-size", str(batch)]
+    return f"{line_of([*words, '--output', str(output)])} -- {command}"
 
 
 def _batches(first: Source, second: Source, device: Device) -> BatchLaw:

@@ -19,8 +19,9 @@ import torch
 
 from trainfit.hardware.gpu.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
-from trainfit.results.real_runs import RealRunOutcome, RealRunRequest
-from trainfit.results.runs.trace import Status
+from trainfit.results.real_runs import RealRunOutcome
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.measuring import describe, device
 from trainfit.scripts.real_run import ScriptRun
 
@@ -28,19 +29,18 @@ from trainfit.scripts.real_run import ScriptRun
 class RealRun(ScriptRun):
     """One run of a script on the real GPU."""
 
-    def __init__(self, request: RealRunRequest) -> None:
-        super().__init__(request.target, request.time_limit_s)
-        self._request = request
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
         self._events: list[Any] = []
         self._allocated = self._reserved = 0
 
     def run(self) -> None:
         """Run the script to its stop or its end and write the outcome."""
-        with device(self._request.stand_in):
+        with device(self.spec.gpu, self.spec.constants):
             super().run()
 
     def enough(self) -> bool:
-        return self.steps >= self._request.steps
+        return self.steps >= self.spec.steps
 
     def note(self) -> None:
         """PyTorch's counters and the time on the device, without waiting for it."""
@@ -56,13 +56,13 @@ class RealRun(ScriptRun):
         self._allocated = max(self._allocated, torch.cuda.max_memory_allocated(0))
         self._reserved = max(self._reserved, torch.cuda.max_memory_reserved(0))
 
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
-        outcome = RealRunOutcome(status, self.steps, seconds, **details)
+    def keep(self, end: ScriptOutcome) -> None:
+        outcome = RealRunOutcome(**vars(end))
         # A device that hangs would hang who waits for it.
-        if status != "timeout":
+        if end.status != "timeout":
             with contextlib.suppress(Exception):  # the device may be in no state to answer
                 outcome = self._measured(outcome)
-        outcome.save(Path(self._request.outcome))
+        outcome.save(self.spec.outcome)
 
     def _measured(self, outcome: RealRunOutcome) -> RealRunOutcome:
         """With what the device says, now that waiting for it disturbs nobody."""
@@ -70,7 +70,7 @@ class RealRun(ScriptRun):
             return outcome
         self._note_peaks()
         outside = outside_bytes()
-        shown = process_bytes(self.process) if self._request.stand_in is None else None
+        shown = process_bytes(self.process) if self.spec.gpu is None else None
         return dataclasses.replace(
             outcome,
             device=describe(),
@@ -86,5 +86,4 @@ class RealRun(ScriptRun):
 
 def main() -> None:
     """The child process's entry point."""
-    request = RealRunRequest.from_json(Path(sys.argv[1]).read_text())
-    RealRun(request).run()
+    RealRun(RunSpec.load(Path(sys.argv[1]))).run()

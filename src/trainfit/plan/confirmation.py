@@ -14,7 +14,6 @@ from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.runs.batches import is_full
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import MAY_CHANGE
-from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import has_rates, step_seconds, work_law
 from trainfit.plan.sizing.curve import tile_of
@@ -22,6 +21,7 @@ from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import duration
 from trainfit.simgpu.device.settling import LEAST_STEPS
 from trainfit.speed.step import step_time
@@ -50,7 +50,7 @@ def confirmed(job: PlannedJob, setting: AmpSetting) -> AmpSetting:
 
 def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
     batches, present, shapes = setting.batches, job.batch, job.shapes
-    sized = timing = setting.variant
+    sized = timing = setting.spec
     if shapes is not None:
         sized, timing = shapes.sized(sized), shapes.timed(timing)
     if present is None:
@@ -79,20 +79,20 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
         if may_repeat and lower > 1:
             pair = [(lower, at)]
             batches = job.batch_sizes().find(
-                setting.trace, present, pair, setting.variant, by_trial=True
+                setting.trace, present, pair, setting.spec, by_trial=True
             )
     known = {present: job.runs.trace(present, sized), **seen}
-    return job.batch_sizes().one_by_one(known, present, setting.variant, wrong)
+    return job.batch_sizes().one_by_one(known, present, setting.spec, wrong)
 
 
-def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace | str:
+def _run(job: PlannedJob, batches: Batches, at: int, spec: RunSpec) -> Trace | str:
     """The run at a batch size, or why there is none."""
     if at not in dict(batches.pair):
         long = _loading_s(job.first, at)
         if long > _LOADING_S:
             return f"its batches need {duration(long)} to load here"
     try:
-        trace = job.runs.trace(at, variant)
+        trace = job.runs.trace(at, spec)
     except ScriptError as error:
         return str(error)
     return trace if is_full(trace, at) else "the DataLoader returned fewer samples"
@@ -101,7 +101,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, variant: Variant) -> Trace 
 def _loading_s(first: Trace, at: int) -> float:
     """Seconds that the batches of a run at batch size ``at`` need to load here, about."""
     loader, sample_s = first.outcome.loader, first.outcome.sample_s or 0.0
-    at_once = min(max(1, loader.num_workers), LEAST_STEPS) if loader is not None else 1
+    at_once = min(max(1, loader.settings.num_workers), LEAST_STEPS) if loader is not None else 1
     return LEAST_STEPS * at * sample_s / at_once
 
 

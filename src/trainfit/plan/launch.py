@@ -11,7 +11,7 @@ from trainfit.plan.command.file_values import ConfigLine, batch_constant, config
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES, loader_values
 from trainfit.plan.command.wrappers import ACCELERATE
-from trainfit.plan.launch_line import Launch, launch, useless_variables
+from trainfit.plan.launch_line import LaunchCommand, launched
 from trainfit.plan.sizing.recommendation import accumulation_for
 from trainfit.results.changes import NOT_NEEDED, AllocatorTrial, LaunchPart, PartPlace, PartStatus
 from trainfit.results.configuration import AmpChoice, BatchLimits
@@ -130,7 +130,7 @@ def launch_parts(
     plan: PlanResult,
     command: Command,
     values: Mapping[str, str],
-    line: Launch,
+    line: LaunchCommand,
     found: LoaderResult | None,
 ) -> tuple[LaunchPart, ...]:
     """In the order of the line: environment, cores, arguments; then what the script has to say.
@@ -154,7 +154,7 @@ _ORDER: Final = ("environment", "wrapper", "argument", "script")
 
 # -- before the command ------------------------------------------------------------------------
 def _variables(
-    plan: PlanResult, command: Command, line: Launch, found: LoaderResult | None
+    plan: PlanResult, command: Command, line: LaunchCommand, found: LoaderResult | None
 ) -> Iterator[LaunchPart]:
     asked = plan.amp_choice.variable if plan.amp_choice is not None else ""
     for name, value in plan.variables.items():
@@ -168,7 +168,9 @@ def _variables(
         yield _allocator(plan.allocator, plan.gpu)
 
 
-def _misread(command: Command, line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _misread(
+    command: Command, line: LaunchCommand, found: LoaderResult | None
+) -> Iterator[LaunchPart]:
     """Variables that hold no number of threads: out of the command, or to be unset outside it."""
     present = {**os.environ, **command.environment()}
     told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
@@ -179,7 +181,7 @@ def _misread(command: Command, line: Launch, found: LoaderResult | None) -> Iter
         yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
 
 
-def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _threads(line: LaunchCommand, found: LoaderResult | None) -> Iterator[LaunchPart]:
     """Variables that hold libraries' threads; calls that do are lines of the script."""
     if found is None:
         return
@@ -199,7 +201,7 @@ def _threads(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
         yield part
 
 
-def _variable(each: SettingReason, line: Launch) -> LaunchPart:
+def _variable(each: SettingReason, line: LaunchCommand) -> LaunchPart:
     """A variable that holds a library's threads."""
     value, present = each.value or "", each.present or ""
     status: PartStatus = "set" if value else "not set"
@@ -230,7 +232,7 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     )  # fmt: skip
 
 
-def _cores(line: Launch, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _cores(line: LaunchCommand, found: LoaderResult | None) -> Iterator[LaunchPart]:
     """Which cores the job runs on."""
     advised = found.cores.prefix if found is not None and found.cores is not None else ""
     own = line.own_cores
@@ -384,9 +386,7 @@ def with_launch(plan: PlanResult, command: Command) -> PlanResult:
     """``plan`` with its launch line and the parts of that; of ``loading`` what there is."""
     found = launched_loader(plan.loading)
     values = launch_values(plan, command, found)
-    variables, cores = ((), None) if found is None else (found.variables, found.cores)
-    useless = useless_variables(command, found)
-    line = launch(command, values, plan.variables, variables, cores, useless)
+    line = launched(command, values, plan.variables, found)
     parts = launch_parts(plan, command, values, line, found) if plan.can_start else ()
     return dataclasses.replace(plan, launch=line.line, launch_parts=parts)
 

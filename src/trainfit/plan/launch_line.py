@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from trainfit.hardware.machine.limits import misread
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
+from trainfit.results.command_line import line_of
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 
 #: numactl's options that choose cores; with others it only places memory.
@@ -17,8 +19,8 @@ _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
-    """A command line for bash.
+class LaunchCommand:
+    """The user's command as it is launched: its ``words`` for bash, and what became of its parts.
 
     ``kept`` are variables of the command that stay although another value is recommended, by name;
     ``useless`` are variables of the job that hold no number of threads, with what their values do;
@@ -27,35 +29,44 @@ class Launch:
     does). ``notes`` say both, and what of the command was replaced or left out.
     """
 
-    line: str
+    words: tuple[str, ...]
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own_cores: str = ""
     notes: tuple[str, ...] = ()
     useless: Mapping[str, str] = dataclasses.field(default_factory=dict)
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @property
+    def line(self) -> str:
+        """For bash."""
+        return line_of(self.words)
+
 
 def launch(
     command: Command,
     values: Mapping[str, str],
-    variables: Mapping[str, str],
+    variables: Mapping[str, str] | None = None,
     advice: Sequence[VariableAdvice] = (),
     cores: CoreAdvice | None = None,
     useless: Mapping[str, str] | None = None,
-) -> Launch:
+    instead: Mapping[str, str] | None = None,
+) -> LaunchCommand:
     """``command`` with ``values``; before it ``variables``, those of ``advice`` that belong into
     the environment, and ``cores``.
 
-    What the command sets itself is kept, unless it was measured to be slower than the advice, or
-    holds no number of threads. Such variables for which there is no advice are ``useless``, with
-    what their values do (:func:`useless_variables`).
+    Variables ``instead`` take the place of the command's own. What else it sets itself is kept,
+    unless it was measured to be slower than the advice, or holds no number of threads. Such
+    variables for which there is no advice are ``useless``, with what their values do
+    (:func:`useless_variables`).
     """
-    useless = useless or {}
+    useless, instead = useless or {}, instead or {}
     own = command.environment(**values)
     advised = [each for each in advice if each.where == "environment"]
-    wanted = {**variables, **{each.name: each.value for each in advised}}
+    wanted = {**(variables or {}), **instead, **{each.name: each.value for each in advised}}
     differing = {name for name, value in wanted.items() if own.get(name, value) != value}
-    slower = {each.name for each in advised if (each.gain or 0.0) > 1} | set(misread(own))
+    slower = (
+        {each.name for each in advised if (each.gain or 0.0) > 1} | set(misread(own)) | set(instead)
+    )
     others = {name: wanted[name] for name in differing & slower}
     words = command.fill(**values)
     assigned = {at: words[at].partition("=")[0] for at in command.assignments_at}
@@ -91,14 +102,33 @@ def launch(
     kept = [word for each, word in enumerate(words) if each < at and each not in gone]
     rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
     words = [*before, *kept, *prefix, *rest]
-    return Launch(
-        " ".join(map(quote, words)),
+    return LaunchCommand(
+        tuple(words),
         {name: own[name] for name in differing - slower},
         present,
         tuple(notes),
         useless,
         removed,
     )
+
+
+def launched(
+    command: Command,
+    values: Mapping[str, str],
+    variables: Mapping[str, str],
+    found: LoaderResult | None,
+) -> LaunchCommand:
+    """``command`` with what was ``found`` of its DataLoader (``None``: nothing was)."""
+    advice, cores = ((), None) if found is None else (found.variables, found.cores)
+    useless = useless_variables(command, found)
+    return launch(command, values, variables, advice, cores, useless)
+
+
+def renamed(command: Command, word: str, other: str) -> Command:
+    """``command`` with ``other`` for ``word`` where that is an argument, or the value of one."""
+    name = re.compile(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])")
+    words = tuple(name.sub(lambda _: other, each) for each in command.words)
+    return dataclasses.replace(command, words=words)
 
 
 def useless_variables(command: Command, found: LoaderResult | None) -> dict[str, str]:

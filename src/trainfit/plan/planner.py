@@ -1,16 +1,15 @@
-"""What simulated runs of a training command tell: which batch sizes fit, the best, and why."""
+"""``trainfit plan``: from a training command to its launch line, step by step."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.amp_settings import (
@@ -19,105 +18,95 @@ from trainfit.plan.changes.amp_settings import (
     other_settings,
     present_setting,
 )
-from trainfit.plan.changes.catalogue import NAMES
 from trainfit.plan.changes.remedies import try_remedies
-from trainfit.plan.changes.trials import Job, allocator_trial
+from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
+from trainfit.plan.dataloader.measurement import tune_command
+from trainfit.plan.dataloader.other_cpu import CoreHere
+from trainfit.plan.dataloader.section import (
+    is_tuned,
+    predicted_step,
+    timed_samples,
+    tuned_command,
+    with_loader_options,
+    with_loading,
+    with_sample_cost,
+)
+from trainfit.plan.first_run import FirstRun, Settings
+from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
     note_batches,
-    note_first_run,
     note_interrupt,
     note_learning,
-    note_options,
     note_steps,
 )
 from trainfit.plan.remainder import note_remainder
-from trainfit.plan.runs.failures import NotSimulated, what_happened
-from trainfit.plan.runs.option_proof import FirstRun, accumulates
+from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
-from trainfit.plan.runs.progress import MAY_CHANGE, FirstAnswer, Notes, Progress, as_progress
-from trainfit.plan.runs.runs import Runs, Variant
-from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings, recording_of
-from trainfit.plan.sizing.costing import machine_of, step_seconds
-from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.planned_job import PlannedJob, planned_job
+from trainfit.plan.runs.progress import as_progress
+from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import speed
+from trainfit.plan.this_cpu import measured_cpu, with_cpu
 from trainfit.results.changes import Remedies
+from trainfit.results.configuration import AmpChoice
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.gpus import LIBRARIES, DeviceConstants, Rates, total
-from trainfit.results.memory import MemoryFigures
-from trainfit.results.plan import HostCpu, Inference, PlanResult
-from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import InterventionRequest
-from trainfit.speed.step import Machine
+from trainfit.results.gpus import DeviceConstants, total
+from trainfit.results.loader import LoaderResult
+from trainfit.results.plan import HostCpu, Inference, PlanResult, with_run_rate
+from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 
-# ---
-# Scripts that do not train: what they need with gradients recorded, and without.
+Say = Callable[[str], None]
 
-
-def gradients_both_ways(
-    runs: Runs, memory_model: MemoryModel, batch: int | None, first: Trace
-) -> Inference:
-    """The memory of ``first``, and of the same with gradients the other way round."""
-    records = first.outcome.forward.with_grad > 0
-    request = InterventionRequest("forward-grad", ("off" if records else "on",))
-    title = "gradients off" if records else "gradients on"
-    mine, others, failure = _figures(memory_model, first), None, ""
-    try:
-        other = runs.attempt(batch, Variant(interventions=(request,), title=title))
-    except NotSimulated as error:
-        return _inference(records, mine, None, str(error))
-    if other.recording is not None and other.outcome.steps >= first.outcome.steps:
-        others = _figures(memory_model, other)
-    else:
-        failure = what_happened(other.outcome)
-    return _inference(records, mine, others, failure)
+#: Seconds of a probe, and real runs that confirm it; in a thorough plan.
+_PROBE_S, _CONFIRM = 12.0, 2
+_THOROUGH_S, _THOROUGH_CONFIRM = 20.0, 4
+#: How often the probe's time all of the DataLoader's measuring may take at most.
+_MEASURING: Final = 10
 
 
-def _inference(
-    records: bool, mine: MemoryFigures, others: MemoryFigures | None, failure: str
-) -> Inference:
-    return Inference(
-        records_gradients=records,
-        without_gradients=others if records else mine,
-        with_gradients=mine if records else others,
-        failure=failure,
-    )
+def plan_tuning(
+    *, thorough: bool, step: Consumer | None = None, seconds: float | None = None
+) -> TuningSpec:
+    """How a plan tunes the DataLoader: in less time than ``trainfit loader`` takes, unless it is
+    ``thorough`` or its probe gets ``seconds``."""
+    usual = _THOROUGH_S if thorough else _PROBE_S
+    confirm = _THOROUGH_CONFIRM if thorough else _CONFIRM
+    return TuningSpec(step, step is None, seconds or usual, confirm, thorough)
 
 
-def _figures(memory_model: MemoryModel, trace: Trace) -> MemoryFigures:
-    assert trace.recording is not None
-    return memory_model.figures(memory_model.shown(Stream.of(trace.recording))[0])
+_USUAL: Final = plan_tuning(thorough=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the user set: see ``trainfit plan --help``.
+class RealRuns:
+    """What is to be run on this machine for a plan, in addition to simulated runs.
 
-    ``headroom`` is a share of the GPU (``None``: up to the prediction interval's upper bound);
-    ``steps`` of ``None`` are until memory has settled. ``remedies`` are names of remedies to try;
-    ``None``: all where the job does not fit. ``cpu`` is the CPU of the machine with the GPU,
-    ``rates`` are what a calibration profile measured, ``noise_scale`` is the gradients', in
-    samples. ``rented`` says which machine the GPU is of, in words (empty: none was named).
-    ``thorough``: also batch sizes and precisions that do not change the recommendation are
-    simulated.
+    ``loader`` is how the DataLoader is tuned (``None``: it is left out), ``asks_loader``: also
+    where the script does not train. ``versus_cpu``: also a few steps on the CPU.
+    ``measures_cpu``: the processor next to the GPU is this machine's, whose speed is measured.
     """
 
-    headroom: float | None = None
-    steps: int | None = None
-    time_limit_s: float = 600.0
-    remedies: tuple[str, ...] | None = None
-    cpu: HostCpu | None = None
-    rates: Rates | None = None
-    noise_scale: float | None = None
-    rented: str = ""
-    thorough: bool = False
+    loader: TuningSpec | None = _USUAL
+    asks_loader: bool = False
+    versus_cpu: bool = False
+    measures_cpu: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Planned:
+    """A plan, and the user's interrupt that ended it early, if one did."""
+
+    result: PlanResult
+    interrupt: KeyboardInterrupt | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,24 +119,69 @@ class Simulated:
     interrupt: KeyboardInterrupt | None = None
 
 
-def simulated(
+# -- the steps of a plan -------------------------------------------------------------------------
+
+
+def plan(
     command: Command,
     gpu: GpuSpec,
     settings: Settings,
-    progress: Callable[[str], None] = lambda text: None,
+    real: RealRuns,
+    progress: Say = lambda text: None,
     constants: DeviceConstants | None = None,
-    warm: WarmProcesses | None = None,
-) -> Simulated:
-    """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
+    keep: Callable[[PlanResult], None] = lambda result: None,
+) -> Planned:
+    """Plan ``command`` for ``gpu``; what was found before the user's interrupt is a plan, too.
 
     ``constants`` are what the process takes in addition to PyTorch's memory (the catalogue's).
-    ``warm``: what runs are forked from (``None``: each imports PyTorch by itself).
+    ``keep`` is given the plan of the simulated runs before the script runs for real: whatever
+    that does to the machine, these need not be repeated.
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script gives nothing to
     plan with, :class:`~trainfit.plan.command.parsing.CommandError` where its placeholder for the
     batch size has no effect, ``KeyboardInterrupt`` where nothing was known by then.
     """
+    if real.measures_cpu:
+        progress("measuring how fast a core of this machine dispatches operators")
+        settings = dataclasses.replace(settings, cpu=measured_cpu(command))
+    with WarmProcesses() as warm:
+        found = simulated(command, gpu, settings, progress, constants, warm)
+        result, options, interrupt = found.result, found.options, found.interrupt
+        launched, tuning = options.proven_command, real.loader
+        if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
+            tuning = None
+        if interrupt is None and (real.versus_cpu or tuning is not None):
+            keep(with_run_rate(with_launch(result, launched)))
+            try:
+                if real.versus_cpu:
+                    result = with_cpu(result, command, settings.time_limit_s, progress)
+                if tuning is not None:
+                    progress("tuning the DataLoader (--no-loader leaves it out)")
+                    result, interrupt = _tuned(result, launched, gpu, settings, tuning, progress)
+                if tuning is not None and interrupt is None:
+                    limit_s = settings.time_limit_s
+                    launched = with_loader_options(result, options, gpu, limit_s, warm)
+            except KeyboardInterrupt as error:
+                interrupt = error
+            result = dataclasses.replace(result, interrupted=interrupt is not None)
+    return Planned(with_run_rate(with_launch(result, launched)), interrupt)
+
+
+def simulated(
+    command: Command,
+    gpu: GpuSpec,
+    settings: Settings,
+    progress: Say = lambda text: None,
+    constants: DeviceConstants | None = None,
+    warm: WarmProcesses | None = None,
+) -> Simulated:
+    """Run ``command`` on the simulated ``gpu``: memory, batch size, precision, remedies, speed.
+
+    ``warm``: what runs are forked from (``None``: each imports PyTorch by itself). After the
+    user's interrupt it is the plan of the runs that are over. Raises as :func:`plan` does.
+    """
     started = time.monotonic()
+    known = device_constants(gpu) if constants is None else constants
     with (
         Tracer(
             command,
@@ -159,256 +193,204 @@ def simulated(
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
-        constants = device_constants(gpu) if constants is None else constants
-        planner = _Planner(command, gpu, settings, runs, constants, as_progress(progress))
+        first_run = FirstRun(command, gpu, settings, known, runs, as_progress(progress))
         interrupt = None
         try:
-            result = planner.run()
+            found = _from_runs(first_run, settings, known)
         except KeyboardInterrupt as error:
             interrupt = error
-            result = planner.so_far(error)
-    result = dataclasses.replace(result, seconds=time.monotonic() - started)
-    return Simulated(result, planner.options, interrupt)
+            runs.only_finished()
+            try:
+                found = _from_runs(first_run, settings, known)
+            except TrainfitError:
+                raise interrupt from None
+    seconds, early = time.monotonic() - started, interrupt is not None
+    result = dataclasses.replace(found.result, seconds=seconds, interrupted=early)
+    return dataclasses.replace(found, result=result, interrupt=interrupt)
 
 
-class _Planner:
-    """What makes the plan; once more after an interrupt, from the runs that are over."""
+def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstants) -> Simulated:
+    """From the first run to what is recommended; the plan is built once, at the end."""
+    job, options = first_run.job()
 
-    def __init__(
-        self,
-        command: Command,
-        gpu: GpuSpec,
-        settings: Settings,
-        runs: Runs,
-        constants: DeviceConstants,
-        progress: Progress,
-    ) -> None:
-        self._command = command
-        self._gpu = gpu
-        self._settings = settings
-        self._runs = runs
-        self._constants = constants
-        self._progress = progress
-        self._first_run = FirstRun(command, runs, gpu, self._answer)
-        self._has_answered = False
-        self._runs.early = self._early_answer
-        self.options = CommandOptions(command, command)
+    # Batch sizes, of the command as it is written.
+    flipped = opposite_amp(job)
+    job.start_runs(flipped)
+    present = present_setting(job)
+    if present.batches.law is not None:
+        job.start_pair(flipped)
 
-    def so_far(self, interrupt: KeyboardInterrupt) -> PlanResult:
-        """The plan from the runs that are over; raises ``interrupt`` where that is too little."""
-        self._runs.only_finished()
-        try:
-            result = self.run()
-        except TrainfitError:
-            raise interrupt from None
-        return dataclasses.replace(result, interrupted=True)
+    # Precision, and its batch size.
+    others, failed = other_settings(job, present, flipped)
+    choice, chosen = chosen_setting(job, present, others, failed)
+    settled = confirmed(job, chosen)
+    if settled is not chosen:
+        others = [settled if each is chosen else each for each in others]
+        present = settled if present is chosen else present
+        if choice is not None and choice.configuration is not None:
+            choice = dataclasses.replace(choice, configuration=settled.configuration)
+        chosen = settled
+    if choice is not None and choice.by_hand:
+        job.notes.add(choice.by_hand, kind="action")
+    note_steps(job, settings.steps)
+    note_batches(job, chosen.batches)
+    note_remainder(job, chosen.batches, chosen.spec)
 
-    def run(self) -> PlanResult:
-        """From the first run to what is recommended."""
-        job = self._job()
-        flipped = opposite_amp(job)
-        job.start_runs(flipped)
-        present = present_setting(job)
-        if present.batches.law is not None:
-            job.start_pair(flipped)
-        others, failed = other_settings(job, present, flipped)
-        choice, chosen = chosen_setting(job, present, others, failed)
-        settled = confirmed(job, chosen)
-        if settled is not chosen:
-            others = [settled if each is chosen else each for each in others]
-            present = settled if present is chosen else present
-            if choice is not None and choice.configuration is not None:
-                choice = dataclasses.replace(choice, configuration=settled.configuration)
-            chosen = settled
-        if choice is not None and choice.by_hand:
-            job.notes.add(choice.by_hand, kind="action")
-        note_steps(job, self._settings.steps)
-        note_batches(job, chosen.batches)
-        note_remainder(job, chosen.batches, chosen.variant)
-        remedies = None if job.infers else self._remedies(job, present, flipped)
-        inference = (
-            gradients_both_ways(self._runs, job.memory_model, job.batch, job.first)
-            if job.infers
-            else None
-        )
-        note_interrupt(job, present, others, remedies)
-        kept = self._accumulation(job, chosen)
-        note_accumulation(job.notes, kept)
-        note_learning(job, chosen.batches)
-        return dataclasses.replace(
-            self._result(job, present, chosen),
-            other_amp=others[0].configuration if others else None,
-            remedies=remedies,
-            inference=inference,
-            amp_choice=choice,
-        )
+    # Remedies, or what an inference needs.
+    remedies, inference = None, None
+    if job.infers:
+        inference = gradients_both_ways(job)
+    else:
+        remedies = try_remedies(job, present, flipped, settings.remedies)
+    note_interrupt(job, present, others, remedies)
 
-    def _job(self) -> PlannedJob:
-        """The command as it is written, and what its process uses of the GPU."""
-        first, batch = self._first_run.make()
-        self.options = self._first_run.options
-        self._command = self.options.command
-        notes, whole = Notes(), self._first_run.whole
-        note_options(notes, self.options)
-        if self._command.interpreter.note:
-            notes.append(self._command.interpreter.note)
-        if self._settings.rented:
-            notes.add(self._settings.rented, MAY_CHANGE)
-        memory_model = self._memory_model()
-        note_first_run(notes, memory_model, first, whole, self._runs.counted)
-        recording = recording_of(first)
-        memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
-        if self._settings.headroom is None:
-            memory_model = dataclasses.replace(
-                memory_model, headroom=memory_model.margin(recording)
-            )
-        settings = self._settings
-        return planned_job(
-            self._command,
-            self._gpu,
-            self._machine(),
-            memory_model,
-            self._runs,
-            notes,
-            first,
-            batch,
-            infers=whole is not None,
-            noise_scale=settings.noise_scale,
-            thorough=settings.thorough,
-        )
+    # The samples of an optimizer step.
+    kept, options = _accumulation(job, options, chosen)
+    note_accumulation(job.notes, kept)
+    note_learning(job, chosen.batches)
+    result = _built(
+        job, options.command, settings, constants, present, chosen, others, choice, remedies,
+        inference,
+    )  # fmt: skip
+    return Simulated(result, options)
 
-    def _memory_model(self) -> MemoryModel:
-        return MemoryModel(
-            self._gpu,
-            allocator_settings(self._command),
-            self._settings.headroom or 0.0,
-            self._constants.used(LIBRARIES),
-            self._constants.other_processes_bytes,
-        )
 
-    def _machine(self) -> Machine:
-        settings, profile = self._settings, self._constants.profile
-        return machine_of(self._gpu, settings.cpu, settings.rates, profile)
+def _accumulation(
+    job: PlannedJob, options: CommandOptions, chosen: AmpSetting
+) -> tuple[Accumulation, CommandOptions]:
+    """What keeps the effective batch size, by an option that has that effect; and the options
+    without one that has not."""
+    makeup, best = job.recording.makeup, chosen.batches.recommended
+    by_noise = chosen.batches.by_noise
+    kept = accumulation_for(options.command, makeup, job.batch, best, by_noise)
+    wanted, option = kept.values.get("grad_accum"), options.option("grad_accum")
+    if wanted is None or best is None or option is None or option.is_proven:
+        return kept, options
+    why = accumulates(job.runs, best, wanted, chosen.spec.values.get("amp"))
+    if not why:
+        return kept, options.proven(["grad_accum"])
+    options = options.without({"grad_accum": why})
+    job.runs.use(options.command)
+    return accumulation_for(options.command, makeup, job.batch, best, by_noise), options
 
-    def _early_answer(self, recording: Recording) -> None:
-        """Tell of the job as its second step shows it, while its run goes on."""
-        text = self._command.present.get("batch_size")
-        # What cannot be told of it yet is told when its run is over.
-        with contextlib.suppress(Exception):
-            self._tell(recording, None if text is None else int(text))
 
-    def _answer(self, first: Trace, batch: int | None) -> None:
-        """Tell of the job as it is, while other runs are still to come."""
-        self._tell(recording_of(first), batch)
+def _tuned(
+    result: PlanResult,
+    command: Command,
+    gpu: GpuSpec,
+    settings: Settings,
+    tuning: TuningSpec,
+    progress: Say,
+) -> tuple[PlanResult, KeyboardInterrupt | None]:
+    """The plan with what real runs of the DataLoader showed, those before the user's interrupt if
+    one ended them."""
 
-    def _tell(self, recording: Recording, batch: int | None) -> None:
-        if self._runs.is_over or self._has_answered:
-            return
-        context = context_parts(recording)
-        memory_model = dataclasses.replace(self._memory_model(), context=context)
-        shown, fits = memory_model.shown(Stream.of(recording))
-        self._progress.first_answer(
-            FirstAnswer(
-                batch_size=batch,
-                fits=fits,
-                device_bytes=memory_model.figures(shown, context).device_bytes,
-                capacity_bytes=self._gpu.memory_bytes,
-                step_s=step_seconds(recording, self._machine()),
-            )
-        )
-        self._has_answered = True
+    def spec() -> RunSpec:
+        found = dataclasses.replace(tuning, step=tuning.step or predicted_step(result))
+        # The script's way to its first step may take as long as any simulated run.
+        probe_s = _THOROUGH_S if tuning.seconds == _PROBE_S else tuning.seconds
+        limit_s = settings.time_limit_s + _MEASURING * probe_s
+        loading = LoaderSpec(found, script_limit_s=settings.time_limit_s)
+        return RunSpec(gpu=gpu, time_limit_s=limit_s, loading=loading)
 
-    def _accumulation(self, job: PlannedJob, chosen: AmpSetting) -> Accumulation:
-        """What keeps the effective batch size, by an option that has that effect."""
-        makeup, best = job.recording.makeup, chosen.batches.recommended
-        by_noise = chosen.batches.by_noise
-        kept = accumulation_for(self._command, makeup, job.batch, best, by_noise)
-        wanted, option = kept.values.get("grad_accum"), self.options.option("grad_accum")
-        if wanted is None or best is None or option is None or option.is_proven:
-            return kept
-        why = accumulates(self._runs, best, wanted, chosen.variant.amp)
-        if not why:
-            self.options = self.options.proven(["grad_accum"])
-            return kept
-        self.options = self.options.without({"grad_accum": why})
-        self._command = self.options.command
-        self._runs.use(self._command)
-        return accumulation_for(self._command, makeup, job.batch, best, by_noise)
+    result = with_sample_cost(
+        result,
+        lambda batch: tuned_command(result, command, batch),
+        lambda filled: timed_samples(filled, spec(), progress),
+    )
 
-    def _remedies(self, job: PlannedJob, present: AmpSetting, flipped: Variant) -> Remedies | None:
-        """The remedies to try: those asked for, or all if the job does not fit."""
-        names = self._settings.remedies
-        if names is None:
-            names = () if present.configuration.fits else NAMES
-        if not names:
-            return None
-        planned = Job(
-            command=self._command,
-            runs=self._runs,
-            memory_model=job.memory_model,
-            batch=job.batch,
-            law=present.batches.law,
-            largest=present.batches.largest,
-            flipped=flipped,
-            machine=job.machine,
-        )
-        return try_remedies(planned, names)
+    interrupts: list[KeyboardInterrupt] = []
 
-    def _result(self, job: PlannedJob, present: AmpSetting, chosen: AmpSetting) -> PlanResult:
-        """The plan, but for the other settings, remedies, inference and launch line."""
-        first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
-        assumptions = dict(job.recording.header["assumptions"])
-        return PlanResult(
-            command=self._command.line(),
-            gpu=self._gpu.key,
-            gpu_memory_bytes=self._gpu.memory_bytes,
-            headroom_share=job.memory_model.headroom,
-            headroom_is_set=self._settings.headroom is not None,
-            steps=first.outcome.steps,
-            now=present.configuration,
-            recommended=job.memory_model.figures(peak) if peak is not None else None,
-            other_amp=None,
-            basis=here.basis,
-            basis_detail=here.basis_detail,
-            launch="",
-            assumptions=assumptions,
-            notes=tuple(job.notes),
-            structured_notes=tuple(complete(job.notes.structured(), (), assumptions)),
-            coverage=first.outcome.coverage,
-            other_gpus=() if present.configuration.fits else _other_gpus(job),
-            gpu_sources=dict(self._gpu.sources),
-            environment=_environment(first),
-            seconds=0.0,
-            pattern=job.pattern,
-            other_processes_bytes=self._constants.other_processes_bytes,
-            profile=self._constants.profile,
-            variables=_variables(self._command, first, chosen),
-            batch_in_command="batch_size" in self._command.present,
+    def tune(filled: Command) -> LoaderResult:
+        tuned = tune_command(filled, spec(), progress)
+        if tuned.interrupt is not None:
+            interrupts.append(tuned.interrupt)
+        return tuned.result
+
+    here = _core_here(result.cpu)
+    result = with_loading(result, command, tune, step_is_bound=tuning.step is None, here=here)
+    return result, next(iter(interrupts), None)
+
+
+def _core_here(cpu: HostCpu | None) -> CoreHere | None:
+    """A core of this machine, measured where it is to be compared with another's."""
+    if cpu is None or cpu.core_speed is not None:
+        return None
+    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def _built(
+    job: PlannedJob,
+    command: Command,
+    settings: Settings,
+    constants: DeviceConstants,
+    present: AmpSetting,
+    chosen: AmpSetting,
+    others: Sequence[AmpSetting],
+    choice: AmpChoice | None,
+    remedies: Remedies | None,
+    inference: Inference | None,
+) -> PlanResult:
+    """The plan of the simulated runs."""
+    first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
+    assumptions = dict(job.recording.header["assumptions"])
+    return PlanResult(
+        command=command.line(),
+        gpu=job.gpu.key,
+        gpu_memory_bytes=job.gpu.memory_bytes,
+        headroom_share=job.memory_model.headroom,
+        headroom_is_set=settings.headroom is not None,
+        steps=first.outcome.steps,
+        now=present.configuration,
+        recommended=job.memory_model.figures(peak) if peak is not None else None,
+        other_amp=others[0].configuration if others else None,
+        basis=here.basis,
+        basis_detail=here.basis_detail,
+        launch="",
+        assumptions=assumptions,
+        notes=tuple(job.notes),
+        structured_notes=tuple(complete(job.notes.structured(), (), assumptions)),
+        coverage=first.outcome.coverage,
+        other_gpus=() if present.configuration.fits else _other_gpus(job),
+        gpu_sources=dict(job.gpu.sources),
+        environment=_environment(first),
+        seconds=0.0,
+        remedies=remedies,
+        inference=inference,
+        amp_choice=choice,
+        pattern=job.pattern,
+        other_processes_bytes=constants.other_processes_bytes,
+        profile=constants.profile,
+        variables=_variables(command, first, chosen),
+        batch_in_command="batch_size" in command.present,
+        samples=job.samples,
+        speed=speed(
+            recording_of(chosen.trace),
+            job.batch,
+            job.machine,
+            chosen.batches.curve,
             samples=job.samples,
-            speed=speed(
-                recording_of(chosen.trace),
-                job.batch,
-                job.machine,
-                chosen.batches.curve,
-                samples=job.samples,
-                calls=job.infers,
-            ),
-            recordings=job.recorded(here.pair),
-            cpu=self._settings.cpu,
-            protection=first.outcome.protection,
-            step=job.recording.makeup,
-            shapes=job.batch_shapes(),
-            batch_check=chosen.batches.check,
-            allocator=allocator_trial(self._command, job.memory_model, chosen),
-            loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
-            sample_loading_s=first.outcome.sample_s,
-        )
+            calls=job.infers,
+        ),
+        recordings=job.recorded(here.pair),
+        cpu=settings.cpu,
+        protection=first.outcome.protection,
+        step=job.recording.makeup,
+        shapes=job.batch_shapes(),
+        batch_check=chosen.batches.check,
+        allocator=allocator_trial(command, job.memory_model, chosen),
+        loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
+        sample_loading_s=first.outcome.sample_s,
+    )
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
     """Accelerate's precision, where it is chosen, or came from trainfit's own environment."""
-    if chosen.variant.precision is not None:
-        return {ACCELERATE: chosen.variant.precision}
+    if ACCELERATE in chosen.spec.variables:
+        return dict(chosen.spec.variables)
     precision = first.outcome.accelerate
     if precision is None or "amp" in command.present or ACCELERATE not in os.environ:
         return {}

@@ -12,18 +12,18 @@ from typing import Final
 from trainfit.plan.runs.batches import data_set_of, drops_last
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.progress import CHANGES, MAY_CHANGE
-from trainfit.plan.runs.runs import Variant
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.results.runs.spec import RunSpec
 
 #: Batch sizes next to one that are looked at for one that leaves more than a sample, or none.
 _NEAR: Final = 8
 
 
-def note_remainder(job: PlannedJob, batches: Batches, variant: Variant) -> None:
+def note_remainder(job: PlannedJob, batches: Batches, spec: RunSpec) -> None:
     """Say where an epoch's last batch has one sample and the script fails with one.
 
-    Both the present batch size and the recommended one are looked at. ``variant`` is how the
+    Both the present batch size and the recommended one are looked at. ``spec`` is how the
     recommended configuration runs. A run is made only where a sample is left over.
     """
     present, first = job.batch, job.first
@@ -40,7 +40,7 @@ def note_remainder(job: PlannedJob, batches: Batches, variant: Variant) -> None:
     ends = "; ".join(f"{samples} = {samples // size} × {size} + 1" for size in left)
     said = f"the last batch of an epoch has 1 sample ({ends})"
     try:
-        trace = job.runs.attempt(1, variant)
+        trace = job.runs.attempt(1, spec)
     except NotSimulated:
         job.notes.add(f"{said}: not simulated", MAY_CHANGE)
         return

@@ -16,9 +16,10 @@ from trainfit.hardware.machine.processor import read_cpu
 from trainfit.hardware.machine.system import System
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.runs.tracing import run_child
+from trainfit.plan.runs.tracing import run_child, run_real
 from trainfit.results.plan import HostCpu, PlanResult
-from trainfit.results.real_runs import WARM_UP, Counts, CpuRunOutcome, CpuRunRequest, VersusCpu
+from trainfit.results.real_runs import WARM_UP, Counts, CpuRunOutcome, VersusCpu
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import duration
 from trainfit.speed.step import REFERENCE_OPERATOR_S
 
@@ -129,22 +130,19 @@ def run_on_cpu(
 ) -> CpuRunOutcome:
     """Run the command for some steps in a process that sees no GPU, or the CPU as one."""
     with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
-        folder = Path(name)
-        request = CpuRunRequest(
+        spec = RunSpec(
             target=command.target(),
-            outcome=str(folder / "outcome.json"),
+            folder=name,
+            steps=_MOST_STEPS,
             least_steps=_LEAST_STEPS,
-            most_steps=_MOST_STEPS,
             enough_s=_ENOUGH_S,
             time_limit_s=limit_s,
-            counts=counts,
-            stand_in=stand_in,
+            count=counts,
+            cpu_stands_in=stand_in,
         )
-        (folder / "request.json").write_text(request.to_json())
-        environment = {**os.environ, **command.environment(), **_NO_GPU}
-        child = run_child(command, "trainfit.speed.cpu_run", folder, environment, limit_s)
+        child = run_real(command, spec, "trainfit.speed.cpu_run", _NO_GPU)
         with contextlib.suppress(OSError, ValueError):
-            return CpuRunOutcome.load(folder / "outcome.json")
+            return CpuRunOutcome.load(spec.outcome)
     return CpuRunOutcome("died", 0, child.seconds, message=child.ending)
 
 

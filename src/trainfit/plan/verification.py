@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from trainfit.plan.calibration import CalibrationError, NoGpuError, Processes
 from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command, parse_command, split_line
 from trainfit.plan.runs.failures import ScriptError, cause_of_error, with_cause
-from trainfit.plan.runs.tracing import run_child
+from trainfit.plan.runs.tracing import run_real
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
@@ -27,12 +26,12 @@ from trainfit.results.real_runs import (
     REHEARSED,
     Comparison,
     RealRunOutcome,
-    RealRunRequest,
     Verification,
 )
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import UNASKED, SandboxRequest
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import count, duration
 
 #: Steps at the beginning whose times do not count: kernels are loaded, clocks rise.
@@ -324,19 +323,13 @@ class ThisMachine:
         """Run the command; what it measured, and the end of what it printed."""
         command = dataclasses.replace(command, sandbox=self._sandbox)
         with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
-            folder = Path(name)
-            request = RealRunRequest(
-                target=command.target(),
-                steps=steps,
-                outcome=str(folder / "outcome.json"),
-                time_limit_s=limit_s,
-                stand_in=self.stand_in,
-            )
-            (folder / "request.json").write_text(request.to_json())
-            environment = {**os.environ, **command.environment()}
-            child = run_child(command, "trainfit.memory.verification", folder, environment, limit_s)
+            spec = RunSpec(target=command.target(), folder=name, steps=steps, time_limit_s=limit_s)
+            if self.stand_in is not None:
+                gpu, constants = self.stand_in.gpu, self.stand_in.constants
+                spec = dataclasses.replace(spec, gpu=gpu, constants=constants)
+            child = run_real(command, spec, "trainfit.memory.verification")
             with contextlib.suppress(OSError, ValueError):
-                outcome = RealRunOutcome.load(folder / "outcome.json")
+                outcome = RealRunOutcome.load(spec.outcome)
                 return dataclasses.replace(outcome, protection=child.protection), child.output
         return RealRunOutcome("died", 0, child.seconds, message=child.ending), child.output
 

@@ -13,11 +13,10 @@ import statistics
 from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
-from trainfit.results.files.decoding import Exchanged
 from trainfit.results.files.documents import Format, ResultFile
-from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.measurement import Device
 from trainfit.results.runs.script import Protection
-from trainfit.results.runs.trace import OwnFault, Status, Target
+from trainfit.results.runs.trace import ScriptOutcome
 
 FORMAT: Final = "trainfit-verification"
 VERSION: Final = 1
@@ -32,21 +31,7 @@ REHEARSED: Final = "a rehearsal on the simulated GPU: nothing was measured"
 
 
 @dataclasses.dataclass(frozen=True)
-class RealRunRequest(Exchanged):
-    """One run of a user's script on the real GPU, for ``steps`` optimizer steps.
-
-    ``outcome`` is the file to write.
-    """
-
-    target: Target
-    steps: int
-    outcome: str
-    time_limit_s: float = 600.0
-    stand_in: StandIn | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class RealRunOutcome(Exchanged):
+class RealRunOutcome(ScriptOutcome):
     """What a real run measured.
 
     ``allocated_bytes`` and ``reserved_bytes`` are peaks. ``outside_bytes`` was held at the
@@ -56,19 +41,12 @@ class RealRunOutcome(Exchanged):
     device.
     """
 
-    status: Status
-    steps: int
-    seconds: float
-    message: str = ""
-    traceback: str = ""
-    location: str | None = None
     device: Device | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     outside_bytes: int | None = None
     process_bytes: int | None = None
     step_seconds: tuple[float, ...] = ()
-    own_fault: OwnFault | None = None
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
 
@@ -157,40 +135,13 @@ Counts = Literal["steps", "calls"]
 
 
 @dataclasses.dataclass(frozen=True)
-class CpuRunRequest(Exchanged):
-    """One run of a user's script on the CPU, for up to ``most_steps`` steps: the optimizer's, or
-    calls of a model.
-
-    It ends earlier once ``enough_s`` have passed since the first step, with ``least_steps`` at
-    the least. ``outcome`` is the file to write. With ``stand_in`` the script is told that there
-    is a GPU, and it runs on the CPU instead.
-    """
-
-    target: Target
-    outcome: str
-    least_steps: int
-    most_steps: int
-    enough_s: float
-    time_limit_s: float = 600.0
-    counts: Counts = "steps"
-    stand_in: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class CpuRunOutcome(Exchanged):
+class CpuRunOutcome(ScriptOutcome):
     """What became of it: the times from the end of a step to the end of the next, and for how
     long of each the script waited for its DataLoader, in seconds. ``threads`` are PyTorch's."""
 
-    status: Status
-    steps: int
-    seconds: float
-    message: str = ""
-    traceback: str = ""
-    location: str | None = None
     step_seconds: tuple[float, ...] = ()
     waited_s: tuple[float, ...] = ()
     threads: int | None = None
-    own_fault: OwnFault | None = None
 
 
 #: Which of the two is faster; "cannot tell" where either time is unknown or their ranges meet.

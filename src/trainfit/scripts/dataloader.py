@@ -305,15 +305,12 @@ class LoaderTracker:
             batch_size=batch_size if type(batch_size) is int else None,
             samples=_samples(loader, sampler),
             batches=made.batches,
-            num_workers=int(loader.num_workers),
+            settings=private.settings_of(loader),
             dataset=type(getattr(loader, "dataset", None)).__name__,
             where=original.where,
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
-            prefetch_factor=getattr(loader, "prefetch_factor", None),
-            pin_memory=bool(getattr(loader, "pin_memory", False)),
-            persistent_workers=bool(getattr(loader, "persistent_workers", False)),
         )
 
 

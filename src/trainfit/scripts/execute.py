@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import faulthandler
 import importlib.machinery
 import importlib.metadata
@@ -26,7 +27,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.trace import ScriptOutcome, Target
 from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
@@ -65,8 +66,8 @@ class Stopper:
         raise StopScript
 
 
-def run_script(target: Target, arguments: list[str] | None = None) -> tuple[Status, dict[str, Any]]:
-    """Run the target to its stop or its end; status and details of what became of it.
+def run_script(target: Target, arguments: list[str] | None = None) -> ScriptOutcome:
+    """Run the target to its stop or its end; what became of it, without its steps and seconds.
 
     ``arguments`` are its ``sys.argv``, in another form than a plain list.
     """
@@ -74,12 +75,12 @@ def run_script(target: Target, arguments: list[str] | None = None) -> tuple[Stat
         execute(target, arguments)
     except SystemExit as error:
         if error.code not in (None, 0):
-            return "exited", {"message": _exit_message(error.code)}
+            return ScriptOutcome("exited", message=_exit_message(error.code))
     except StopScript:
         pass  # the outcome is written
     except BaseException as error:
         return _failure(error)
-    return "ended", {}
+    return ScriptOutcome("ended")
 
 
 def watch(
@@ -179,17 +180,18 @@ def _exit_message(code: Any) -> str:
     return f"exit code 1: {code}"
 
 
-def _failure(error: BaseException) -> tuple[Status, dict[str, Any]]:
-    """Status and details of a script that raised."""
-    details: dict[str, Any] = {
-        "message": f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
-        "traceback": script_traceback(error),
-        "location": line_of_user(error.__traceback__),
-        "own_fault": own_fault(error, (__file__, runpy.__file__)),
-    }
+def _failure(error: BaseException) -> ScriptOutcome:
+    """Of a script that raised."""
+    failed = ScriptOutcome(
+        "out_of_memory" if isinstance(error, torch.OutOfMemoryError) else "failed",
+        message=f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
+        traceback=script_traceback(error),
+        location=line_of_user(error.__traceback__),
+        own_fault=own_fault(error, (__file__, runpy.__file__)),
+    )
     for cause in causes(error):
         if isinstance(cause, UnsupportedOperatorError):
-            return "unsupported", details | {"message": str(cause), "location": cause.location}
-    if isinstance(error, torch.OutOfMemoryError):
-        return "out_of_memory", details
-    return "failed", details
+            return dataclasses.replace(
+                failed, status="unsupported", message=str(cause), location=cause.location
+            )
+    return failed

@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.measurement import Device, MeasuringOutcome, MeasuringRequest, StandIn
+from trainfit.results.gpus import DeviceConstants, GpuSpec
+from trainfit.results.runs.measurement import Device, MeasuringOutcome, MeasuringRequest
 
 
-def device(stand_in: StandIn | None) -> AbstractContextManager[Any]:
+def device(
+    gpu: GpuSpec | None, constants: DeviceConstants | None = None
+) -> AbstractContextManager[Any]:
     """The device to measure on: this machine's, or a simulated one in its place."""
-    if stand_in is None:
+    if gpu is None:
         return contextlib.nullcontext()
     from trainfit.simgpu.session import Simulation
 
-    return Simulation(stand_in.gpu, constants=stand_in.constants)
+    return Simulation(gpu, constants=constants)
 
 
 def describe() -> Device:
@@ -61,8 +64,10 @@ def attempt(failed: dict[str, str], name: str, function: Callable[[], Any]) -> A
 def serve(measure: Callable[[MeasuringRequest], MeasuringOutcome]) -> None:
     """A measuring process: reads the request named by its argument, writes the outcome."""
     request = MeasuringRequest.from_json(Path(sys.argv[1]).read_text())
+    stand_in = request.stand_in
+    simulated = (stand_in.gpu, stand_in.constants) if stand_in is not None else (None,)
     try:
-        with device(request.stand_in):
+        with device(*simulated):
             if torch.cuda.is_available():
                 outcome = measure(request)
                 outcome.save(Path(request.result))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import os
@@ -16,15 +17,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.amp import grad_scaler
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.step_cycle import StepCycle
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.patching import PatchSet
@@ -37,19 +39,15 @@ class ScriptRun(abc.ABC):
     """One run; what is noted, when it is enough, and what is kept say the subclasses.
 
     ``steps`` is how many there were so far: of the training, or calls of outermost modules with
-    parameters, as ``counts`` says.
+    parameters, as ``spec.count`` says.
     """
 
-    def __init__(
-        self, target: Target, time_limit_s: float, counts: Literal["steps", "calls"] = "steps"
-    ) -> None:
-        self._target = target
-        self._time_limit_s = time_limit_s
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
         self._cycle = StepCycle()
         self._made = self._in_pass = 0
         self._calls = PatchSet()
         self._stopper = Stopper()
-        self._counts = counts
         self._depth = 0
         self.steps = 0
         self._started = time.monotonic()
@@ -66,29 +64,30 @@ class ScriptRun(abc.ABC):
         """Was this step the last one wanted?"""
 
     @abc.abstractmethod
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
-        """Write what came of the run: ``details`` are those of :func:`run_script`."""
+    def keep(self, end: ScriptOutcome) -> None:
+        """Write what came of the run."""
 
     def run(self) -> None:
         """Run the script to its stop or its end and keep what came of it."""
-        watch(self._started, self._time_limit_s, self._done, self._late, self._stopped)
+        watch(self._started, self.spec.time_limit_s, self._done, self._late, self._stopped)
         patches = PatchSet()
         hooks = self._hooks(patches)
         try:
-            status, details = run_script(self._target)
+            assert self.spec.target is not None
+            end = run_script(self.spec.target)
         finally:
             for hook in hooks:
                 hook.remove()
             self._calls.restore()
             patches.restore()
-        if status == "ended" and not self.steps and self._cycle.is_unfinished:
+        if end.status == "ended" and not self.steps and self._cycle.is_unfinished:
             self.steps = 1
             with contextlib.suppress(Exception):
                 self.note()
-        self._finish(status, details)
+        self._finish(end)
 
     def _hooks(self, patches: PatchSet) -> list[Any]:
-        if self._counts == "calls":
+        if self.spec.count == "calls":
             return [
                 nn_module.register_module_forward_pre_hook(self._enter),
                 nn_module.register_module_forward_hook(self._leave, always_call=True),
@@ -214,16 +213,16 @@ class ScriptRun(abc.ABC):
             self.note()
         if self.enough():
             with contextlib.suppress(Exception):
-                self._finish("finished", {})
+                self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
     def _late(self, place: str | None) -> bool:
-        return self._finish("timeout", {"location": place})
+        return self._finish(ScriptOutcome("timeout", location=place))
 
     def _stopped(self, reason: str, place: str | None) -> bool:
-        return self._finish("failed", {"message": reason, "location": place})
+        return self._finish(ScriptOutcome("failed", message=reason, location=place))
 
-    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+    def _finish(self, end: ScriptOutcome) -> bool:
         """Keep what there is, once; what the script does later does not count.
 
         Returns whether this call was the one that did.
@@ -233,5 +232,6 @@ class ScriptRun(abc.ABC):
                 return False
             self._done.set()
         faulthandler.cancel_dump_traceback_later()
-        self.keep(status, time.monotonic() - self._started, details)
+        seconds = time.monotonic() - self._started
+        self.keep(dataclasses.replace(end, steps=self.steps, seconds=seconds))
         return True

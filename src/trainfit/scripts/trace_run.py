@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import (
     EARLY_FILE,
@@ -30,10 +30,10 @@ from trainfit.results.runs.trace import (
     STATUS_FILE,
     LoaderInfo,
     RunStatus,
+    ScriptOutcome,
     Status,
     StepFeed,
     TraceOutcome,
-    TraceRequest,
 )
 from trainfit.scripts import sandbox
 from trainfit.scripts.dataloader import LoaderTracker
@@ -63,26 +63,24 @@ _SNAPSHOTS = 5
 class Runner:
     """One run of a script on the simulated GPU."""
 
-    def __init__(self, request: TraceRequest, stem: Stem | None = None) -> None:
+    def __init__(self, spec: RunSpec, stem: Stem | None = None) -> None:
         self._stem = stem
-        self._request = request
+        self._spec = spec
+        _, gpu = spec.given()
         self._simulation = Simulation(
-            request.gpu,
-            limited=request.limited,
-            constants=request.constants,
-            command=request.command,
+            gpu, limited=spec.limited, constants=spec.constants, command=spec.command
         )
-        self._loaders = LoaderTracker(request.loader, sample=request.sample)
+        self._loaders = LoaderTracker(spec.loader, sample=spec.sample)
         self._step = StepWatch(self._simulation, self._loaders)
         self._autocast = AutocastSwitch(
-            request.amp, torch.bfloat16 if request.gpu.supports_bf16 else torch.float16
+            spec.force, torch.bfloat16 if gpu.supports_bf16 else torch.float16
         )
         self._accelerate = AccelerateWatch()
         self._amp = AmpWatch(self._accelerate)
         self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
-        self._interventions = Interventions(self._simulation, request.interventions, request.survey)
+        self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
         self._inference = InferenceWatch(self._simulation, self._interventions)
@@ -93,13 +91,13 @@ class Runner:
 
     def run(self) -> None:
         """Run the script to its stop or its end and write recording and outcome."""
-        target = self._request.target
+        target, _ = self._spec.given()
         words = [target.name, *target.args]
         with self._simulation:
             self._loaders.install(self._patches)
             self._autocast.install(self._patches)
             self._accelerate.install(self._patches)
-            self._accelerate.expect(self._request.variables)
+            self._accelerate.expect(self._spec.variables)
             self._amp.install(self._patches)
             self._options.install(self._patches)
             self._launch.install(self._patches)
@@ -108,16 +106,16 @@ class Runner:
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
             self._interventions.install(self._patches)
-            self._simulation.cycle.counts_every_pass = self._request.count == "backwards"
+            self._simulation.cycle.counts_every_pass = self._spec.count == "backwards"
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
-                status, details = run_script(target, arguments)
+                end = run_script(target, arguments)
                 self._over = True
-                if status == "ended":
+                if end.status == "ended":
                     self._simulation.script_ended()
             finally:
                 self._step.remove()
@@ -128,7 +126,7 @@ class Runner:
                 self._accelerate.remove()
                 self._autocast.remove()
                 self._patches.restore()
-        self._finish(status, details)
+        self._finish(end)
 
     def _begin(self) -> None:
         """This process runs the script from now on."""
@@ -136,7 +134,7 @@ class Runner:
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
-        limit, callbacks = self._request.time_limit_s, (self._late, self._stopped)
+        limit, callbacks = self._spec.time_limit_s, (self._late, self._stopped)
         self._watch = watch(self._started, limit, self._done, *callbacks, self._why_stopped)
 
     # -- as a stem -------------------------------------------------------------------------
@@ -153,7 +151,7 @@ class Runner:
             return "a DataLoader or an autocast region already exists"
         if self._accelerate.where is not None:
             return "Accelerate has already read the environment"
-        self._printed = Path(self._request.outcome).with_name("output.txt").read_bytes()
+        self._printed = self._spec.outcome.with_name("output.txt").read_bytes()
         return ""
 
     def become(self, folder: str) -> list[str]:
@@ -161,15 +159,16 @@ class Runner:
         ``folder`` asks for. It has no interventions, which would have to be made before."""
         sandbox.begin(Path(folder))
         become_run(folder, self._printed)
-        self._request = request = _request_in(folder)
-        self._simulation.rename(request.command)
-        self._loaders.override(request.loader, request.sample)
-        self._autocast.force(request.amp)
-        self._accelerate.expect(request.variables)
-        self._simulation.cycle.counts_every_pass = request.count == "backwards"
+        self._spec = spec = _spec_in(folder)
+        self._simulation.rename(spec.command)
+        self._loaders.override(spec.loader, spec.sample)
+        self._autocast.force(spec.force)
+        self._accelerate.expect(spec.variables)
+        self._simulation.cycle.counts_every_pass = spec.count == "backwards"
         self._begin()
         self._simulation.go_on()
-        return [request.target.name, *request.target.args]
+        target, _ = spec.given()
+        return [target.name, *target.args]
 
     def _is_run(self) -> bool:
         """Is this the process of a run, neither a worker of it nor a stem? A stem ends here."""
@@ -192,7 +191,7 @@ class Runner:
             self._steps_at.append(time.monotonic())
             self._tell_early()
             return
-        self._finish("finished", {})
+        self._finish(ScriptOutcome("finished"))
         self._stopper.stop()
 
     def _after_batch(self) -> None:
@@ -205,26 +204,26 @@ class Runner:
         if not self._is_run():
             return
         self._told = time.monotonic()
-        request = self._request
+        spec = self._spec
         status = RunStatus(
             steps=self._simulation.steps,
-            least=LEAST_STEPS if request.until_settled else request.steps,
-            most=request.steps,
+            least=LEAST_STEPS if spec.until_settled else spec.steps,
+            most=spec.steps,
             seconds=self._told - self._started,
             loading_s=self._loaders.waited_s,
         )
         with contextlib.suppress(OSError):
-            status.save(Path(request.outcome).with_name(STATUS_FILE))
+            status.save(spec.outcome.with_name(STATUS_FILE))
 
     def _tell_early(self) -> None:
         """Save what was recorded by now, once, where the rest of the run lasts."""
         now, at = time.monotonic(), self._steps_at
-        if not self._request.tells_early or len(at) < _EARLY_STEPS:
+        if not self._spec.tells_early or len(at) < _EARLY_STEPS:
             return
         # One more step would last as long as the last one did, or some already have.
         if max(at[-1] - at[-2], now - at[_EARLY_STEPS - 1]) < _EARLY_S:
             return
-        path = Path(self._request.outcome).with_name(EARLY_FILE)
+        path = self._spec.outcome.with_name(EARLY_FILE)
         if path.exists() or not self._is_run() or (recording := self._snapshot()) is None:
             return
         with contextlib.suppress(OSError):  # a full disk is no reason to end it
@@ -233,29 +232,29 @@ class Runner:
     def _after_call(self) -> None:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
-        if self._request.count == "calls":
+        if self._spec.count == "calls":
             self._cache.note_call()
             self._simulation.end_step()
         elif self._inference.only_infers():
-            self._finish("ended", {})
+            self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
     def _after_backward(self) -> None:
         """Maybe the last pass of a training that makes no step of an optimizer."""
-        if self._request.count == "steps" and self._inference.updates_by_itself():
-            self._finish("ended", {})
+        if self._spec.count == "steps" and self._inference.updates_by_itself():
+            self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
     def _late(self, place: str | None) -> bool:
-        return self._finish("timeout", {"location": place})
+        return self._finish(ScriptOutcome("timeout", location=place))
 
     def _why_stopped(self) -> str:
-        asked = Path(self._request.outcome).with_name(INTERRUPT_FILE).exists()
+        asked = self._spec.outcome.with_name(INTERRUPT_FILE).exists()
         return sandbox.stopped() or (_INTERRUPTED if asked else "")
 
     def _stopped(self, reason: str, place: str | None) -> bool:
         status: Status = "interrupted" if reason == _INTERRUPTED else "failed"
-        return self._finish(status, {"message": reason, "location": place})
+        return self._finish(ScriptOutcome(status, message=reason, location=place))
 
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?
@@ -264,23 +263,23 @@ class Runner:
         of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
         go on to where it is let go, or to the script's end.
         """
-        request, simulation = self._request, self._simulation
-        late = time.monotonic() - self._started > request.time_limit_s / 2
-        if request.count == "calls" and request.until_settled:
+        spec, simulation = self._spec, self._simulation
+        late = time.monotonic() - self._started > spec.time_limit_s / 2
+        if spec.count == "calls" and spec.until_settled:
             if self._cache.grows():
                 return late
             if self._cache.released():
                 return True
-        if not request.until_settled:
-            return steps >= request.steps
-        steps -= min(simulation.warm_up_steps, request.steps)
-        if steps >= request.steps:
+        if not spec.until_settled:
+            return steps >= spec.steps
+        steps -= min(simulation.warm_up_steps, spec.steps)
+        if steps >= spec.steps:
             return True
         if steps < LEAST_STEPS:
             return False
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
 
-    def _finish(self, status: Status, details: dict[str, Any]) -> bool:
+    def _finish(self, end: ScriptOutcome) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
 
         Returns whether this call was the one that did.
@@ -292,12 +291,12 @@ class Runner:
         faulthandler.cancel_dump_traceback_later()
         recording = self._snapshot()
         if recording is not None:
-            recording.save(Path(self._request.recording))
+            recording.save(self._spec.recording)
+        seconds = time.monotonic() - self._started
+        end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
         TraceOutcome(
-            status=status,
-            steps=self._simulation.steps,
-            seconds=time.monotonic() - self._started,
-            loader=self._feeding(status),
+            **vars(end),
+            loader=self._feeding(end.status),
             loaders=self._loaders.count,
             autocast=self._autocast.used,
             autocast_at=self._autocast.where,
@@ -315,15 +314,14 @@ class Runner:
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
-            **details,
-        ).save(Path(self._request.outcome))
+        ).save(self._spec.outcome)
         return True
 
     def _feeds(self) -> tuple[StepFeed, ...]:
-        return tuple(self._step.feeds) if self._request.count != "calls" else ()
+        return tuple(self._step.feeds) if self._spec.count != "calls" else ()
 
     def _makeup(self) -> StepMakeup | None:
-        return self._step.makeup(self._request.batch_size) if self._feeds() else None
+        return self._step.makeup(self._spec.batch_size) if self._feeds() else None
 
     def _feeding(self, status: Status) -> LoaderInfo | None:
         """The DataLoader; where its batches vary in shape, with a look at its samples. Without an
@@ -350,13 +348,12 @@ class Runner:
 
 def main() -> None:
     """The child process's entry point."""
-    request = TraceRequest.from_json(Path(sys.argv[1]).read_text())
-    Runner(request).run()
+    Runner(RunSpec.load(Path(sys.argv[1]))).run()
 
 
 def grow(folder: str, serve: Callable[[], str | None], status: int) -> None:
     """The entry point of a stem, and of every run that is forked from it."""
-    Runner(_request_in(folder), Stem(serve, status)).run()
+    Runner(_spec_in(folder), Stem(serve, status)).run()
 
 
 def _peak_ram_bytes() -> int:
@@ -365,10 +362,6 @@ def _peak_ram_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _request_in(folder: str) -> TraceRequest:
-    """What is asked of the run in ``folder``; its files are those."""
-    request = TraceRequest.from_json((Path(folder) / "request.json").read_text())
-    recording, outcome = Path(request.recording).name, Path(request.outcome).name
-    return dataclasses.replace(
-        request, recording=str(Path(folder) / recording), outcome=str(Path(folder) / outcome)
-    )
+def _spec_in(folder: str) -> RunSpec:
+    """What is asked of the run in ``folder``; it writes there."""
+    return dataclasses.replace(RunSpec.load(Path(folder) / REQUEST_FILE), folder=folder)

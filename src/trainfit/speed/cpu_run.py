@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from trainfit.results.real_runs import CpuRunOutcome, CpuRunRequest
-from trainfit.results.runs.trace import Status
+from trainfit.results.real_runs import CpuRunOutcome
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.real_run import ScriptRun
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.cpu_redirection import cpu_for_cuda
@@ -27,9 +28,8 @@ from trainfit.torch_private.data_loading import LoaderIterator
 class CpuRun(ScriptRun):
     """One run of a script on the CPU."""
 
-    def __init__(self, request: CpuRunRequest) -> None:
-        super().__init__(request.target, request.time_limit_s, request.counts)
-        self._request = request
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
         self._ended: list[float] = []
         self._waited: list[float] = []
         self._waits_s = 0.0
@@ -39,7 +39,7 @@ class CpuRun(ScriptRun):
         patches = PatchSet()
         self._watch_loaders(patches)
         try:
-            with cpu_for_cuda() if self._request.stand_in else contextlib.nullcontext():
+            with cpu_for_cuda() if self.spec.cpu_stands_in else contextlib.nullcontext():
                 super().run()
         finally:
             patches.restore()
@@ -49,22 +49,19 @@ class CpuRun(ScriptRun):
         self._waited.append(self._waits_s)
 
     def enough(self) -> bool:
-        request = self._request
-        if self.steps >= request.most_steps:
-            return True
+        spec = self.spec
+        if self.steps >= spec.steps or spec.enough_s is None:
+            return self.steps >= spec.steps
         passed = time.perf_counter() - self._ended[0] if self._ended else 0.0
-        return self.steps >= request.least_steps and passed >= request.enough_s
+        return self.steps >= spec.least_steps and passed >= spec.enough_s
 
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
+    def keep(self, end: ScriptOutcome) -> None:
         CpuRunOutcome(
-            status,
-            self.steps,
-            seconds,
+            **vars(end),
             step_seconds=tuple(two - one for one, two in itertools.pairwise(self._ended)),
             waited_s=tuple(two - one for one, two in itertools.pairwise(self._waited)),
             threads=torch.get_num_threads(),
-            **details,
-        ).save(Path(self._request.outcome))
+        ).save(self.spec.outcome)
 
     def _watch_loaders(self, patches: PatchSet) -> None:
         kind = LoaderIterator
@@ -83,4 +80,4 @@ class CpuRun(ScriptRun):
 
 def main() -> None:
     """The child process's entry point."""
-    CpuRun(CpuRunRequest.from_json(Path(sys.argv[1]).read_text())).run()
+    CpuRun(RunSpec.load(Path(sys.argv[1]))).run()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader
 
+from trainfit.results.dataloader import LoaderSettings, StartMethod
 from trainfit.torch_private.needed import attribute, needed, place
 
 with needed():
@@ -53,6 +55,27 @@ _result_queue = attribute(_MultiProcessingDataLoaderIter, "_worker_result_queue"
 attribute(_MultiProcessingDataLoaderIter, "_workers")
 attribute(_MultiProcessingDataLoaderIter, "_shutdown_workers")
 attribute(DataLoader, "_iterator")
+
+
+def settings_of(loader: Any) -> LoaderSettings:
+    """The settings of a DataLoader; one of the user's own class may lack some."""
+    context = getattr(loader, "multiprocessing_context", None)
+    return LoaderSettings(
+        num_workers=int(loader.num_workers),
+        prefetch_factor=getattr(loader, "prefetch_factor", None) or 2,
+        pin_memory=bool(getattr(loader, "pin_memory", False)),
+        in_order=bool(getattr(loader, "in_order", True)),
+        persistent_workers=bool(getattr(loader, "persistent_workers", False)),
+        start_method=context.get_start_method() if context is not None else default_start(),
+    )
+
+
+def default_start() -> StartMethod:
+    """The start method of workers where the script does not name one."""
+    # Asking for it without allow_none would fix it for the process.
+    multiprocessing = torch.multiprocessing
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
 def queues_of(batches: Any) -> set[Any]:

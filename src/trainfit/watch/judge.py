@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from trainfit.results.command_line import line_of
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
 from trainfit.results.text import duration
@@ -227,7 +228,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
             return f"trainfit loader -- {header.command}"
         words = [f"{name}={value}" for name, value in finding.fix.settings.items() if _is_env(name)]
         if words:
-            return f"{' '.join(words)} trainfit watch -- {header.command}"
+            return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
             verb = "watch" if finding.kind in BY_KIND else "plan"
             return f"trainfit {verb} -- {header.command}"

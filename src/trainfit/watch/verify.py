@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, Protocol
 
+from trainfit.results.command_line import line_of
 from trainfit.results.comparison import Comparison, Verification, VerifiedRun
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
@@ -351,7 +351,7 @@ def _not_enough(plain: Sequence[str], first: RunRecord) -> Verification:
         f"the run has {_steps(first)} steady steps, and {LEAST_STEPS} are needed "
         f"({LEAST_RECORDED} with the warm-up): let it train longer, or raise --verify-steps"
     )
-    return Verification("cannot tell", shlex.join(plain), reason=reason, runs=(_run(False, first),))
+    return Verification("cannot tell", line_of(plain), reason=reason, runs=(_run(False, first),))
 
 
 def _nothing_to_try(
@@ -360,7 +360,7 @@ def _nothing_to_try(
     """Why, and what to change by hand."""
     by_hand = next((each for each in findings if each.fix.settings or each.fix.line), None)
     by_hand = by_hand or next((each for each in findings if each.severity != "info"), None)
-    made = Verification("not tried", shlex.join(plain), runs=(_run(False, first),))
+    made = Verification("not tried", line_of(plain), runs=(_run(False, first),))
     if by_hand is None:
         return dataclasses.replace(made, reason="nothing to change was found")
     settings = by_hand.fix.settings
@@ -391,15 +391,15 @@ def _told(
     reason: str = "",
     comparison: Comparison | None = None,
 ) -> Verification:
-    prefix = "".join(f"{name}={shlex.quote(value)} " for name, value in trial.variables.items())
+    prefix = [f"{name}={value}" for name, value in trial.variables.items()]
     return Verification(
         verdict,
-        shlex.join(plain),
+        line_of(plain),
         trial.finding.kind,
         trial.finding.title,
         trial.settings,
         trial.left_out,
-        prefix + shlex.join(changed),
+        line_of([*prefix, *changed]),
         reason,
         trial.finding.fix.line if reason else "",
         tuple(_run(with_change, record) for with_change, record in runs),

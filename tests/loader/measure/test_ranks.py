@@ -30,6 +30,7 @@ from trainfit.loader.probe import Measured
 from trainfit.report.loader import loader_text
 from trainfit.results.dataloader import Confirmed, LoaderMachine, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import TuningSpec
 
 TWO = LoaderSettings(2)
 
@@ -197,11 +198,8 @@ def test_tuning_for_ranks_confirms_beside_the_others(
     found = tuning.tune(
         workload,
         share(2, 2),
-        Consumer(0.0),
-        ranks=2,
+        TuningSpec(ranks=2, seconds=1.0, confirm=1),
         whole=whole,
-        seconds=1.0,
-        confirm=1,
     )
     assert probed_on == [whole]
     assert found.ranks == 2 and found.machine.usable_cores == 1
@@ -224,11 +222,8 @@ def test_threads_of_libraries_are_held_down_for_one_ranks_share_too(
 
     monkeypatch.setattr(tuning, "probe_workload", probed)
     found = tuning.tune(
-        *(workload, share(2, 2), Consumer(0.0)),
-        ranks=2,
+        *(workload, share(2, 2), TuningSpec(ranks=2, seconds=1.0, confirm=0)),
         whole=whole,
-        seconds=1.0,
-        confirm=0,
     )
     assert probed_on == [whole, whole]
     held = dataclasses.replace(TWO, library_threads=1)

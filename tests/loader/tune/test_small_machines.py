@@ -31,12 +31,13 @@ from trainfit.loader.search import Goal, infeasible, oversubscribed, search
 from trainfit.loader.threads import variables
 from trainfit.loader.verdicts import nothing_ran
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.dataloader.measurement import LoadingOptions, notes_of
+from trainfit.plan.dataloader.measurement import notes_of
 from trainfit.plan.dataloader.process import CoreWrapper, Loaded, core_wrapper
 from trainfit.plan.runs.failures import remedy, what_happened
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings
 from trainfit.results.findings import failure_finding
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec
 from trainfit.results.runs.trace import TraceOutcome
 
 SETTINGS = st.builds(LoaderSettings, num_workers=st.integers(0, 8))
@@ -261,7 +262,7 @@ def test_cores_of_another_machine_are_left_out_and_said(script: None) -> None:
     assert found.words == ()
     assert "`taskset -c 1000` does not work here (" in found.failure
     loaded = Loaded(None, "", None, "", "", 0, 1.0, wrapper_failure=found.failure)
-    assert notes_of(loaded, None, LoadingOptions())[0] == found.failure
+    assert notes_of(loaded, None, RunSpec(loading=LoaderSpec()))[0] == found.failure
 
 
 @HAS_TASKSET

@@ -36,6 +36,7 @@ from trainfit.loader.tuning import tune
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import TuningSpec
 from trainfit.scripts.library_threads import pools
 
 pytestmark = pytest.mark.alone
@@ -70,8 +71,7 @@ def tuned(data: Any, batch_size: int | None = 4, step_s: float = 0.0, **more: An
     return tune(
         workload,
         MACHINE,
-        Consumer(step_s),
-        **({"seconds": SECONDS, "confirm": 2} | settings),
+        TuningSpec(Consumer(step_s), **({"seconds": SECONDS, "confirm": 2} | settings)),
     )
 
 
@@ -271,7 +271,7 @@ def test_what_was_measured_is_kept_before_each_risk() -> None:
 
     progress = Kept()
     workload = Workload(DataLoader(Sleeping(), 4))
-    result = tune(workload, MACHINE, Consumer(0.0), seconds=SECONDS, confirm=2, progress=progress)
+    result = tune(workload, MACHINE, TuningSpec(seconds=SECONDS, confirm=2), progress=progress)
     assert [len(each.confirmed) for each in progress.kept] == [0, 1, 2][: len(progress.kept)]
     assert len(progress.kept) == 1 + len(result.confirmed)
 

@@ -13,13 +13,13 @@ from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import amp_precisions
-from trainfit.plan.runs.runs import AS_WRITTEN, Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import Curve
 from trainfit.plan.sizing.laws import Batches
 from trainfit.results.configuration import AmpChoice, AmpHazard, Configuration
 from trainfit.results.memory import MemoryFigures
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import AmpSeen, TraceOutcome
 from trainfit.results.speed import StepSpeed
 
@@ -65,7 +65,7 @@ def setting(
     hazards = of_run(dtype, trace, MACHINE, is_own=not as_of, trains=True) if is_on else ()
     return AmpSetting(
         value,
-        AS_WRITTEN if value is None else Variant(amp=value),
+        AS_WRITTEN if value is None else RunSpec(values={"amp": value}),
         trace,
         configuration,
         batches,
@@ -76,7 +76,7 @@ def setting(
 
 
 def chosen(*settings: AmpSetting, gpu: str = "T4") -> AmpChoice:
-    present = dataclasses.replace(settings[0], variant=AS_WRITTEN)
+    present = dataclasses.replace(settings[0], spec=AS_WRITTEN)
     found = choose_amp(present, settings[1:], find_gpu(gpu))
     assert found is not None
     return found

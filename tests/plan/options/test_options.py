@@ -17,6 +17,7 @@ from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.runs.option_proof import _effect
 from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
 from trainfit.plan.sizing.recommendation import EffectiveBatch, accumulation_for
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.scripts.option_parsers import of_argparse
@@ -27,10 +28,7 @@ TOOL = ("python", "-m", "json.tool")
 SEEN = ObservedSettings(
     loader_batch=8,
     call_batch=8,
-    has_loader=True,
-    num_workers=0,
-    pin_memory=False,
-    persistent_workers=False,
+    loader=LoaderSettings(0),
     accumulation=1,
 )
 
@@ -260,11 +258,13 @@ def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
     parser = argument("--batch_size", type=int, default=8)
     for seen in (
         ObservedSettings(call_batch=8),
-        ObservedSettings(loader_batch=1, call_batch=8, has_loader=True),
+        ObservedSettings(loader_batch=1, call_batch=8, loader=LoaderSettings(0)),
     ):
         found = read(parser, seen=seen).option("batch_size")
         assert found is not None and found.source == "calls"
-    other = read(parser, seen=ObservedSettings(loader_batch=16, call_batch=8, has_loader=True))
+    other = read(
+        parser, seen=ObservedSettings(loader_batch=16, call_batch=8, loader=LoaderSettings(0))
+    )
     assert "the DataLoader has 16" in left(other, "batch_size")
 
 
@@ -365,13 +365,15 @@ def test_however_a_boolean_is_written(kind: str, word: str) -> None:
         now = parsed(words)
     except SystemExit:
         return
-    found = read(parser, *words, seen=dataclasses.replace(SEEN, pin_memory=now))
+    found = read(
+        parser, *words, seen=dataclasses.replace(SEEN, loader=LoaderSettings(0, pin_memory=now))
+    )
     for wanted in (True, False):
         assert parsed(launched(found, pin_memory=str(wanted).lower())) == wanted
 
 
 def test_a_boolean_that_cannot_be_switched_off() -> None:
-    pinned = dataclasses.replace(SEEN, pin_memory=True)
+    pinned = dataclasses.replace(SEEN, loader=LoaderSettings(0, pin_memory=True))
     found = read(_pin(action="store_true", default=True), seen=pinned)
     assert left(found, "pin_memory") == "the command line cannot switch it off"
 
@@ -519,12 +521,12 @@ def test_accumulation_that_the_user_has_not_marked(
     [
         ("batch_size", "8", {}, True),
         ("batch_size", "16", {}, False),
-        ("num_workers", "2", {"num_workers": 2}, True),
+        ("num_workers", "2", {"loader": LoaderSettings(2)}, True),
         ("num_workers", "2", {}, False),
         ("prefetch_factor", "4", {}, None),
-        ("prefetch_factor", "4", {"num_workers": 2, "prefetch_factor": 2}, False),
-        ("prefetch_factor", "None", {"num_workers": 2, "prefetch_factor": 2}, None),
-        ("pin_memory", "true", {"pin_memory": True}, True),
+        ("prefetch_factor", "4", {"loader": LoaderSettings(2)}, False),
+        ("prefetch_factor", "None", {"loader": LoaderSettings(2)}, None),
+        ("pin_memory", "true", {"loader": LoaderSettings(0, pin_memory=True)}, True),
         ("pin_memory", "true", {}, False),
         ("persistent_workers", "true", {}, None),
         ("amp", "bf16", {"autocast": "float16"}, False),
@@ -534,7 +536,7 @@ def test_accumulation_that_the_user_has_not_marked(
         ("amp", "no", {"autocast": "float16"}, False),
         ("grad_accum", "2", {}, False),
         ("grad_accum", "2", {"accumulation": None}, None),
-        ("num_workers", "2", {"has_loader": False}, None),
+        ("num_workers", "2", {"loader": None}, None),
     ],
 )
 def test_effects(name: str, value: str, changes: dict[str, Any], had: bool | None) -> None:

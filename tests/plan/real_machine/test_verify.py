@@ -32,8 +32,9 @@ from trainfit.plan.verification import (
 from trainfit.report.sections.real_runs import prediction_subject
 from trainfit.results.gpus import CONTEXT, LIBRARIES, Constant, DeviceConstants
 from trainfit.results.memory import MemoryFigures
-from trainfit.results.real_runs import RealRunOutcome, RealRunRequest
+from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Target
 
 MIB = 1 << 20
@@ -276,8 +277,8 @@ def test_without_a_gpu_nothing_is_run(prediction: Prediction) -> None:
 
 
 def test_requests_and_outcomes_survive_json(tmp_path: Path) -> None:
-    request = RealRunRequest(Target("script", "s.py", ("ü",)), 3, "o", 9.0)
-    assert RealRunRequest.from_json(request.to_json()) == request
+    spec = RunSpec(target=Target("script", "s.py", ("ü",)), steps=3, folder="o")
+    assert RunSpec.from_json(spec.to_json()) == spec
     MEASURED.save(tmp_path / "o.json")
     assert RealRunOutcome.load(tmp_path / "o.json") == MEASURED
 

@@ -37,6 +37,7 @@ from trainfit.plan.sizing.recommendation import (
     recommend,
     rounded,
 )
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
@@ -435,7 +436,9 @@ def short_epoch(*sizes: int) -> Trace:
         for samples in sizes:
             model(torch.zeros(samples, 2048, device="cuda")).square().mean().backward()
             optimizer.step()
-    loader = LoaderInfo(0, sizes[0], sum(sizes), len(sizes), 0, "list", None, fed=sizes)
+    loader = LoaderInfo(
+        0, sizes[0], sum(sizes), len(sizes), LoaderSettings(0), "list", None, fed=sizes
+    )
     return Trace(TraceOutcome("ended", len(sizes), 1.0, loader=loader), simulation.recording, "")
 
 
@@ -473,7 +476,7 @@ def test_a_short_last_batch_is_no_other_path() -> None:
             for samples in fed:
                 sum(model(torch.zeros(8, device="cuda")).sum() for _ in range(samples)).backward()  # type: ignore[union-attr]
                 optimizer.step()
-        loader = LoaderInfo(0, batch, 40, 3, 0, "list", None, fed=fed)
+        loader = LoaderInfo(0, batch, 40, 3, LoaderSettings(0), "list", None, fed=fed)
         return Trace(TraceOutcome("ended", 3, 1.0, loader=loader), simulation.recording, "")
 
     runs = {size: run(size) for size in (4, 19)}

@@ -9,6 +9,7 @@ import pytest
 from trainfit.hardware import find_gpu
 from trainfit.plan import planner
 from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.first_run import Settings
 
 SCRIPT = """
 import sys
@@ -43,7 +44,7 @@ def test_a_script_that_fails_with_the_sample_that_is_left(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(samples=samples, norm=norm, drop=drop))
     command = parse_command(["python", str(script), "{batch_size:8}"])
-    result = planner.simulated(command, find_gpu("T4"), planner.Settings()).result
+    result = planner.simulated(command, find_gpu("T4"), Settings()).result
     said = [each for each in result.notes if "1 sample" in each]
     if not is_said:
         assert not said

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 
 from trainfit.plan.runs.batches import varying_shapes
-from trainfit.plan.runs.runs import AS_WRITTEN
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.spec import AS_WRITTEN
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
 
 SCAN = SampleScan(100, 100, 3, 7, 500, 1000)
-LOADER = LoaderInfo(0, 8, 100, 3, 0, "list", None, varies=True, scan=SCAN)
+LOADER = LoaderInfo(0, 8, 100, 3, LoaderSettings(0), "list", None, varies=True, scan=SCAN)
 
 
 def timed_with(scan: SampleScan) -> tuple[SampleOverride | None, bool]:

@@ -14,12 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
-from trainfit.plan.command.parsing import quote
 from trainfit.plan.sizing.curve import Curve, saturation_batch, tile_of
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.report.memory import recording_json, recording_text
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.text import plan_text
+from trainfit.results.command_line import quote
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary

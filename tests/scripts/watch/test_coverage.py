@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from helpers_cli import json_of, trainfit
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.steps import CoverageWatch
@@ -19,7 +20,7 @@ from trainfit.simgpu.patching import ImportHook, PatchSet
 
 
 def loader(batches: int, samples: int | None = 96, batch_size: int | None = 8) -> LoaderInfo:
-    return LoaderInfo(0, batch_size, samples, batches, 0, "Data", "train.py:3")
+    return LoaderInfo(0, batch_size, samples, batches, LoaderSettings(0), "Data", "train.py:3")
 
 
 class Watched:

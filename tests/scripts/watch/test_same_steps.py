@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 import trainfit as package
 from helpers_cli import json_of, trainfit
 from helpers_recorder import recorded
-from trainfit.results.runs.trace import Status, Target
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import ScriptOutcome, Target
 from trainfit.results.runs.watched import load_run
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.real_run import ScriptRun
@@ -192,14 +193,14 @@ class _Run(ScriptRun):
     def enough(self) -> bool:
         return False
 
-    def keep(self, status: Status, seconds: float, details: dict[str, Any]) -> None:
-        assert status == "ended", details
+    def keep(self, end: ScriptOutcome) -> None:
+        assert end.status == "ended", end
 
 
 def real(loop: Callable[[str], None], folder: Path) -> int:
     script = folder / "script.py"
     script.write_text(f"from {__name__} import {loop.__name__}\n{loop.__name__}('cpu')\n")
-    run = _Run(Target("script", str(script), ()), 60.0)
+    run = _Run(RunSpec(target=Target("script", str(script), ()), time_limit_s=60.0))
     run.run()
     return run.steps
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from helpers_cli import json_of
 from helpers_cli import trainfit as run_trainfit
 from helpers_interventions import run
-from trainfit.plan.changes.trials import _replaced
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.launch_line import renamed
 from trainfit.results.runs.trace import InterventionRequest
 from trainfit.simgpu.interventions.smaller_model import next_smaller
 from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
@@ -75,8 +76,13 @@ def test_smaller_and_smaller_comes_to_an_end(name: str, names: set[str]) -> None
         ("python resnet50.py --model resnet50d", "python resnet50.py --model resnet50d"),
     ],
 )
-def test_a_name_in_the_command_is_replaced_as_a_whole(line: str, expected: str) -> None:
-    assert _replaced(line, "resnet50", "resnet34") == expected
+def test_a_name_in_the_command_is_replaced_as_a_whole(
+    line: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = line.split()
+    (tmp_path / words[1]).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert renamed(parse_command(words), "resnet50", "resnet34").line() == expected
 
 
 # -- torchvision and timm ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from trainfit.cli.automation import gated
@@ -15,11 +16,12 @@ from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measurement import LoadingOptions, tune_command
+from trainfit.plan.dataloader.measurement import tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.loader import loader_screen, loader_text
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 from trainfit.results.text import short
 from trainfit.torch_private import needed
 
@@ -34,7 +36,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = given_output(options.output)
     parsed = source(options, command)
     with shown_progress() as progress:
-        tuned = tune_command(parsed, loading_options(options), progress)
+        tuned = tune_command(
+            parsed, loader_run(options), progress, sandbox=sandbox_request(options)
+        )
     result = tuned.result
     needed.saw(result.torch)
     print_shown(result, options, loader_screen, loader_text)
@@ -64,7 +68,7 @@ def source(
                 "--batch-size applies to a data set given by --loader; set the batch size in the "
                 "command"
             )
-        return _parse(command, verb)
+        return dataclasses.replace(_parse(command, verb), sandbox=sandbox_request(options))
     if command:
         raise UsageError("give either --loader or a command, not both")
     if options.gpu is not None and options.step_time is None:
@@ -84,20 +88,20 @@ def _parse(command: Sequence[str], verb: str) -> Command:
     return read_command(command)
 
 
-def loading_options(options: argparse.Namespace) -> LoadingOptions:
-    """The options of the measurement."""
-    return LoadingOptions(
+def loader_run(options: argparse.Namespace) -> RunSpec:
+    """What is asked of the measurement."""
+    tuning = TuningSpec(
         step=given_step(options.step_time),
-        gpu=find_gpu(options.gpu) if options.gpu is not None else None,
         seconds=options.probe_time,
         confirm=options.confirm,
         max_workers=options.max_workers,
         any_order=options.any_order,
         ranks=options.ranks,
+    )
+    return RunSpec(
+        gpu=find_gpu(options.gpu) if options.gpu is not None else None,
         time_limit_s=options.time_limit,
-        loader=options.loader or "",
-        batch_size=options.batch_size,
-        sandbox=sandbox_request(options),
+        loading=LoaderSpec(tuning, place=options.loader or "", batch_size=options.batch_size),
     )
 
 

@@ -20,8 +20,8 @@ from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.lookup import find_rented
 from trainfit.plan.changes.catalogue import NAMES
-from trainfit.plan.pipeline import LoaderTuning, RealRuns, plan
-from trainfit.plan.planner import Settings
+from trainfit.plan.first_run import Settings
+from trainfit.plan.planner import RealRuns, plan, plan_tuning
 from trainfit.results.plan import HostCpu, PlanResult
 
 
@@ -81,9 +81,16 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
             raise UsageError(
                 f"--{name.replace('_', '-')} applies to tuning the DataLoader: remove --no-loader"
             )
-    tuning = LoaderTuning(options.loader, given_step(options.step_time), options.probe_time)
+    tuning = plan_tuning(
+        thorough=options.thorough,
+        step=given_step(options.step_time),
+        seconds=options.probe_time,
+    )
     return RealRuns(
-        None if options.no_loader else tuning, options.versus_cpu, measures_cpu=options.cpu is None
+        None if options.no_loader else tuning,
+        options.loader,
+        options.versus_cpu,
+        measures_cpu=options.cpu is None,
     )
 
 

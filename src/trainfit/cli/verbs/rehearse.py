@@ -14,9 +14,10 @@ from trainfit.cli.output import given_output, name_report, print_shown
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import given_step, source
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
-from trainfit.plan.dataloader.measurement import LoadingOptions, rehearse_command
+from trainfit.plan.dataloader.measurement import rehearse_command
 from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.results.loader import LoaderResult
+from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec, TuningSpec
 from trainfit.torch_private import needed
 
 _SETTINGS = (
@@ -30,18 +31,22 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = given_output(options.output)
     compare = LoaderResult.load(options.compare) if options.compare is not None else None
     parsed = source(options, command, "rehearse")
-    loading = LoadingOptions(
-        given_step(options.step_time),
-        _gpu(options),
+    spec = RunSpec(
+        gpu=_gpu(options),
         time_limit_s=options.time_limit,
-        loader=options.loader or "",
-        batch_size=options.batch_size,
-        sandbox=sandbox_request(options),
+        loading=LoaderSpec(
+            TuningSpec(given_step(options.step_time)),
+            place=options.loader or "",
+            batch_size=options.batch_size,
+        ),
     )
-    given = {name: getattr(options, name) for name in _SETTINGS}
-    settings = {name: value for name, value in given.items() if value is not None}
+    rehearsal = RehearsalSpec(
+        options.duration, **{name: getattr(options, name) for name in _SETTINGS}
+    )
     with shown_progress() as progress:
-        rehearsed = rehearse_command(parsed, loading, options.duration, settings, progress, compare)
+        rehearsed = rehearse_command(
+            parsed, spec, rehearsal, progress, compare, sandbox_request(options)
+        )
     result = rehearsed.result
     needed.saw(result.torch)
     print_shown(result, options, rehearsal_screen, rehearsal_text)

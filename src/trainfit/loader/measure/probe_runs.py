@@ -22,9 +22,9 @@ from trainfit.loader.measure.noise_correction import (
     working_share,
 )
 from trainfit.loader.measure.records import WALL, Run
-from trainfit.loader.measure.workload import default_start
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, StartMethod
 from trainfit.results.findings import Finding
+from trainfit.torch_private.data_loading import default_start
 
 # ---
 # Settings that remain possible after a fault, for the tuner to try.

@@ -36,7 +36,7 @@ from trainfit.loader.measure.records import (
 )
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import LoaderSettings
-from trainfit.results.runs.measurement import Consumer, LoadingRequest
+from trainfit.results.runs.measurement import Consumer
 
 # ---
 # Pinned memory where there is no accelerator: the same thread, the same copies.
@@ -356,7 +356,7 @@ class SampleCost:
     sample_s: float | None
 
 
-def time_samples(workload: Workload, request: LoadingRequest) -> SampleCost:
+def time_samples(workload: Workload) -> SampleCost:
     """Of the batches of one worker, after its first, which finds cold caches: the median."""
     start = workload.present.start_method
     settings = LoaderSettings(1, start_method=start)

@@ -8,13 +8,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.loader.measure import processes
-from trainfit.results.dataloader import DatasetKind, LoaderSettings, StartMethod
+from trainfit.results.dataloader import DatasetKind, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
 from trainfit.scripts.library_threads import (
     HELD,
@@ -23,6 +23,7 @@ from trainfit.scripts.library_threads import (
     native_threads,
     pools,
 )
+from trainfit.torch_private.data_loading import settings_of
 
 
 class LoaderError(TrainfitError):
@@ -113,16 +114,7 @@ class Workload:
     @property
     def present(self) -> LoaderSettings:
         """The user's settings."""
-        loader = self._loader
-        context = loader.multiprocessing_context
-        return LoaderSettings(
-            num_workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor or 2,
-            pin_memory=bool(loader.pin_memory),
-            in_order=bool(getattr(loader, "in_order", True)),
-            persistent_workers=bool(loader.persistent_workers),
-            start_method=context.get_start_method() if context is not None else default_start(),
-        )
+        return settings_of(self._loader)
 
     def loader(
         self,
@@ -192,14 +184,6 @@ def _copied(dataset: Any, depth: int = 3) -> Any:
 def is_iterable(dataset: Any) -> bool:
     """Does PyTorch take it as an iterable data set?"""
     return isinstance(dataset, IterableDataset)
-
-
-def default_start() -> StartMethod:
-    """The start method of workers where the script does not name one."""
-    # Asking for it without allow_none would fix it for the process.
-    multiprocessing = torch.multiprocessing
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return cast(StartMethod, chosen or multiprocessing.get_all_start_methods()[0])
 
 
 class _Endless:

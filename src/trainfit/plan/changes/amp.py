@@ -8,7 +8,6 @@ from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.changes.amp_hazards import is_bearable, line_for, of_gpu
-from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.laws import Batches
 from trainfit.results.configuration import (
@@ -18,6 +17,7 @@ from trainfit.results.configuration import (
     AmpHazard,
     Configuration,
 )
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import times
 
 #: Gain in samples/s that another setting must reach: the model does not resolve less.
@@ -27,7 +27,7 @@ LEAST_GAIN: Final = 0.05
 @dataclasses.dataclass(frozen=True)
 class AmpSetting:
     """One setting of AMP: ``value`` is for the placeholder, ``variable`` for Accelerate's variable
-    (both ``None``: the command cannot say it), ``variant`` its runs, ``trace`` that at the present
+    (both ``None``: the command cannot say it), ``spec`` its runs, ``trace`` that at the present
     batch size, with what follows from it. ``hazards`` are those that were seen.
 
     ``samples_per_s`` are those at the batch size that is recommended for the current setting, where
@@ -36,7 +36,7 @@ class AmpSetting:
     """
 
     value: str | None
-    variant: Variant
+    spec: RunSpec
     trace: Trace
     configuration: Configuration
     batches: Batches
@@ -180,13 +180,13 @@ class _Choosing:
         outcomes = [
             each.trace.outcome
             for each in (self._present, *self._others)
-            if each.variant.force is None and each.trace.outcome.autocast_at is not None
+            if each.spec.force is None and each.trace.outcome.autocast_at is not None
         ]
         # What the script itself has says more than a run in which autocast was forced.
         source = outcomes[0] if outcomes else setting.trace.outcome
         has = source.autocast if outcomes else None
         place, written = line_for(setting.dtype, source, has=has)
-        value = setting.variant.amp or self._present.value
+        value = setting.spec.values.get("amp") or self._present.value
         if value not in (None, chosen.value):
             # A line's place is not the value's; without one the value is first, as a screen cuts.
             other = f"amp={value}"

@@ -22,7 +22,6 @@ from trainfit.plan.command.precision import other_value
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.runs.batches import full_steps, is_full
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
-from trainfit.plan.runs.runs import AS_WRITTEN, Variant
 from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import timed
@@ -31,6 +30,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.speed import speed
 from trainfit.results.configuration import AmpChoice, AmpHazard
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import ForcedAmp
 from trainfit.results.text import duration, percent, size
 from trainfit.speed.step import Machine
@@ -116,16 +116,16 @@ def _shares(named: dict[str, float] | dict[str, int], whole: float) -> str:
 _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
 
 
-def opposite_amp(job: PlannedJob) -> Variant:
+def opposite_amp(job: PlannedJob) -> RunSpec:
     """The command with autocast the other way round; not on in what the GPU emulates, where the
     command can say so."""
     is_on = job.first.outcome.autocast is not None
     if job.command.other_amp is not None:
-        return Variant(amp=other_value(job.command, job.gpu, is_on=is_on))
+        return _with_value(other_value(job.command, job.gpu, is_on=is_on))
     # A variable switches off only what a variable has switched on.
     if asks_environment(job) and (not is_on or job.first.outcome.accelerate != "no"):
-        return Variant(precision=_word("off" if is_on else _best_half(job)))
-    return Variant(force="off" if is_on else "on")
+        return RunSpec(variables={ACCELERATE: _word("off" if is_on else _best_half(job))})
+    return RunSpec(force="off" if is_on else "on")
 
 
 def asks_environment(job: PlannedJob) -> bool:
@@ -147,7 +147,7 @@ def present_setting(job: PlannedJob) -> AmpSetting:
 
 
 def other_settings(
-    job: PlannedJob, present: AmpSetting, flipped: Variant
+    job: PlannedJob, present: AmpSetting, flipped: RunSpec
 ) -> tuple[list[AmpSetting], list[AmpHazard]]:
     """AMP the other way round and the half precisions that are left, and what failed.
 
@@ -171,7 +171,7 @@ def other_settings(
         if native is not None:
             found.append(_as_of(job, native, dtype))
         elif halves or any(each.kind == "overflow" for each in failed):
-            like = halves[0].variant if halves else flipped
+            like = halves[0].spec if halves else flipped
             found += _asked(job, dtype, present, like, failed)
     return found, failed
 
@@ -189,13 +189,13 @@ def chosen_setting(
     while chosen.as_of:
         failures = list(failed)
         others.remove(chosen)
-        others += _tried(job, chosen.variant, present, failures)
+        others += _tried(job, chosen.spec, present, failures)
         failed = failures
         choice, chosen = _chosen(job, present, others, failed)
     if choice is None:
         return None, present
     if chosen is not present and job.batch is not None and _is_unknown(chosen.batches):
-        found = job.batches(chosen.trace, chosen.variant, by_trial=True)
+        found = job.batches(chosen.trace, chosen.spec, by_trial=True)
         configuration = job.configuration(chosen.trace, found)
         chosen = dataclasses.replace(chosen, batches=found, configuration=configuration)
         choice = dataclasses.replace(choice, configuration=configuration)
@@ -232,36 +232,41 @@ def _asked(
     job: PlannedJob,
     dtype: ForcedAmp,
     present: AmpSetting,
-    like: Variant,
+    like: RunSpec,
     failed: list[AmpHazard],
 ) -> Iterator[AmpSetting]:
     """A run in ``dtype``: as the command says it, if it does, else ``like``, autocast forced."""
     forced = dataclasses.replace(like, force=dtype)
-    variant = _said(job, dtype)
-    if variant is not None and job.runs.attempt(job.batch, variant).outcome.steps:
-        found = list(_tried(job, variant, present, failed))
+    spec = _said(job, dtype)
+    if spec is not None and job.runs.attempt(job.batch, spec).outcome.steps:
+        found = list(_tried(job, spec, present, failed))
     else:
         found = list(_tried(job, forced, present, failed))
     yield from (each for each in found if each.dtype == dtype)
 
 
-def _said(job: PlannedJob, dtype: str) -> Variant | None:
+def _said(job: PlannedJob, dtype: str) -> RunSpec | None:
     """The command in ``dtype``; ``None`` where it has no word for it."""
     value = job.command.amp_precisions.get(dtype)
     if value is not None:
-        return Variant(amp=value)
-    return Variant(precision=_word(dtype)) if asks_environment(job) else None
+        return _with_value(value)
+    return RunSpec(variables={ACCELERATE: _word(dtype)}) if asks_environment(job) else None
+
+
+def _with_value(value: str | None) -> RunSpec:
+    """With this in the command's place for AMP (``None``: as it is written)."""
+    return AS_WRITTEN if value is None else RunSpec(values={"amp": value})
 
 
 def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
     """``half`` in the other half precision."""
-    variant = _said(job, dtype)
-    said = variant or dataclasses.replace(half.variant, force=dtype)
+    spec = _said(job, dtype)
+    said = spec or dataclasses.replace(half.spec, force=dtype)
     found = dataclasses.replace(
         half,
-        value=said.amp if variant is not None else None,
-        variable=said.precision,
-        variant=said,
+        value=said.values.get("amp") if spec is not None else None,
+        variable=said.variables.get(ACCELERATE),
+        spec=said,
         configuration=dataclasses.replace(half.configuration, amp=dtype),
         as_of=half.dtype,
     )
@@ -271,7 +276,7 @@ def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
 def _hazards(job: PlannedJob, setting: AmpSetting) -> Iterator[AmpHazard]:
     if setting.dtype == "off":
         return
-    is_own = setting.variant.force is None and not setting.as_of
+    is_own = setting.spec.force is None and not setting.as_of
     trains = not job.infers
     yield from of_run(setting.dtype, setting.trace, job.machine, is_own=is_own, trains=trains)
 
@@ -291,52 +296,53 @@ def _is_unknown(batches: Batches) -> bool:
 
 
 def _tried(
-    job: PlannedJob, variant: Variant, present: AmpSetting, failed: list[AmpHazard]
+    job: PlannedJob, spec: RunSpec, present: AmpSetting, failed: list[AmpHazard]
 ) -> Iterator[AmpSetting]:
-    """The job with AMP as in ``variant``; nothing, and a note, where that was not to be simulated,
+    """The job with AMP as in ``spec``; nothing, and a note, where that was not to be simulated,
     and a hazard in ``failed`` where it was autocast that failed."""
     try:
-        trace = job.runs.trace(job.batch, variant)
+        trace = job.runs.trace(job.batch, spec)
     except NotSimulated:
         return
     except ScriptError as error:
-        what = f"AMP {variant.amp or variant.precision or variant.force}"
+        asked = spec.values.get("amp") or spec.variables.get(ACCELERATE) or spec.force
+        what = f"AMP {asked}"
         job.notes.append(f"{what} was not simulated: {error}")
-        outcome = job.runs.attempt(job.batch, variant).outcome
+        outcome = job.runs.attempt(job.batch, spec).outcome
         if outcome.status == "failed" and outcome.autocast is not None:
             failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error}"))
         return
     # What the launch command may ask for is compared at its own best batch size.
-    value = variant.amp if variant.force is None else None
-    said = value is not None or variant.precision is not None
+    value = spec.values.get("amp") if spec.force is None else None
+    said = value is not None or ACCELERATE in spec.variables
     if not said and present.batches.law is None:
         why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
     else:
         by_trial = said and has_rates(job.gpu) and job.thorough
-        batches = job.batches(trace, variant, by_trial=by_trial)
+        batches = job.batches(trace, spec, by_trial=by_trial)
     found = AmpSetting(
         value,
-        variant,
+        spec,
         trace,
         job.configuration(trace, batches),
         batches,
-        variable=variant.precision,
+        variable=spec.variables.get(ACCELERATE),
     )
     found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
     if _is_unknown(batches):
-        rate = _samples_per_s(job, variant, present.batches.recommended)
+        rate = _samples_per_s(job, spec, present.batches.recommended)
         found = dataclasses.replace(found, samples_per_s=rate)
     yield found
 
 
-def _samples_per_s(job: PlannedJob, variant: Variant, batch: int | None) -> float | None:
-    """Those of ``variant`` at a batch size, by a run there; ``None`` where nothing tells them."""
+def _samples_per_s(job: PlannedJob, spec: RunSpec, batch: int | None) -> float | None:
+    """Those of ``spec`` at a batch size, by a run there; ``None`` where nothing tells them."""
     if not batch or not has_rates(job.gpu):
         return None
-    variant = variant if job.shapes is None else job.shapes.timed(variant)
+    spec = spec if job.shapes is None else job.shapes.timed(spec)
     try:
-        trace = job.runs.trace(batch, variant)
+        trace = job.runs.trace(batch, spec)
     except (NotSimulated, ScriptError):
         return None
     if not is_full(trace, batch):

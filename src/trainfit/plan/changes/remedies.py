@@ -11,6 +11,7 @@ import numpy as np
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.peak import moment
 from trainfit.memory.replay import Stream
+from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import (
     BY_NAME,
     NAMES,
@@ -19,14 +20,16 @@ from trainfit.plan.changes.catalogue import (
     extra_compute,
     ordered,
 )
-from trainfit.plan.changes.trials import Job, NotApplicable, Trial, Trials
+from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
-from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import step_seconds
+from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.recording import FREE, MALLOC
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import count
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
@@ -39,24 +42,32 @@ _MOST_SPLITS = 3
 _CHEAP_S = 60.0
 
 
-def try_remedies(job: Job, names: Sequence[str]) -> Remedies:
-    """Try the remedies called ``names`` on ``job``, each alone, then together if need be."""
-    return _Remedies(job).run(names)
+def try_remedies(
+    job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
+) -> Remedies | None:
+    """Try the remedies called ``names`` on ``job``, each alone, then together if need be.
+
+    ``None`` of them are all where ``present``, the job as it is, does not fit. ``flipped`` is its
+    run with autocast the other way round. ``None``: there was nothing to try.
+    """
+    if names is None:
+        names = () if present.configuration.fits else NAMES
+    return _Remedies(job, present.batches, flipped).run(names) if names else None
 
 
 class _Remedies:
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: PlannedJob, batches: Batches, flipped: RunSpec) -> None:
+        self._job, self._batches, self._flipped = job, batches, flipped
         self._memory_model = job.memory_model
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
-        survey = Variant(survey=True, title="looking for remedies")
+        survey = RunSpec(survey=True, title="looking for remedies")
         try:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
-            return Remedies(None, job.batch, job.largest, 0, (), failure=str(error))
-        self._trials = Trials(job, self._survey)
+            return Remedies(None, job.batch, self._batches.largest, 0, (), failure=str(error))
+        self._trials = Trials(job, self._batches.law, self._flipped, self._survey)
         self._before = self._trials.before
         trials, items = self._begin(names)
         items += [self._measure(name, trials) for name in list(trials)]
@@ -65,7 +76,7 @@ class _Remedies:
         return Remedies(
             before=self._before,
             batch_size=job.batch,
-            largest_batch=job.largest,
+            largest_batch=self._batches.largest,
             steps=self._survey.outcome.steps,
             items=done,
             combination=self._combination(done, trials),
@@ -86,7 +97,7 @@ class _Remedies:
                 continue
             trials[name] = trial
             if trial.allocator is None and kind.name != "fused-attention":
-                self._job.runs.start(trial.batch, trial.variant)
+                self._job.runs.start(trial.batch, trial.spec)
         return trials, items
 
     # -- figures ---------------------------------------------------------------------------
@@ -121,13 +132,13 @@ class _Remedies:
         Raises :class:`ScriptError` where it did not do what was asked, and
         :class:`NotApplicable` where it showed that the remedy is none.
         """
-        trace = self._job.runs.attempt(trial.batch, trial.variant)
+        trace = self._job.runs.attempt(trial.batch, trial.spec)
         outcome = trace.outcome
         if "WeightsUsedError" in outcome.message:
             raise NotApplicable(outcome.message.partition(": ")[2])
         if outcome.steps < self._survey.outcome.steps or trace.recording is None:
             raise ScriptError(f"{what_happened(outcome)} after {count(outcome.steps, 'step')}")
-        for request in trial.variant.interventions:
+        for request in trial.spec.interventions:
             if not outcome.changed.get(request.name):
                 raise ScriptError("the trial found nothing to change")
         return trace
@@ -191,7 +202,7 @@ class _Remedies:
 
     def _with_largest(self, items: list[Remedy], trials: Mapping[str, Trial]) -> list[Remedy]:
         """The largest batch size of the remedies that win, where two runs give a law."""
-        law = self._job.law
+        law = self._batches.law
         if law is None or self._job.batch is None:
             return items
         least = _WORTH_A_LAW * self._before.device_bytes
@@ -200,7 +211,7 @@ class _Remedies:
         for name in worth:
             if trials[name].allocator is None and self._is_cheap(trials[name]):
                 for batch in law.batches:
-                    self._job.runs.start(batch, trials[name].variant)
+                    self._job.runs.start(batch, trials[name].spec)
         return [
             dataclasses.replace(item, largest_batch=self._largest(trials[item.name], law))
             if item.name in worth
@@ -209,7 +220,7 @@ class _Remedies:
         ]
 
     def _is_cheap(self, trial: Trial) -> bool:
-        trace = self._job.runs.trace(trial.batch, trial.variant)
+        trace = self._job.runs.trace(trial.batch, trial.spec)
         return trace.outcome.seconds <= _CHEAP_S
 
     def _largest(self, trial: Trial, law: AffineStream) -> int | None:
@@ -218,7 +229,7 @@ class _Remedies:
         if not self._is_cheap(trial):
             return None
         try:
-            traces = [self._job.runs.trace(batch, trial.variant) for batch in law.batches]
+            traces = [self._job.runs.trace(batch, trial.spec) for batch in law.batches]
             steps = min(trace.outcome.steps for trace in traces)
             streams = [recording_of(trace).first_steps(steps) for trace in traces]
             own = AffineStream.between(streams[0], law.batches[0], streams[1], law.batches[1])
@@ -263,18 +274,18 @@ class _Remedies:
     def _together(self, trials: Sequence[Trial]) -> Combination:
         """All of ``trials`` in one run."""
         job = self._job
-        requests = tuple(r for trial in trials for r in trial.variant.interventions)
+        requests = tuple(r for trial in trials for r in trial.spec.interventions)
         names = tuple(trial.kind.name for trial in trials)
         batch = next((t.batch for t in trials if t.kind.name == "accumulate"), job.batch)
         allocator = next((t.allocator for t in trials if t.allocator is not None), None)
-        variant = Variant(
-            amp=next((t.variant.amp for t in trials if t.variant.amp is not None), None),
-            force=next((t.variant.force for t in trials if t.variant.force is not None), None),
+        spec = RunSpec(
+            values=next((t.spec.values for t in trials if t.spec.values), {}),
+            force=next((t.spec.force for t in trials if t.spec.force is not None), None),
             interventions=requests,
             title=" + ".join(names),
         )
         launch = self._trials.launch(trials) or job.command.line()
-        trace = job.runs.attempt(batch, variant)
+        trace = job.runs.attempt(batch, spec)
         steps = self._survey.outcome.steps
         if trace.recording is None or trace.outcome.steps < steps:
             failure = what_happened(trace.outcome)

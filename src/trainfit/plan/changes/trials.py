@@ -1,26 +1,61 @@
-"""Trials of remedies and of the allocator's settings on a job: what runs, and the instructions."""
+"""Trials on a job, of remedies, the allocator's settings and gradients: what runs, and the
+instructions."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import RemedyKind, instructions
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
-from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.launch_line import launch, renamed
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import AllocatorTrial
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import Inference
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
-from trainfit.speed.step import Machine
+
+# ---
+# Scripts that do not train: what they need with gradients recorded, and without.
+
+
+def gradients_both_ways(job: PlannedJob) -> Inference:
+    """The memory of the first run, and of the same with gradients the other way round."""
+    first, memory_model = job.first, job.memory_model
+    records = first.outcome.forward.with_grad > 0
+    request = InterventionRequest("forward-grad", ("off" if records else "on",))
+    title = "gradients off" if records else "gradients on"
+    mine, others, failure = _figures(memory_model, first), None, ""
+    try:
+        other = job.runs.attempt(job.batch, RunSpec(interventions=(request,), title=title))
+    except NotSimulated as error:
+        failure = str(error)
+    else:
+        if other.recording is not None and other.outcome.steps >= first.outcome.steps:
+            others = _figures(memory_model, other)
+        else:
+            failure = what_happened(other.outcome)
+    return Inference(
+        records_gradients=records,
+        without_gradients=others if records else mine,
+        with_gradients=mine if records else others,
+        failure=failure,
+    )
+
+
+def _figures(memory_model: MemoryModel, trace: Trace) -> MemoryFigures:
+    return memory_model.figures(memory_model.shown(Stream.of(recording_of(trace)))[0])
+
 
 # ---
 # The launched job with expandable segments and without: does the variable lower memory?
@@ -79,26 +114,6 @@ _ALLOCATORS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """The job that is planned: its runs, its batch size and what is known of others.
-
-    ``batch`` is ``None`` where it could not be told. ``law`` gives every batch size and
-    ``largest`` is the largest that fits; ``None`` where there is no law. ``flipped`` is the
-    run with autocast the other way round. ``machine`` is what steps are
-    costed on.
-    """
-
-    command: Command
-    runs: Runs
-    memory_model: MemoryModel
-    batch: int | None
-    law: AffineStream | None
-    largest: int | None
-    flipped: Variant
-    machine: Machine
-
-
-@dataclasses.dataclass(frozen=True)
 class Trial:
     """A remedy's run: how it differs, and what it would be launched with.
 
@@ -107,7 +122,7 @@ class Trial:
 
     kind: RemedyKind
     finding: Applicability
-    variant: Variant = AS_WRITTEN
+    spec: RunSpec = AS_WRITTEN
     batch: int | None = None
     amp: str | None = None
     precision: str | None = None
@@ -129,13 +144,16 @@ class NotApplicable(Exception):
 class Trials:
     """Makes the trials of ``job``, from its ``survey``.
 
-    ``stream`` is what the survey recorded, ``before`` its figures and ``fits`` whether that
-    is on the GPU.
+    ``law`` gives every batch size (``None``: there is none), ``flipped`` is the run with autocast
+    the other way round. ``stream`` is what the survey recorded, ``before`` its figures and
+    ``fits`` whether that is on the GPU.
     """
 
-    def __init__(self, job: Job, survey: Trace) -> None:
+    def __init__(
+        self, job: PlannedJob, law: AffineStream | None, flipped: RunSpec, survey: Trace
+    ) -> None:
         assert survey.recording is not None
-        self._job = job
+        self._job, self._law, self._flipped = job, law, flipped
         self._torch = job.command.interpreter.torch
         self._memory_model = job.memory_model
         self._survey = survey
@@ -158,22 +176,22 @@ class Trials:
             raise NotApplicable(finding.reason)
         if kind.name == "accumulate":
             return self.accumulation(kind, finding, 0)
-        variant = self._variant(kind, finding.targets)
+        spec = self._variant(kind, finding.targets)
         how = instructions(kind, finding)
         if kind.name == "smaller-model":
-            return self._smaller_model(Trial(kind, finding, variant, job.batch, how=how))
-        return Trial(kind, finding, variant, job.batch, how=how)
+            return self._smaller_model(Trial(kind, finding, spec, job.batch, how=how))
+        return Trial(kind, finding, spec, job.batch, how=how)
 
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""
         name, smaller = trial.finding.targets
-        if _replaced(self._job.command.line(), name, smaller) == self._job.command.line():
+        if renamed(self._job.command, name, smaller) == self._job.command:
             return trial
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
-    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> Variant:
+    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> RunSpec:
         request = InterventionRequest(kind.name, targets)
-        return Variant(interventions=(request,), title=kind.name)
+        return RunSpec(interventions=(request,), title=kind.name)
 
     def _amp(self, kind: RemedyKind) -> Trial:
         job = self._job
@@ -185,19 +203,19 @@ class Trials:
             raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
         finding = Applicability(kind.name, True)
         try:
-            is_flipped = job.runs.trace(job.batch, job.flipped).outcome.autocast == dtype
+            is_flipped = job.runs.trace(job.batch, self._flipped).outcome.autocast == dtype
         except ScriptError:
             is_flipped = False
-        amp = job.flipped.amp if is_flipped else None
+        amp = self._flipped.values.get("amp") if is_flipped else None
         precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
         how = kind.how(finding)
         if precision is not None:
             how = (f"set {ACCELERATE}={precision}, as in the command below",)
         elif amp is not None:
             how = ("as in the command below",)
-        forced = Variant(force=dtype, title=kind.name)  # type: ignore[arg-type]
-        variant = job.flipped if is_flipped else forced
-        return Trial(kind, finding, variant, job.batch, amp=amp, precision=precision, how=how)
+        forced = RunSpec(force=dtype, title=kind.name)  # type: ignore[arg-type]
+        spec = self._flipped if is_flipped else forced
+        return Trial(kind, finding, spec, job.batch, amp=amp, precision=precision, how=how)
 
     def _accelerate_asks(self) -> bool:
         """Is AMP switched on by a variable, for Accelerate's precision comes from there?"""
@@ -206,7 +224,7 @@ class Trials:
 
     def accumulation(self, kind: RemedyKind, finding: Applicability, skip: int) -> Trial:
         """With the fewest micro-batches that look as if they fit, but for ``skip``."""
-        batch, law = self._job.batch, self._job.law
+        batch, law = self._job.batch, self._law
         if batch is None:
             raise NotApplicable("the batch size is not known; write {batch_size:N} into it")
         splits = [k for k in range(2, batch + 1) if batch % k == 0]
@@ -223,8 +241,8 @@ class Trials:
             f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
             f"backward; step and zero_grad only after every {parts} batches",
         )
-        variant = self._variant(kind, (str(parts),))
-        return Trial(kind, finding, variant, batch // parts, how=how)
+        spec = self._variant(kind, (str(parts),))
+        return Trial(kind, finding, spec, batch // parts, how=how)
 
     # -- the allocator ---------------------------------------------------------------------
 
@@ -268,28 +286,18 @@ class Trials:
         """The command with the changes; ``None`` where it stays as it is."""
         command = self._job.command
         values: dict[str, str] = {}
-        for trial in trials:
+        variables: dict[str, str] = {}
+        for trial in reversed(trials):
             if trial.amp is not None:
                 values["amp"] = trial.amp
             if trial.batch != self._job.batch and "batch_size" in command.present:
                 values["batch_size"] = str(trial.batch)
-        line = command.line(**values)
-        variables = {}
-        for trial in trials:
-            if trial.precision is not None:
-                variables[ACCELERATE] = trial.precision
             if trial.allocator is not None:
                 variables[self._allocator()[0]] = self._merged(trial.allocator)
-        for name, value in variables.items():
-            new = quote(f"{name}={value}")
-            old = command.environment(**values).get(name)
-            line = f"{new} {line}" if old is None else line.replace(quote(f"{name}={old}"), new, 1)
-        words = [trial.word for trial in trials if trial.word is not None]
-        for name, other in words:
-            line = _replaced(line, name, other)
-        return line if values or variables or words else None
-
-
-def _replaced(line: str, word: str, other: str) -> str:
-    """``line`` with ``other`` for ``word`` where that is an argument, or the value of one."""
-    return re.sub(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", other, line)
+            if trial.precision is not None:
+                variables[ACCELERATE] = trial.precision
+            if trial.word is not None:
+                command = renamed(command, *trial.word)
+        if not values and not variables and command == self._job.command:
+            return None
+        return launch(command, values, instead=variables).line

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -18,7 +16,6 @@ from typing import Literal
 from trainfit.plan.command.interpreter import Interpreter, first_line, is_python
 from trainfit.plan.command.prefix import Prefix, read_prefix
 from trainfit.plan.command.tunables import (
-    ASSIGNMENT,
     CommandError,
     amp_precisions,
     fill,
@@ -28,10 +25,11 @@ from trainfit.plan.command.tunables import (
     placeholders,
 )
 from trainfit.plan.command.wrappers import Launcher, launcher_of, launcher_of_module, refuse
+from trainfit.results.command_line import line_of, words_of
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 
-__all__ = ["Command", "CommandError", "parse_command", "quote", "split_line"]
+__all__ = ["Command", "CommandError", "parse_command", "split_line"]
 
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -95,7 +93,7 @@ class Command:
 
     def line(self, **values: str) -> str:
         """The launch command as one line for bash."""
-        return " ".join(quote(word) for word in self.fill(**values))
+        return line_of(self.fill(**values))
 
     def target(self, **values: str) -> Target:
         """What Python runs, with the arguments filled in."""
@@ -175,46 +173,7 @@ def parse_command(words: Sequence[str]) -> Command:
 def split_line(line: str) -> list[str]:
     """The words of a command that :meth:`Command.line` wrote; what looks like a placeholder
     in them stays as it is (it was a value)."""
-    return [literal(_unquote(word)) for word in _LINE_WORD.findall(line)]
-
-
-#: A word of a bash command line, quotes and all, as ``quote`` writes them.
-_LINE_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
-_ANSI_C = re.compile(r"\$'((?:\\.|[^'\\])*)'")
-
-
-def _unquote(word: str) -> str:
-    name = re.match(r"[A-Za-z_][A-Za-z0-9_]*=(?=\$')", word)
-    start, rest = (name.group(0), word[name.end() :]) if name else ("", word)
-    found = _ANSI_C.fullmatch(rest)
-    if found is None:
-        return "".join(shlex.split(word))
-    escaped = re.split(r"((?:\\x[0-9a-f]{2})+|\\.)", found[1])
-    return start + "".join(map(_plain_ansi_c, escaped))
-
-
-def _plain_ansi_c(part: str) -> str:
-    if part.startswith("\\x"):
-        return os.fsdecode(bytes.fromhex(part.replace("\\x", "")))
-    return part[1:] if part.startswith("\\") else part
-
-
-def quote(word: str) -> str:
-    """One word of a bash command, printable; an assignment's name stays readable."""
-    match = ASSIGNMENT.match(word)
-    if match and word[match.end() :]:
-        return match.group(0) + quote(word[match.end() :])
-    if match or word.isprintable():
-        return word if match else shlex.quote(word)
-    return "$'" + "".join(_ansi_c(letter) for letter in word) + "'"
-
-
-def _ansi_c(letter: str) -> str:
-    if letter in "\\'":
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+    return [literal(word) for word in words_of(line)]
 
 
 # -- the program -----------------------------------------------------------------------------

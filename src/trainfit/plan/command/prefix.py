@@ -24,8 +24,9 @@ from trainfit.plan.command.interpreter import (
     is_python,
     told_by,
 )
-from trainfit.plan.command.tunables import ASSIGNMENT, CommandError
+from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.command.wrappers import WRAPPERS, check
+from trainfit.results.command_line import ASSIGNMENT
 
 #: Seconds in which pyenv has said which file a name is.
 _LIMIT_S: Final = 10.0

@@ -19,8 +19,6 @@ from trainfit.results.runs.steps import Framework
 LOADER_TUNABLES: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 #: Those of them that are on or off.
 LOADER_SWITCHES: Final = ("pin_memory", "persistent_workers")
-#: The beginning of a word that sets a variable, before a program: ``NAME=value``.
-ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 #: A number as a command says it.
 NUMBER: Final = re.compile(r"[0-9]{1,9}")
 #: Tunables that trainfit can fill; ``grad_accum`` are the micro-batches of an optimizer step.

@@ -17,8 +17,9 @@ from trainfit.hardware.gpu.figures import is_made_up
 from trainfit.loader.child import Child
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import batches_per_step, fast_end, speed
-from trainfit.results.runs.measurement import AS_FAST, Consumer, LoadingRequest
+from trainfit.results.runs.measurement import AS_FAST, Consumer
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Compute, TraceOutcome
 from trainfit.results.text import duration, with_prefix
 
@@ -145,9 +146,11 @@ def step_from(trace: TraceOutcome, gpu: GpuSpec, recording: Recording | None = N
 
 def main() -> None:
     """The child process's entry point."""
-    request = LoadingRequest.from_json(Path(sys.argv[1]).read_text())
-    if request.target is None:
+    spec = RunSpec.load(Path(sys.argv[1]))
+    gpu = spec.gpu
+    assert gpu is not None
+    if spec.target is None:
         sys.argv = [sys.argv[0]]
-    Child(request, lambda trace, found: step_from(trace, request.gpu, found)).run()
+    Child(spec, lambda trace, found: step_from(trace, gpu, found)).run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command.interpreter import own_interpreter
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.prefix import Prefix
 from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, Stage
-from trainfit.plan.launch_line import launch, useless_variables
+from trainfit.plan.launch_line import launched
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
@@ -30,46 +29,18 @@ from trainfit.plan.runs.failures import (
     what_happened,
 )
 from trainfit.plan.runs.tracing import ending
+from trainfit.results.command_line import quote
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import LoaderResult
 from trainfit.results.rehearsal import Predicted, Rehearsal
-from trainfit.results.runs.measurement import AS_FAST, Consumer, LoadingRequest
+from trainfit.results.runs.measurement import AS_FAST, Consumer
 from trainfit.results.runs.script import UNASKED, SandboxRequest
+from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.results.text import count, duration
 
 #: Simulated where no GPU is named and none is here: the loader does not depend on it.
 DEFAULT_GPU: Final = "RTX 4090"
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadingOptions:
-    """How a loader is to be measured.
-
-    ``step`` is the time of a training step (``step_is_bound``: no step is likely to be shorter);
-    without it, ``gpu`` gives the lower bound of the prediction for the simulated step; without
-    both the step time is 0. ``ranks``
-    processes share the machine. ``loader`` ("module:callable") stands for a command, and
-    ``batch_size`` is for a data set that it gives. ``time_limit_s`` is for everything,
-    ``script_limit_s`` for the script's way to its first step (by default as long). ``sandbox``
-    says what may come of the files that the script writes. ``thorough``: see
-    :class:`~trainfit.results.runs.measurement.LoadingRequest`.
-    """
-
-    step: Consumer | None = None
-    gpu: GpuSpec | None = None
-    seconds: float = 20.0
-    confirm: int = 4
-    thorough: bool = True
-    max_workers: int | None = None
-    any_order: bool = False
-    ranks: int = 1
-    time_limit_s: float = 600.0
-    loader: str = ""
-    batch_size: int | None = None
-    script_limit_s: float | None = None
-    step_is_bound: bool = False
-    sandbox: SandboxRequest = UNASKED
 
 
 class _Lines(Listener):
@@ -90,25 +61,29 @@ class Tuned:
 
 def tune_command(
     command: Command | None,
-    options: LoadingOptions,
+    spec: RunSpec,
     progress: Callable[[str], None] | Listener = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
+    sandbox: SandboxRequest = UNASKED,
 ) -> Tuned:
-    """The settings that suit the loader of ``command``, or of ``options.loader``.
+    """The settings that suit the loader of ``command``, or the one that ``spec.loading`` names.
+
+    Without a GPU in ``spec``, and without a step, it is tuned to be as fast as it can. ``sandbox``
+    says what may come of files that are written where there is no command.
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader
     that can be measured.
     """
-    loaded = call_on_loader(command, options, progress, clock=clock)
-    text = loaded.result or loaded.partial
+    loaded = call_on_loader(command, spec, progress, clock, sandbox)
+    text, tuning = loaded.result or loaded.partial, _asked(spec).tuning
     assert text is not None
     result = LoaderResult.from_json(text, Path("the measuring process"))
     line, said = _launch(command, result)
     result = dataclasses.replace(
         result,
-        notes=(*result.notes, *said, *notes_of(loaded, command, options)),
+        notes=(*result.notes, *said, *notes_of(loaded, command, spec)),
         launch=line,
-        step_is_bound=(options.step is None or options.step_is_bound) and result.step_s > 0,
+        step_is_bound=(tuning.step is None or tuning.step_is_bound) and result.step_s > 0,
         seconds=result.seconds or loaded.seconds,
         protection=loaded.protection,
     )
@@ -119,93 +94,91 @@ def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[s
     """The command with variables and cores before it, and notes; empty where nothing is."""
     if command is None:
         return "", ()
-    useless = useless_variables(command, result)
-    advised = launch(command, {}, {}, result.variables, result.cores, useless)
+    advised = launched(command, {}, {}, result)
     return advised.line if advised.line != command.line() else "", advised.notes
 
 
 def call_on_loader(
     command: Command | None,
-    options: LoadingOptions,
+    spec: RunSpec,
     progress: Callable[[str], None] | Listener = lambda text: None,
-    function: str = "tune",
-    arguments: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    sandbox: SandboxRequest = UNASKED,
 ) -> Loaded:
-    """Call ``function`` ("trainfit.module:function") on the loader, in a child process.
+    """Do with the loader what ``spec.loading`` says, in a child process.
 
-    It gets the workload and the request (:mod:`trainfit.loader.child`); ``arguments`` are in
-    the latter as JSON. There is a result or a partial one; raises :class:`ScriptError` else.
-    A ``KeyboardInterrupt`` reaches the function too, and is raised here unless that gives a
+    There is a result or a partial one; raises :class:`ScriptError` else. A ``KeyboardInterrupt``
+    reaches that process (:mod:`trainfit.loader.child`) too, and is raised here unless that gives a
     result all the same.
     """
     listener = progress if isinstance(progress, Listener) else _Lines(progress)
     with tempfile.TemporaryDirectory(prefix="trainfit-") as name:
-        request = _request(command, options, Path(name))
-        request = dataclasses.replace(
-            request, function=function, arguments=json.dumps(dict(arguments or {}))
-        )
-        protected = dataclasses.replace(command or _no_command(), sandbox=options.sandbox)
-        loaded = LoadingProcess(request, protected, listener, clock).run()
+        started = command or _no_command(sandbox)
+        loaded = LoadingProcess(_completed(command, spec, name), started, listener, clock).run()
     if loaded.result is None and loaded.partial is None:
-        raise _failure(loaded, command, options)
+        raise _failure(loaded, command, spec)
     return loaded
 
 
-def _gpu(options: LoadingOptions) -> GpuSpec:
-    if options.gpu is not None:
-        return options.gpu
+def _gpu(spec: RunSpec) -> GpuSpec:
+    if spec.gpu is not None:
+        return spec.gpu
     try:
         return local_gpu() or find_gpu(DEFAULT_GPU)
     except GpuNameError:  # one that the catalogue does not know
         return find_gpu(DEFAULT_GPU)
 
 
-def _request(command: Command | None, options: LoadingOptions, folder: Path) -> LoadingRequest:
-    return LoadingRequest(
-        folder=str(folder),
-        gpu=_gpu(options),
+def _asked(spec: RunSpec) -> LoaderSpec:
+    assert spec.loading is not None
+    return spec.loading
+
+
+def _completed(command: Command | None, spec: RunSpec, folder: str) -> RunSpec:
+    """What the process is told: ``spec`` with the script, the GPU and the step as far as they are
+    known."""
+    loading = _asked(spec)
+    tuning = dataclasses.replace(loading.tuning, step=_known_step(command, spec))
+    return dataclasses.replace(
+        spec,
+        folder=folder,
+        gpu=_gpu(spec),
         target=command.target() if command is not None else None,
-        loader=options.loader,
-        batch_size=options.batch_size,
-        step=_known_step(command, options),
-        seconds=options.seconds,
-        confirm=options.confirm,
-        thorough=options.thorough,
-        max_workers=options.max_workers,
-        any_order=options.any_order,
-        ranks=options.ranks,
-        script_limit_s=options.script_limit_s or options.time_limit_s,
-        limit_s=options.time_limit_s,
-        command=command.line() if command is not None else _given(options),
-        variables=command.environment() if command is not None else {},
+        command=command.line() if command is not None else _given(loading),
+        loading=dataclasses.replace(
+            loading,
+            tuning=tuning,
+            command_sets=command.environment() if command is not None else {},
+        ),
     )
 
 
-def _given(options: LoadingOptions) -> str:
+def _given(loading: LoaderSpec) -> str:
     """The options that stand for a command."""
-    size = f" --batch-size {options.batch_size}" if options.batch_size is not None else ""
-    return f"--loader {quote(options.loader)}{size}"
+    size = f" --batch-size {loading.batch_size}" if loading.batch_size is not None else ""
+    return f"--loader {quote(loading.place)}{size}"
 
 
-def _known_step(command: Command | None, options: LoadingOptions) -> Consumer | None:
+def _known_step(command: Command | None, spec: RunSpec) -> Consumer | None:
     """The step's time, unless the script has to be simulated for it."""
-    if options.step is not None:
-        return options.step
-    if options.gpu is None or command is None:
+    step = _asked(spec).tuning.step
+    if step is not None:
+        return step
+    if spec.gpu is None or command is None:
         return Consumer(0.0, source=AS_FAST)
     return None
 
 
-def _no_command() -> Command:
+def _no_command(sandbox: SandboxRequest) -> Command:
     """Python alone, where a callable is named in a command's place."""
-    return Command((), {}, None, Prefix(), own_interpreter(), (), "script", "", 0)
+    python = own_interpreter()
+    return Command((), {}, None, Prefix(), python, (), "script", "", 0, sandbox=sandbox)
 
 
 # -- what to say -------------------------------------------------------------------------------
 
 
-def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -> list[str]:
+def notes_of(loaded: Loaded, command: Command | None, spec: RunSpec) -> list[str]:
     """What a reader of the result should know of how it was made."""
     said = command.interpreter.note if command is not None else ""
     notes = [each for each in (said, loaded.wrapper_failure) if each]
@@ -220,25 +193,25 @@ def notes_of(loaded: Loaded, command: Command | None, options: LoadingOptions) -
             f"the script made no optimizer step in {duration(trace.seconds)}; the DataLoader that "
             "gave the last batch by then was measured"
         )
-    if command is not None and options.gpu is None:
-        notes.append(f"the script ran on a simulated {_gpu(options).key}: --gpu names another")
+    if command is not None and spec.gpu is None:
+        notes.append(f"the script ran on a simulated {_gpu(spec).key}: --gpu names another")
     outcome = loaded.outcome
     if outcome is not None and outcome.status == "failed" and loaded.result is None:
         notes.append(f"measuring failed ({outcome.error}) while {loaded.stage}; results so far")
     elif loaded.interrupt is not None and loaded.result is None:
         notes.append(f"interrupted while {loaded.stage}; results so far")
     elif loaded.result is None:
-        notes.append(f"{_broken_off(loaded, options)}; results so far")
+        notes.append(f"{_broken_off(loaded, spec)}; results so far")
     return notes
 
 
-def _failure(loaded: Loaded, command: Command | None, options: LoadingOptions) -> TrainfitError:
+def _failure(loaded: Loaded, command: Command | None, spec: RunSpec) -> TrainfitError:
     outcome = loaded.outcome
     name = command.name if command is not None else "--loader"
     if outcome is None and loaded.protection is not None and loaded.protection.stopped:
         return ScriptError(f"{name}: {loaded.protection.stopped}", last_lines(loaded.output))
     if outcome is None:
-        said = f"{_broken_off(loaded, options)}; {_remedy(loaded.code)}"
+        said = f"{_broken_off(loaded, spec)}; {_remedy(loaded.code)}"
         return ScriptError(
             f"{name}: {said}", last_lines(loaded.output), own_fault_in(loaded.output)
         )
@@ -267,11 +240,9 @@ def _remedy(code: int | None) -> str:
     return "its last lines are below"
 
 
-def _broken_off(loaded: Loaded, options: LoadingOptions) -> str:
+def _broken_off(loaded: Loaded, spec: RunSpec) -> str:
     if loaded.code is None:
-        return (
-            f"the time limit of {duration(options.time_limit_s)} was reached while {loaded.stage}"
-        )
+        return f"the time limit of {duration(spec.time_limit_s)} was reached while {loaded.stage}"
     return f"{ending(loaded.code)} while {loaded.stage}"
 
 
@@ -295,7 +266,6 @@ def _script_failed(trace: TraceOutcome, output: str) -> str:
 # Rehearses a command's DataLoader in a child process.
 
 
-_FUNCTION: Final = "trainfit.loader.rehearsal:rehearse_request"
 #: Seconds that a rehearsal may take beyond its duration: until a hang is told, and its end.
 _BEYOND_S: Final = 60.0
 #: Steps that differ by less are one.
@@ -312,26 +282,24 @@ class Rehearsed:
 
 def rehearse_command(
     command: Command | None,
-    options: LoadingOptions,
-    duration_s: float,
-    settings: Mapping[str, Any],
+    spec: RunSpec,
+    rehearsal: RehearsalSpec,
     progress: Callable[[str], None] | Listener = lambda text: None,
     compare: LoaderResult | None = None,
+    sandbox: SandboxRequest = UNASKED,
 ) -> Rehearsed:
-    """Run the loader of ``command`` (or ``options.loader``) against a GPU's step.
+    """Run the loader of ``command`` (or the one that ``spec.loading`` names) against a GPU's step.
 
-    It runs for ``duration_s`` seconds; ``settings`` are those of the loader that differ from
-    the script's own. The model's prediction for them in ``compare`` is added. Raises
+    The model's prediction for its settings in ``compare`` is added. Raises
     :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader, and
     ``KeyboardInterrupt`` where there are no results yet.
     """
-    whole = dataclasses.replace(
-        options,
-        time_limit_s=options.time_limit_s + duration_s + _BEYOND_S,
-        script_limit_s=options.time_limit_s,
+    loading = dataclasses.replace(
+        _asked(spec), task="rehearse", rehearsal=rehearsal, script_limit_s=spec.time_limit_s
     )
-    arguments = {"duration_s": duration_s, "settings": dict(settings)}
-    loaded = call_on_loader(command, whole, progress, _FUNCTION, arguments)
+    limit_s = spec.time_limit_s + rehearsal.duration_s + _BEYOND_S
+    whole = dataclasses.replace(spec, time_limit_s=limit_s, loading=loading)
+    loaded = call_on_loader(command, whole, progress, sandbox=sandbox)
     text = loaded.result or loaded.partial
     assert text is not None
     result = Rehearsal.from_json(text, Path("the rehearsing process"))
@@ -341,7 +309,7 @@ def rehearse_command(
         result,
         loader=loader or result.loader,
         notes=notes,
-        step_is_bound=options.step is None,
+        step_is_bound=loading.tuning.step is None,
         protection=loaded.protection,
     )
     if compare is not None:

@@ -21,8 +21,9 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.failures import one_line
 from trainfit.plan.runs.processes import OwnProcess
 from trainfit.plan.runs.tracing import protection_of, tail_of_file
-from trainfit.results.runs.measurement import LoadingOutcome, LoadingRequest
+from trainfit.results.runs.measurement import LoadingOutcome
 from trainfit.results.runs.script import Protection
+from trainfit.results.runs.spec import OUTCOME_FILE, RunSpec
 from trainfit.torch_private import needed
 
 # ---
@@ -138,21 +139,21 @@ class LoadingProcess:
 
     def __init__(
         self,
-        request: LoadingRequest,
+        spec: RunSpec,
         command: Command,
         listener: Listener,
         clock: Callable[[], float],
     ) -> None:
-        self._request, self._command = request, command
+        self._spec, self._command = spec, command
         self._listener, self._clock = listener, clock
-        self._folder = Path(request.folder)
+        self._folder = Path(spec.folder)
         self._wrapper = core_wrapper(command)
         self._read = 0
         self._stage = Stage("starting", 0.0, None)
 
     def run(self) -> Loaded:
         """Wait until it ends or its time is over; no process outlives the call."""
-        (self._folder / "request.json").write_text(self._request.to_json())
+        self._spec.request()
         environment = {**os.environ, **self._command.environment()}
         self._began = self._clock()
         process = OwnProcess(
@@ -177,14 +178,14 @@ class LoadingProcess:
         """Wait for what a child makes of an interrupt."""
         deadline = self._clock() + _INTERRUPT_S
         while (code := process.poll()) is None and self._clock() < deadline:
-            if (self._folder / "outcome.json").is_file():
+            if (self._folder / OUTCOME_FILE).is_file():
                 break
             time.sleep(_TICK_S)
         return code
 
     def _wait(self, process: OwnProcess) -> int | None:
-        outcome = self._folder / "outcome.json"
-        deadline = self._began + max(_LEAST_S, self._request.limit_s)
+        outcome = self._folder / OUTCOME_FILE
+        deadline = self._began + max(_LEAST_S, self._spec.time_limit_s)
         while (code := process.poll()) is None and self._clock() < deadline:
             if outcome.is_file():
                 deadline = min(deadline, self._clock() + _GRACE_S)
@@ -208,7 +209,7 @@ class LoadingProcess:
     def _loaded(self, code: int | None) -> Loaded:
         outcome = None
         with contextlib.suppress(OSError, ValueError):
-            outcome = LoadingOutcome.load(self._folder / "outcome.json")
+            outcome = LoadingOutcome.load(self._folder / OUTCOME_FILE)
         return Loaded(
             outcome,
             self._text("result.json"),

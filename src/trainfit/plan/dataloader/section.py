@@ -13,7 +13,7 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import LOADER_TUNABLES, literal, present_settings
-from trainfit.plan.dataloader.measurement import LoadingOptions, call_on_loader
+from trainfit.plan.dataloader.measurement import call_on_loader
 from trainfit.plan.dataloader.other_cpu import (
     CoreHere,
     OtherInput,
@@ -36,6 +36,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import BUSY, LoaderResult
 from trainfit.results.plan import KEEPS_UP, PlanResult
 from trainfit.results.runs.measurement import Consumer
+from trainfit.results.runs.spec import LoaderSpec, RunSpec
 from trainfit.results.speed import Bottleneck, DataLoading
 from trainfit.results.text import duration, rate
 
@@ -235,7 +236,8 @@ def tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Comm
         values["batch_size"] = str(batch)
         present, by_noise = plan.now.batch_size, plan.chosen.by_noise
         values |= accumulation_for(command, plan.step, present, batch, by_noise).values
-    return parse_command([literal(word) for word in command.fill(**values)])
+    filled = parse_command([literal(word) for word in command.fill(**values)])
+    return dataclasses.replace(filled, sandbox=command.sandbox)
 
 
 def _with_input(loading: DataLoading, there: OtherInput) -> DataLoading:
@@ -331,8 +333,6 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
 #: Seconds that a sample of a command's DataLoader needs; ``None``: could not be measured.
 TimeSamples = Callable[[Command], float | None]
 
-_FUNCTION = "trainfit.loader.measure.running:time_samples"
-
 
 def with_sample_cost(
     plan: PlanResult, command: Callable[[int | None], Command], time_samples: TimeSamples
@@ -348,11 +348,10 @@ def with_sample_cost(
     return plan if sample_s is None else dataclasses.replace(plan, sample_loading_s=sample_s)
 
 
-def timed_samples(
-    command: Command, options: LoadingOptions, progress: Callable[[str], None]
-) -> float | None:
+def timed_samples(command: Command, spec: RunSpec, progress: Callable[[str], None]) -> float | None:
     """:data:`TimeSamples` in a child process."""
-    loaded = call_on_loader(command, options, progress, _FUNCTION)
+    loading = dataclasses.replace(spec.loading or LoaderSpec(), task="time samples")
+    loaded = call_on_loader(command, dataclasses.replace(spec, loading=loading), progress)
     if loaded.interrupt is not None:
         raise loaded.interrupt
     found = json.loads(loaded.result) if loaded.result else {}

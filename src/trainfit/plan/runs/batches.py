@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.plan.runs.runs import Variant
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import SampleOverride, SampleScan
 from trainfit.simgpu.device.settling import LEAST_STEPS
 
@@ -133,13 +133,13 @@ class VaryingShapes:
     typical: SampleOverride | None = None
     reason: str = ""
 
-    def sized(self, variant: Variant) -> Variant:
+    def sized(self, spec: RunSpec) -> RunSpec:
         """Runs for memory: each batch of the longest sample."""
-        return dataclasses.replace(variant, sample=self.longest)
+        return dataclasses.replace(spec, sample=self.longest)
 
-    def timed(self, variant: Variant) -> Variant:
+    def timed(self, spec: RunSpec) -> RunSpec:
         """Runs for step times: each batch of one sample that stands for all."""
-        return dataclasses.replace(variant, sample=self.typical)
+        return dataclasses.replace(spec, sample=self.typical)
 
 
 def varying_shapes(first: Trace) -> VaryingShapes | None:

@@ -101,11 +101,7 @@ def cause_of(outcome: TraceOutcome, output: str) -> Finding | None:
     or the simulated GPU was full, which is what a plan is about."""
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
-    loader = outcome.loader
-    settings = None
-    if loader is not None:
-        prefetch = loader.prefetch_factor or 2
-        settings = LoaderSettings(loader.num_workers, prefetch, loader.pin_memory)
+    settings = outcome.loader.settings if outcome.loader is not None else None
     return cause_of_error(outcome.message, outcome.traceback, output, settings)
 
 

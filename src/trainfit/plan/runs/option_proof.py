@@ -1,4 +1,4 @@
-"""The first runs of a plan: the command as it is written, and what its options mean.
+"""Do a command's options mean what their names say?
 
 A detected tunable (:mod:`trainfit.plan.runs.options`) is used only where a run with another
 value of it shows that value in the DataLoader, in autocast or in the makeup of an optimizer step.
@@ -7,25 +7,24 @@ value of it shows that value in the DataLoader, in autocast or in the makeup of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.plan.command.file_values import batch_constant
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import other_value
 from trainfit.plan.command.tunables import as_switch
 from trainfit.plan.runs.batches import most_full, pairs_of
-from trainfit.plan.runs.failures import NotSimulated, is_inference, updates_by_itself, what_happened
+from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.options import (
     BatchSource,
     CommandOptions,
     ObservedSettings,
     observed_settings,
-    read_options,
 )
-from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 
 #: Dtypes of autocast that a value for ``{amp}`` names; others only switch it.
 _DTYPES: Final = {
@@ -52,7 +51,7 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
 
     ``tracer`` is one of ``command``. A run that comes to no optimizer step tells nothing of any.
     """
-    trace = tracer.trace(values)
+    trace = tracer.trace(RunSpec(values=values))
     if not trace.outcome.steps:
         why = what_happened(trace.outcome)
         return tuple(Effect(name, value, None, why) for name, value in values.items())
@@ -71,11 +70,11 @@ def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
         return Effect(name, value, follows, f"{known} micro-batches a step")
     if name == "amp":
         return Effect(name, value, _has_precision(value, seen.autocast), _autocast(seen))
-    if not seen.has_loader:
+    if seen.loader is None:
         return Effect(name, value, None, "no DataLoader fed the first step")
-    if name in ("prefetch_factor", "persistent_workers") and not seen.num_workers:
+    if name in ("prefetch_factor", "persistent_workers") and not seen.loader.num_workers:
         return Effect(name, value, None, "it has no effect without workers")
-    now = getattr(seen, name)
+    now = getattr(seen.loader, name)
     shown_now = f"the DataLoader has {name}={now}"
     if name in ("pin_memory", "persistent_workers"):
         return Effect(name, value, as_switch(value) == now, shown_now)
@@ -105,7 +104,7 @@ class _Proof:
     name: str
     value: str
     batch: int | None
-    variant: Variant
+    spec: RunSpec
 
 
 def proven(
@@ -119,13 +118,13 @@ def proven(
     runs.use(options.command)
     proofs = list(_proofs(options, first, batch, gpu))
     for each in proofs:
-        runs.start(each.batch, each.variant)
+        runs.start(each.batch, each.spec)
     refused: dict[str, str] = {}
     for each in proofs:
         why = _refusal(options, each, runs, observed_settings(first))
         if why:
             refused[each.name] = why
-            runs.drop(each.batch, each.variant)
+            runs.drop(each.batch, each.spec)
     options = options.proven([each.name for each in proofs])
     if refused:
         options = options.without(refused)
@@ -143,11 +142,11 @@ def _proofs(
         is_on = first.outcome.autocast is not None
         value = other_value(options.command, gpu, is_on=is_on)
         if value is not None:
-            yield _Proof("amp", value, batch, Variant(amp=value))
+            yield _Proof("amp", value, batch, RunSpec(values={"amp": value}))
     accumulation = options.option("grad_accum")
     if accumulation is not None and accumulation.present != "1":
         # One that is 1 limits nothing; it is proven when it is to become something else.
-        yield _Proof("grad_accum", "1", batch, Variant(values=(("grad_accum", "1"),)))
+        yield _Proof("grad_accum", "1", batch, RunSpec(values={"grad_accum": "1"}))
 
 
 def _other_batch(batch: int, most: int | None) -> int:
@@ -163,7 +162,7 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Observe
     assert found is not None
     said = f"with {found.shown} {proof.value}"
     try:
-        trace = runs.attempt(proof.batch, proof.variant)
+        trace = runs.attempt(proof.batch, proof.spec)
     except NotSimulated:
         return "no run has shown its effect"
     if not trace.outcome.steps:
@@ -186,106 +185,12 @@ def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: Batch
 
 def accumulates(runs: Runs, batch: int, value: str, amp: str | None) -> str:
     """Why the option for accumulation has no effect at a batch size; empty where it has."""
+    values = {"grad_accum": value} if amp is None else {"grad_accum": value, "amp": amp}
     try:
-        trace = runs.attempt(batch, Variant(amp=amp, values=(("grad_accum", value),)))
+        trace = runs.attempt(batch, RunSpec(values=values))
     except NotSimulated:
         return "no run has shown its effect"
     if not trace.outcome.steps:
         return what_happened(trace.outcome)
     known = observed_settings(trace).accumulation
     return "" if known == int(value) else f"a step has {known} micro-batches"
-
-
-# ---
-# The first runs of a plan: the command as it is written, and what its options mean.
-
-
-class FirstRun:
-    """Makes the first run; ``whole`` is that of a script that turned out not to train, which is
-    run once more then, with its calls of the model as steps; one that trains without an optimizer
-    is, too, with its backward passes. ``options`` are the command's, with
-    the tunables that the user has not marked. ``tell`` is called with the run and its batch size as
-    soon as they are known, before other runs show what options mean.
-    """
-
-    def __init__(
-        self,
-        command: Command,
-        runs: Runs,
-        gpu: GpuSpec,
-        tell: Callable[[Trace, int | None], None] = lambda first, batch: None,
-    ) -> None:
-        self._tell = tell
-        self._command = command
-        self._runs = runs
-        self._gpu = gpu
-        self.whole: Trace | None = None
-        self.options = CommandOptions(command, command)
-
-    def make(self) -> tuple[Trace, int | None]:
-        """The run and its batch size: the command's, else the loader's (``None``: unknown)."""
-        first = self._once()
-        if is_inference(first):
-            if self.whole is None:
-                self.whole = first
-                self._runs.counted = "calls"
-                self._runs.forget()
-            first = self._once()
-        elif first.outcome.steps == 0 and updates_by_itself(first):
-            self._runs.counted = "backwards"
-            self._runs.forget()
-            first = self._once()
-        return first, self._batch(first)
-
-    def _once(self) -> Trace:
-        text = self._command.present.get("batch_size")
-        if text is None:
-            return self._runs.trace(None, AS_WRITTEN)
-        batch = int(text)
-        self._runs.start(batch, AS_WRITTEN)
-        # Most plans need it: it runs meanwhile on the second core.
-        self._runs.start(next(pairs_of(batch, None))[1], AS_WRITTEN)
-        return self._runs.trace(batch, AS_WRITTEN)
-
-    def _batch(self, first: Trace) -> int | None:
-        """The batch size, and what varies it: an option that is proven to, or the DataLoader."""
-        options = read_options(self._command, first.outcome.options, observed_settings(first))
-        marked = self._command.present.get("batch_size")
-        found = options.option("batch_size")
-        batch = None if found is None else int(found.present)
-        loader = first.outcome.loader
-        if marked is not None:
-            batch = int(marked)
-        elif batch is None and loader is not None and loader.index is not None:
-            batch = loader.batch_size
-        self._tell(first, batch)
-        if marked is None and batch is not None:
-            self._runs.same(None, batch, AS_WRITTEN)
-        if options.found:
-            options = proven(options, self._runs, first, batch, self._gpu)
-        self.options = options
-        if "batch_size" in options.command.present:
-            return batch
-        if loader is None or loader.index is None or loader.batch_size is None:
-            return self._constant(first)
-        self._runs.loader_index = loader.index
-        self._runs.same(None, loader.batch_size, AS_WRITTEN)
-        return loader.batch_size
-
-    def _constant(self, first: Trace) -> int | None:
-        """The batch size that a constant of the script is, as a run with another value shows."""
-        found = batch_constant(self._command, observed_settings(first).call_batch)
-        if found is None:
-            return None
-        self._runs.batch_constant = found.name
-        other = next(pairs_of(found.value, None))[1]
-        try:
-            seen = observed_settings(self._runs.attempt(other, AS_WRITTEN)).call_batch
-        except NotSimulated:
-            seen = None
-        if seen != other:
-            self._runs.drop(other, AS_WRITTEN)
-            self._runs.batch_constant = None
-            return None
-        self._runs.same(None, found.value, AS_WRITTEN)
-        return found.value

@@ -27,6 +27,7 @@ from trainfit.plan.command.words import (
     written,
 )
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.script import ScriptOption
 
 # ---
@@ -39,8 +40,8 @@ BatchSource = Literal["loader", "calls"]
 
 @dataclasses.dataclass(frozen=True)
 class ObservedSettings:
-    """Observed settings: the DataLoader's (``None``: there was none, or it has none), autocast's
-    dtype (``None``: off), and the micro-batches of an optimizer step (``None``: not known).
+    """Observed settings: the DataLoader's (``None``: there was none), autocast's dtype (``None``:
+    off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
     model is called with.
@@ -48,11 +49,7 @@ class ObservedSettings:
 
     loader_batch: int | None = None
     call_batch: int | None = None
-    has_loader: bool = False
-    num_workers: int | None = None
-    prefetch_factor: int | None = None
-    pin_memory: bool | None = None
-    persistent_workers: bool | None = None
+    loader: LoaderSettings | None = None
     autocast: str | None = None
     accumulation: int | None = None
 
@@ -67,26 +64,17 @@ def observed_settings(trace: Trace) -> ObservedSettings:
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None
     calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
-    found = ObservedSettings(
+    return ObservedSettings(
+        loader_batch=loader.batch_size if loader is not None else None,
         call_batch=calls.most_common(1)[0][0] if calls else None,
+        loader=loader.settings if loader is not None else None,
         autocast=outcome.autocast,
         accumulation=makeup.accumulation if makeup is not None else None,
-    )
-    if loader is None:
-        return found
-    return dataclasses.replace(
-        found,
-        has_loader=True,
-        loader_batch=loader.batch_size,
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=loader.pin_memory,
-        persistent_workers=loader.persistent_workers,
     )
 
 
 #: The prefetch factor of a DataLoader that was told none and has workers.
-_PREFETCH: Final = 2
+_PREFETCH: Final = LoaderSettings(1).prefetch_factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,20 +222,20 @@ def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
         return _source(value, seen) is not None
     if name == "grad_accum":
         return value is not None and value == str(seen.accumulation)
-    if not seen.has_loader:
+    loader = seen.loader
+    if loader is None:
         return False
     if name == "prefetch_factor":
-        unset = (None, _PREFETCH) if seen.num_workers else (None,)
         if value is None or value == "None":
-            return seen.prefetch_factor in unset
+            value = str(_PREFETCH)
         # Without workers a script must leave it out.
-        return value == str(seen.prefetch_factor) or not seen.num_workers
+        return value == str(loader.prefetch_factor) or not loader.num_workers
     if name in LOADER_SWITCHES:
         is_on = as_switch(value)
-        if name == "persistent_workers" and not seen.num_workers:
+        if name == "persistent_workers" and not loader.num_workers:
             return is_on is not None
-        return is_on is not None and is_on == getattr(seen, name)
-    return value == str(seen.num_workers)
+        return is_on is not None and is_on == getattr(loader, name)
+    return value == str(loader.num_workers)
 
 
 def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
@@ -269,9 +257,11 @@ def _what_was_seen(name: str, seen: ObservedSettings) -> str:
         return f"a step has {what} micro-batches"
     if name == "batch_size" and seen.loader_batch is None:
         return f"the model is called with {seen.call_batch}"
-    if not seen.has_loader:
+    if seen.loader is None:
         return "no DataLoader fed the first step"
-    value = seen.loader_batch if name == "batch_size" else getattr(seen, name)
+    value = seen.loader_batch if name == "batch_size" else getattr(seen.loader, name)
+    if name == "prefetch_factor" and not seen.loader.num_workers:
+        value = None
     return f"the DataLoader has {value}"
 
 

@@ -18,42 +18,13 @@ from trainfit.plan.runs.processes import GaveWay, RamGate
 from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.trace import (
-    Counted,
-    ForcedAmp,
-    InterventionRequest,
-    LoaderOverride,
-    SampleOverride,
-)
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import Counted, LoaderOverride
 
 #: Simulated runs at a time; each is a process that computes on one core.
 PARALLEL = 2
 #: Seconds between looks whether a run is over.
 _TICK_S = 0.02
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """How a run differs from the command, but for its batch size.
-
-    ``amp`` is another value for the placeholder, ``values`` are those of other ones; ``precision``
-    is a value for Accelerate's variable (:data:`~trainfit.plan.command.wrappers.ACCELERATE`),
-    ``force`` is autocast switched from outside. ``interventions`` change the script, ``survey``
-    asks which of them would. ``sample`` is what all batches are made of. ``title`` is for the
-    progress line.
-    """
-
-    amp: str | None = None
-    precision: str | None = None
-    force: ForcedAmp | None = None
-    interventions: tuple[InterventionRequest, ...] = ()
-    sample: SampleOverride | None = None
-    survey: bool = False
-    values: tuple[tuple[str, str], ...] = ()
-    title: str = dataclasses.field(default="", compare=False)
-
-
-AS_WRITTEN = Variant()
 
 
 class Runs:
@@ -70,7 +41,7 @@ class Runs:
         self._tracer = tracer
         self._progress: Progress = as_progress(progress)
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="trainfit-run")
-        self._futures: dict[tuple[int | None, Variant], Future[Trace]] = {}
+        self._futures: dict[tuple[int | None, RunSpec], Future[Trace]] = {}
         self._numbers = itertools.count(1)
         self._gate = RamGate(self._progress.warn)
         self._asked = 0
@@ -92,30 +63,30 @@ class Runs:
         self._tracer.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def start(self, batch: int | None, variant: Variant) -> None:
+    def start(self, batch: int | None, spec: RunSpec) -> None:
         """Begin a run as soon as a core is free, to be asked for later.
 
         ``batch`` is ``None`` for whatever batch size the command has.
         """
-        key = (batch, variant)
+        key = (batch, spec)
         if key not in self._futures and not self._only_finished:
             self._asked += 1
             self._progress.expect(self._asked)
-            self._futures[key] = self._pool.submit(self._run, batch, variant)
+            self._futures[key] = self._pool.submit(self._run, batch, spec)
 
-    def trace(self, batch: int | None, variant: Variant) -> Trace:
+    def trace(self, batch: int | None, spec: RunSpec) -> Trace:
         """A run's trace; raises :class:`ScriptError` where it made no step on the GPU."""
-        trace = self.attempt(batch, variant)
+        trace = self.attempt(batch, spec)
         require_step(trace, self._command, self.counted)
         return trace
 
-    def attempt(self, batch: int | None, variant: Variant) -> Trace:
+    def attempt(self, batch: int | None, spec: RunSpec) -> Trace:
         """A run's trace, whatever became of it; raises :class:`NotSimulated` where the plan was
         interrupted before."""
         if self._only_finished:
-            return self._finished(batch, variant)
-        self.start(batch, variant)
-        return result_of(self._futures[batch, variant])
+            return self._finished(batch, spec)
+        self.start(batch, spec)
+        return result_of(self._futures[batch, spec])
 
     @property
     def is_over(self) -> bool:
@@ -127,8 +98,8 @@ class Runs:
         self._only_finished = True
         self._tracer.stop()
 
-    def _finished(self, batch: int | None, variant: Variant) -> Trace:
-        future = self._futures.get((batch, variant))
+    def _finished(self, batch: int | None, spec: RunSpec) -> Trace:
+        future = self._futures.get((batch, spec))
         if future is None or not future.done() or future.cancelled() or future.exception():
             raise NotSimulated
         return future.result()
@@ -143,15 +114,15 @@ class Runs:
         self._command = command
         self._tracer.use(command)
 
-    def drop(self, batch: int | None, variant: Variant) -> None:
+    def drop(self, batch: int | None, spec: RunSpec) -> None:
         """Forget a run that is over."""
-        self._futures.pop((batch, variant), None)
+        self._futures.pop((batch, spec), None)
 
-    def same(self, batch: int | None, as_batch: int | None, variant: Variant) -> None:
+    def same(self, batch: int | None, as_batch: int | None, spec: RunSpec) -> None:
         """The run at ``batch`` is that at ``as_batch`` too."""
-        self._futures.setdefault((as_batch, variant), self._futures[batch, variant])
+        self._futures.setdefault((as_batch, spec), self._futures[batch, spec])
 
-    def _run(self, batch: int | None, variant: Variant) -> Trace:
+    def _run(self, batch: int | None, spec: RunSpec) -> Trace:
         """One run, a second time and alone if RAM was too short for two at a time."""
         number = next(self._numbers)
         while True:
@@ -159,31 +130,22 @@ class Runs:
                 self._gate.turn(number, lambda: self._tracer.is_stopped),
                 contextlib.suppress(GaveWay),
             ):
-                trace = self._simulate(number, batch, variant)
+                trace = self._simulate(number, batch, spec)
                 self._gate.learn(trace.outcome.peak_ram_bytes)
                 return trace
 
-    def _simulate(self, number: int, batch: int | None, variant: Variant) -> Trace:
-        values, loader, constants = dict(variant.values), None, {}
-        if variant.amp is not None:
-            values["amp"] = variant.amp
+    def _simulate(self, number: int, batch: int | None, spec: RunSpec) -> Trace:
+        self._progress.begin(number, self._title(batch, spec))
+        spec, constants = dataclasses.replace(spec, count=self.counted), {}
         if batch is not None and "batch_size" in self._command.present:
-            values["batch_size"] = str(batch)
+            spec = dataclasses.replace(spec, values={**spec.values, "batch_size": str(batch)})
         elif batch is not None and self.loader_index is not None:
-            loader = LoaderOverride(self.loader_index, batch)
+            spec = dataclasses.replace(spec, loader=LoaderOverride(self.loader_index, batch))
         elif batch is not None and self.batch_constant is not None:
             constants[self.batch_constant] = batch
-        self._progress.begin(number, self._title(batch, variant))
         try:
             return self._tracer.trace(
-                values,
-                loader=loader,
-                sample=variant.sample,
-                amp=variant.force,
-                variables={} if variant.precision is None else {ACCELERATE: variant.precision},
-                interventions=variant.interventions,
-                survey=variant.survey,
-                count=self.counted,
+                spec,
                 constants=constants,
                 heard=functools.partial(self._progress.status, number),
                 look=functools.partial(self._gate.look, number),
@@ -192,16 +154,17 @@ class Runs:
         finally:
             self._progress.end(number)
 
-    def _title(self, batch: int | None, variant: Variant) -> str:
+    def _title(self, batch: int | None, spec: RunSpec) -> str:
         at = "" if batch is None else f" at batch size {batch}"
-        if variant.title:
-            return f"simulating {self._command.name}{at}, {variant.title}"
-        if variant.amp is not None:
-            return f"simulating {self._command.name}{at}, amp {variant.amp}"
-        if variant.precision is not None:
-            return f"simulating {self._command.name}{at}, {ACCELERATE}={variant.precision}"
-        if variant.force is not None:
-            return f"simulating {self._command.name}{at}, AMP {variant.force}"
+        if spec.title:
+            return f"simulating {self._command.name}{at}, {spec.title}"
+        if "amp" in spec.values:
+            return f"simulating {self._command.name}{at}, amp {spec.values['amp']}"
+        if ACCELERATE in spec.variables:
+            precision = spec.variables[ACCELERATE]
+            return f"simulating {self._command.name}{at}, {ACCELERATE}={precision}"
+        if spec.force is not None:
+            return f"simulating {self._command.name}{at}, AMP {spec.force}"
         return f"simulating {self._command.name}{at}"
 
 

@@ -7,11 +7,10 @@ import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
-from trainfit.plan.command.parsing import Command, quote
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.failures import (
     ScriptError,
@@ -22,10 +21,12 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
+from trainfit.results.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderOverride
 
 
@@ -50,25 +51,27 @@ def simulate_command(
     optimizer step on the GPU for another reason than memory.
     """
     settings = allocator_settings(command)
-    common: dict[str, Any] = {
-        "time_limit_s": time_limit_s,
-        "constants": constants,
-    }
-    values: dict[str, str] = {}
-    loader = None
+    spec = AS_WRITTEN
     if batch_size is not None and "batch_size" in command.present:
-        values["batch_size"] = str(batch_size)
+        spec = RunSpec(values={"batch_size": str(batch_size)})
     elif batch_size is not None:
         progress(f"looking for the DataLoader of {command.name}")
-        with Tracer(command, gpu, steps=1, **common) as tracer:
-            loader = _feeding(tracer.trace(), command, batch_size)
+        first = Tracer(command, gpu, steps=1, time_limit_s=time_limit_s, constants=constants)
+        with first as tracer:
+            spec = RunSpec(loader=_feeding(tracer.trace(), command, batch_size))
     shown = as_progress(progress)
     shown.expect(1)
     shown.begin(1, f"simulating {command.name} on {gpu.key}")
-    common |= {"limited": True, "keeps_interrupted": True}
-    with Tracer(command, gpu, steps=steps, **common) as tracer:
-        heard = functools.partial(shown.status, 1)
-        trace = tracer.trace(values, loader=loader, heard=heard)
+    with Tracer(
+        command,
+        gpu,
+        steps=steps,
+        limited=True,
+        time_limit_s=time_limit_s,
+        constants=constants,
+        keeps_interrupted=True,
+    ) as tracer:
+        trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
     shown.end(1)
     outcome = trace.outcome
     place = f"{outcome.location}: " if outcome.location else ""
@@ -77,8 +80,8 @@ def simulate_command(
     if recording is not None and not len(recording.op_name):
         recording = None  # nothing to keep
     if recording is not None:
-        recording = _described(recording, trace, command, values, full)
-        if loader is not None:
+        recording = _described(recording, trace, command, spec.values, full)
+        if spec.loader is not None:
             # The command alone does not run what was recorded.
             recording = dataclasses.replace(recording, header={**recording.header, "command": ""})
         recording.save(output)
@@ -129,7 +132,7 @@ def _described(
         told = getattr(trace.outcome, name)
         if told is not None:
             header[name] = json.loads(as_json(told))
-    header["script"], header["template"] = command.name, " ".join(map(quote, command.words))
+    header["script"], header["template"] = command.name, line_of(command.words)
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader
     if text is not None:

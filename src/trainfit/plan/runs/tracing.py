@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuSpec
@@ -24,18 +23,13 @@ from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
+from trainfit.results.runs.spec import AS_WRITTEN, OUTCOME_FILE, RECORDING_FILE, RunSpec
 from trainfit.results.runs.trace import (
     EARLY_FILE,
     INTERRUPT_FILE,
     STATUS_FILE,
-    Counted,
-    ForcedAmp,
-    InterventionRequest,
-    LoaderOverride,
     RunStatus,
-    SampleOverride,
     TraceOutcome,
-    TraceRequest,
 )
 from trainfit.results.text import signal_name, size
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -106,15 +100,8 @@ class Tracer:
         self._command = command
         self._keeps_interrupted = keeps_interrupted
         self._warm = warm if can_fork() else None
-        self._common: dict[str, Any] = {
-            "gpu": gpu,
-            "steps": MOST_STEPS if steps is None else steps,
-            "until_settled": steps is None,
-            "limited": limited,
-            "time_limit_s": time_limit_s,
-            "constants": constants,
-        }
-        self._limit = time_limit_s
+        self._gpu, self._constants, self._limited = gpu, constants, limited
+        self._steps, self._limit = steps, time_limit_s
         self._numbers = itertools.count(1)
         self._stopped = threading.Event()
         self._at_exit = contextlib.ExitStack()
@@ -150,53 +137,41 @@ class Tracer:
 
     def trace(
         self,
-        values: Mapping[str, str] | None = None,
+        spec: RunSpec = AS_WRITTEN,
         *,
-        loader: LoaderOverride | None = None,
-        sample: SampleOverride | None = None,
-        amp: ForcedAmp | None = None,
-        variables: Mapping[str, str] | None = None,
-        interventions: tuple[InterventionRequest, ...] = (),
-        survey: bool = False,
-        count: Counted = "steps",
         constants: Mapping[str, int] | None = None,
         heard: Callable[[RunStatus], None] = lambda status: None,
         look: Callable[[], None] = lambda: None,
         early: Callable[[Recording], None] | None = None,
     ) -> Trace:
-        """Simulate the command with ``values`` in its placeholders, with ``variables``, and with
-        ``constants`` of its script.
+        """Simulate the command as ``spec`` says, and with ``constants`` of its script.
 
         ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
         ends the run by raising. ``early`` gets what a run that goes on for seconds after its second
         step has recorded by then.
         """
-        values = dict(values or {})
-        batch = values.get("batch_size", self._command.present.get("batch_size"))
+        command, values = self._command, spec.values
+        batch = values.get("batch_size", command.present.get("batch_size"))
         folder = self._scratch / f"trace-{next(self._numbers)}"
         folder.mkdir()
-        request = TraceRequest(
-            target=dataclasses.replace(
-                self._command.target(**values), constants=dict(constants or {})
-            ),
-            recording=str(folder / "recording.trainfit"),
-            outcome=str(folder / "outcome.json"),
-            loader=loader,
-            sample=sample,
-            amp=amp,
-            variables=dict(variables or {}),
-            interventions=interventions,
-            survey=survey,
-            count=count,
-            command=self._command.line(**values),
+        target = command.target(**values)
+        dataclasses.replace(
+            spec,
+            gpu=self._gpu,
+            constants=self._constants,
+            limited=self._limited,
+            steps=MOST_STEPS if self._steps is None else self._steps,
+            until_settled=self._steps is None,
+            time_limit_s=self._limit,
+            target=dataclasses.replace(target, constants=dict(constants or {})),
+            command=command.line(**values),
             batch_size=None if batch is None else int(batch),
+            folder=str(folder),
             tells_early=early is not None,
-            **self._common,
-        )
-        (folder / "request.json").write_text(request.to_json())
-        environment = {**os.environ, **self._command.environment(**values)}
+        ).request()
+        environment = {**os.environ, **command.environment(**values)}
         # A script that was forked at its arguments has its constants by then.
-        grows = not (interventions or survey or constants)
+        grows = not (spec.interventions or spec.survey or constants)
         status = _StatusReader(folder / STATUS_FILE, heard)
         listeners = [early] if early is not None else []
 
@@ -288,6 +263,16 @@ def run_child(
     return _child(process, folder, started, limit_s, threading.Event())
 
 
+def run_real(
+    command: Command, spec: RunSpec, module: str, variables: Mapping[str, str] | None = None
+) -> Child:
+    """Run a script for real by ``main`` of ``module``, as ``spec`` says; ``variables`` are added
+    to its environment."""
+    spec.request()
+    environment = {**os.environ, **command.environment(), **(variables or {})}
+    return run_child(command, module, Path(spec.folder), environment, spec.time_limit_s)
+
+
 def _child(
     process: Process,
     folder: Path,
@@ -299,7 +284,7 @@ def _child(
     """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
     and :class:`ProtectionError` or :class:`tested.RefusedError` where it was not made."""
     try:
-        code = _wait(process, folder / "outcome.json", limit_s, stopped, look)
+        code = _wait(process, folder / OUTCOME_FILE, limit_s, stopped, look)
     finally:
         process.end()
     seconds = time.monotonic() - started
@@ -316,7 +301,7 @@ def _asked_when_interrupted(
     look: Callable[[], None],
 ) -> KeyboardInterrupt | None:
     """Wait for a run; upon the user's interrupt, for what it then tells of itself."""
-    outcome = folder / "outcome.json"
+    outcome = folder / OUTCOME_FILE
     try:
         _wait(process, outcome, limit_s, stopped, look)
     except KeyboardInterrupt as interrupt:
@@ -379,7 +364,7 @@ def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     if outcome.status == "died":
         outcome = dataclasses.replace(outcome, own_fault=own_fault_in(child.output))
     with contextlib.suppress(OSError, ValueError):
-        outcome = TraceOutcome.load(folder / "outcome.json")
+        outcome = TraceOutcome.load(folder / OUTCOME_FILE)
     return dataclasses.replace(outcome, protection=child.protection)
 
 
@@ -398,7 +383,7 @@ def ending(code: int) -> str:
 
 def _recording(folder: Path) -> Recording | None:
     try:
-        return Recording.load(folder / "recording.trainfit")
+        return Recording.load(folder / RECORDING_FILE)
     except ResultFileError:
         return None  # a run that came to nothing
 

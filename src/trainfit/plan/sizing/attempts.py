@@ -16,11 +16,12 @@ from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.runs.batches import full_part, full_steps, is_full, most_timed
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import CHANGES, Notes
-from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.curve import Curve, curve_through, refine, timed
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.recording import PHASES, Recording
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.speed.step import Machine
 from trainfit.speed.work import steady
@@ -239,11 +240,11 @@ class Attempts:
         self._memory_model = memory_model
         self._machine = machine
         self._notes = notes
-        self._made: dict[Variant, dict[int, Trace]] = {}
+        self._made: dict[RunSpec, dict[int, Trace]] = {}
 
-    def simulated(self, variant: Variant) -> dict[int, Trace]:
+    def simulated(self, spec: RunSpec) -> dict[int, Trace]:
         """The runs that :meth:`made` gave."""
-        return dict(self._made.get(variant, {}))
+        return dict(self._made.get(spec, {}))
 
     def trial(self, batch: int, trace: Trace) -> SimulatedBatch:
         stream = Stream.of(recording_of(trace))
@@ -261,36 +262,36 @@ class Attempts:
         sizes: Sequence[int],
         batch: int,
         present: Trace,
-        variant: Variant,
+        spec: RunSpec,
         paths: dict[int, Trace],
     ) -> Iterator[SimulatedBatch]:
         """Trials at ``sizes``, other than those whose steps run other code; ``paths`` gets all."""
-        for size, trace in self.made(sizes, variant):
+        for size, trace in self.made(sizes, spec):
             paths[size] = trace
             if self.is_same_path(batch, present, size, trace):
                 yield self.trial(size, trace)
 
-    def made(self, batches: Sequence[int], variant: Variant) -> Iterator[tuple[int, Trace]]:
+    def made(self, batches: Sequence[int], spec: RunSpec) -> Iterator[tuple[int, Trace]]:
         """Runs at these batch sizes; those that failed or were fed less are noted, left out."""
         for batch in batches:
-            self._runs.start(batch, variant)
+            self._runs.start(batch, spec)
         for batch in batches:
             try:
-                trace = self._runs.trace(batch, variant)
+                trace = self._runs.trace(batch, spec)
             except ScriptError as error:
                 self.note(f"batch size {batch} could not be simulated: {error}")
                 continue
             if is_full(trace, batch):
-                self._made.setdefault(variant, {})[batch] = trace
+                self._made.setdefault(spec, {})[batch] = trace
                 yield batch, trace
             else:
                 self.note(
                     f"batch size {batch} was requested, the DataLoader returned fewer samples"
                 )
 
-    def peak(self, batch: int, variant: Variant) -> Replay | None:
+    def peak(self, batch: int, spec: RunSpec) -> Replay | None:
         """The memory and step time of a batch size, from its own run."""
-        for _, trace in self.made([batch], variant):
+        for _, trace in self.made([batch], spec):
             return self._memory_model.limited(Stream.of(recording_of(trace)))
         return None
 
@@ -299,16 +300,16 @@ class Attempts:
         known: Mapping[int, Trace],
         batch: int,
         most: int,
-        variant: Variant,
+        spec: RunSpec,
         noise_scale: float | None,
         trials_left: int,
     ) -> Curve:
-        """Steps up to ``most`` samples, from ``known`` runs of ``variant`` and as many more as
+        """Steps up to ``most`` samples, from ``known`` runs of ``spec`` and as many more as
         needed, no more than ``trials_left``."""
         bounds: list[int] = []
 
         def measure(size: int) -> StepSpeed | None:
-            trace = next((run for _, run in self.made([size], variant)), None)
+            trace = next((run for _, run in self.made([size], spec)), None)
             if trace is None:
                 return None
             bounds.extend(filter(None, [most_timed(trace)]))

@@ -14,7 +14,7 @@ from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.batches import VaryingShapes, data_set_of, drops_last, half_epoch, is_full
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import Notes
-from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.attempts import Attempts, Found, found_by, reach_of, search
 from trainfit.plan.sizing.costing import has_rates
@@ -29,6 +29,7 @@ from trainfit.plan.sizing.recommendation import (
     rounded,
 )
 from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.results.runs.spec import RunSpec
 from trainfit.speed.step import Machine
 
 #: Why the current batch size stays where others are of no use.
@@ -80,7 +81,7 @@ class BatchSizes:
         present: Trace,
         batch: int | None,
         pairs: Sequence[tuple[int, int]],
-        variant: Variant,
+        spec: RunSpec,
         *,
         by_trial: bool,
     ) -> Batches:
@@ -89,7 +90,7 @@ class BatchSizes:
         ``present`` is the run at ``batch``. With ``by_trial`` they are simulated one by one
         where no two of them say what is wanted.
         """
-        found = self._found(present, batch, pairs, variant, by_trial=by_trial)
+        found = self._found(present, batch, pairs, spec, by_trial=by_trial)
         peak, limits = found.recommended_peak, found.limits
         unfit = self._growth.unfit_at(peak) if peak is not None else ""
         if not unfit or limits is None:
@@ -102,7 +103,7 @@ class BatchSizes:
         present: Trace,
         batch: int | None,
         pairs: Sequence[tuple[int, int]],
-        variant: Variant,
+        spec: RunSpec,
         *,
         by_trial: bool,
     ) -> Batches:
@@ -112,57 +113,55 @@ class BatchSizes:
                 "step; write {batch_size:N} into the command"
             )
             return self._only_present(present, batch, why)
-        timing = variant
+        timing = spec
         if self._shapes is not None:
-            timing = self._shapes.timed(variant)
-            variant = self._shapes.sized(variant)
+            timing = self._shapes.timed(spec)
+            spec = self._shapes.sized(spec)
             try:
-                present = self._of_one_shape(batch, variant)
+                present = self._of_one_shape(batch, spec)
             except NotAffineError as error:
                 why = f"batches vary in shape, and {error}"
                 if by_trial:
-                    return self._by_trial({batch: present}, batch, variant, timing, why)
+                    return self._by_trial({batch: present}, batch, spec, timing, why)
                 return self._only_present(present, batch, why)
         why = "the data set is too small for two batch sizes with full batches only"
         for one, other in pairs:
             try:
-                traces = self._runs.trace(one, variant), self._runs.trace(other, variant)
+                traces = self._runs.trace(one, spec), self._runs.trace(other, spec)
             except ScriptError as error:
                 why = f"no other batch size could be simulated: {error}"
                 continue
             known = {batch: present, one: traces[0], other: traces[1]}
             try:
-                pair, law = law_of(self._runs, {one: traces[0], other: traces[1]}, variant)
+                pair, law = law_of(self._runs, {one: traces[0], other: traces[1]}, spec)
             except NotAffineError as error:
                 why = f"batch sizes {one} and {other} do not predict others: {error}"
                 if not by_trial:
                     break
                 above = None
                 if isinstance(error, OtherCourseError):
-                    above = law_above(self._runs, known, batch, max(one, other), variant)
+                    above = law_above(self._runs, known, batch, max(one, other), spec)
                 if above is None:
-                    return self._by_trial(known, batch, variant, timing, why)
+                    return self._by_trial(known, batch, spec, timing, why)
                 pair, law = above
             if not law.depends_on_batch:
                 if batch not in (one, other):
                     return self._without_effect_above(present, batch, one, other)
                 return self._without_effect(present, batch, one, other)
-            return self._by_law(law, pair, known, batch, variant, timing, by_trial=by_trial)
+            return self._by_law(law, pair, known, batch, spec, timing, by_trial=by_trial)
         return self._only_present(present, batch, why)
 
-    def one_by_one(
-        self, known: dict[int, Trace], batch: int, variant: Variant, why: str
-    ) -> Batches:
+    def one_by_one(self, known: dict[int, Trace], batch: int, spec: RunSpec, why: str) -> Batches:
         """What is known of other batch sizes without a rule, which ``why`` says to be wrong.
 
-        ``known`` are runs of ``variant``, where batches vary in shape with the longest sample.
+        ``known`` are runs of ``spec``, where batches vary in shape with the longest sample.
         """
-        timing = variant
+        timing = spec
         if self._shapes is not None:
-            timing, variant = self._shapes.timed(variant), self._shapes.sized(variant)
-        return self._by_trial(known, batch, variant, timing, why)
+            timing, spec = self._shapes.timed(spec), self._shapes.sized(spec)
+        return self._by_trial(known, batch, spec, timing, why)
 
-    def _of_one_shape(self, batch: int, variant: Variant) -> Trace:
+    def _of_one_shape(self, batch: int, spec: RunSpec) -> Trace:
         """The run with batches of the longest sample alone.
 
         Raises ``NotAffineError`` where there is none, or its batches vary all the same.
@@ -171,7 +170,7 @@ class BatchSizes:
         if self._shapes.longest is None:
             raise NotAffineError(self._shapes.reason)
         try:
-            trace = self._runs.trace(batch, variant)
+            trace = self._runs.trace(batch, spec)
         except ScriptError as error:
             raise NotAffineError(f"the longest could not be simulated: {error}") from None
         if trace.outcome.loader is not None and trace.outcome.loader.varies:
@@ -184,8 +183,8 @@ class BatchSizes:
         pair: RecordedPair,
         known: Mapping[int, Trace],
         batch: int,
-        variant: Variant,
-        timing: Variant,
+        spec: RunSpec,
+        timing: RunSpec,
         *,
         by_trial: bool,
     ) -> Batches:
@@ -199,19 +198,19 @@ class BatchSizes:
             memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
         most = _compared(bounds, known[batch])
-        curve = curve_of(self._timing_pair(pair, variant, timing), self._machine, most or largest)
+        curve = curve_of(self._timing_pair(pair, spec, timing), self._machine, most or largest)
         if not curve.steps and most and by_trial:
-            curve = self._timed_curve(known, batch, most, variant, timing, curve.notes)
+            curve = self._timed_curve(known, batch, most, spec, timing, curve.notes)
         found = self._recommend(bounds, curve, batch, known[batch])
         peak = memory_model.limited(law.at(found.batch)) if found.batch else None
         return Batches("two traces", "", largest, found.batch, peak, law, pair, found.limits, curve)
 
     def _by_trial(
-        self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
+        self, known: dict[int, Trace], batch: int, spec: RunSpec, timing: RunSpec, why: str
     ) -> Batches:
         """By simulating one batch size after the other."""
         if not self._thorough:
-            few = self._by_few_trials(known, batch, variant, timing, why)
+            few = self._by_few_trials(known, batch, spec, timing, why)
             if few is not None:
                 return few
         context = self._memory_model.context_bytes
@@ -225,7 +224,7 @@ class BatchSizes:
                 for size, trace in full.items()
                 if self._attempts.is_same_path(batch, present, size, trace)
             ],
-            lambda sizes: self._attempts.trials(sizes, batch, present, variant, paths),
+            lambda sizes: self._attempts.trials(sizes, batch, present, spec, paths),
             free_bytes=self._memory_model.capacity_bytes - context,
             free_with_headroom_bytes=self._memory_model.usable_bytes - context,
             most=data_set or LARGEST,
@@ -239,12 +238,12 @@ class BatchSizes:
                 return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
             bounds = dataclasses.replace(bounds, at_least=found.too_large is None)
         if most := _compared(bounds, present):
-            traces = {size: self._runs.attempt(size, variant) for size in found.tried}
-            curve = self._timed_curve(traces, batch, most, variant, timing)
+            traces = {size: self._runs.attempt(size, spec) for size in found.tried}
+            curve = self._timed_curve(traces, batch, most, spec, timing)
         advised = self._recommend(bounds, curve, batch, present)
         peak = None
         if advised.batch:
-            peak = self._attempts.peak(advised.batch, variant)
+            peak = self._attempts.peak(advised.batch, spec)
         return Batches(
             "one trace a batch size",
             f"{why}; {_tried(found)}",
@@ -257,7 +256,7 @@ class BatchSizes:
         )
 
     def _by_few_trials(
-        self, known: dict[int, Trace], batch: int, variant: Variant, timing: Variant, why: str
+        self, known: dict[int, Trace], batch: int, spec: RunSpec, timing: RunSpec, why: str
     ) -> Batches | None:
         """By simulating what the recommended batch size follows from, and it itself; ``None`` where
         memory may be what limits it, or steps run other code at other batch sizes."""
@@ -274,10 +273,10 @@ class BatchSizes:
             most = _compared(bounds, present)
             if not most or reach <= before or not has_rates(self._machine.gpu):
                 return None
-            curve = self._timed_curve(made, batch, most, variant, timing, trials_left=_FEW_TRIALS)
+            curve = self._timed_curve(made, batch, most, spec, timing, trials_left=_FEW_TRIALS)
             best = self._recommend(bounds, curve, batch, present).batch or LARGEST
-            list(self._attempts.made([best] if best <= most else [], variant))
-            made |= self._attempts.simulated(variant)
+            list(self._attempts.made([best] if best <= most else [], spec))
+            made |= self._attempts.simulated(spec)
             same = (self._attempts.is_same_path(batch, present, *each) for each in made.items())
             if best not in made or not all(same):
                 return None
@@ -294,16 +293,16 @@ class BatchSizes:
             f"{why}; {_tried(found)}; larger ones were not simulated (--thorough does)",
             found.largest,
             best,
-            self._attempts.peak(best, variant),
+            self._attempts.peak(best, spec),
             limits=advised.limits,
             curve=curve,
             check=BatchCheck(best),
         )
 
-    def _timing_pair(self, pair: RecordedPair, variant: Variant, timing: Variant) -> RecordedPair:
+    def _timing_pair(self, pair: RecordedPair, spec: RunSpec, timing: RunSpec) -> RecordedPair:
         """The runs that steps are timed by, at the batch sizes of ``pair``: that of memory, or
         others of a typical sample."""
-        if timing == variant or not has_rates(self._machine.gpu):
+        if timing == spec or not has_rates(self._machine.gpu):
             return pair
         try:
             traces = [self._runs.trace(size, timing) for size, _ in pair]
@@ -317,8 +316,8 @@ class BatchSizes:
         known: Mapping[int, Trace],
         batch: int,
         most: int,
-        variant: Variant,
-        timing: Variant,
+        spec: RunSpec,
+        timing: RunSpec,
         notes: tuple[str, ...] = (),
         trials_left: int = MOST_TRIALS,
     ) -> Curve:
@@ -328,7 +327,7 @@ class BatchSizes:
         noise_scale = self._noise_scale
         if batch in known and self._effective(known[batch], batch).is_kept:
             noise_scale = None
-        usable = known if timing == variant else {}
+        usable = known if timing == spec else {}
         curve = self._attempts.timed_curve(usable, batch, most, timing, noise_scale, trials_left)
         return dataclasses.replace(curve, notes=(*notes, *curve.notes), tile=self._tile)
 

@@ -9,13 +9,14 @@ from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.replay import Replay
 from trainfit.plan.runs.batches import most_full
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.plan.runs.runs import Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import memory_law
 from trainfit.plan.sizing.curve import Curve
 from trainfit.results.configuration import BatchCheck, BatchLimits
 from trainfit.results.plan import Basis
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import RunSpec
 
 # ---
 # What is known of other batch sizes of a job.
@@ -53,17 +54,17 @@ class Batches:
 
 
 def law_of(
-    runs: Runs, traces: Mapping[int, Trace], variant: Variant
+    runs: Runs, traces: Mapping[int, Trace], spec: RunSpec
 ) -> tuple[RecordedPair, AffineStream]:
     """What two runs say of other batch sizes; raises ``NotAffineError``."""
     pair = tuple((size, recording_of(trace)) for size, trace in traces.items())
     law = memory_law(pair)
-    _check_law(runs, law, variant)
+    _check_law(runs, law, spec)
     return pair, law
 
 
 def law_above(
-    runs: Runs, known: dict[int, Trace], batch: int, size: int, variant: Variant
+    runs: Runs, known: dict[int, Trace], batch: int, size: int, spec: RunSpec
 ) -> tuple[RecordedPair, AffineStream] | None:
     """A rule from ``size`` and twice that, where libraries do something else only below;
     ``None`` if there is none. ``known`` gets the run."""
@@ -71,13 +72,13 @@ def law_above(
     if most is not None and 2 * size > most:
         return None
     try:
-        known[2 * size] = runs.trace(2 * size, variant)
-        return law_of(runs, {at: known[at] for at in (size, 2 * size)}, variant)
+        known[2 * size] = runs.trace(2 * size, spec)
+        return law_of(runs, {at: known[at] for at in (size, 2 * size)}, spec)
     except (ScriptError, NotAffineError):
         return None  # they are simulated one by one
 
 
-def _check_law(runs: Runs, law: AffineStream, variant: Variant) -> None:
+def _check_law(runs: Runs, law: AffineStream, spec: RunSpec) -> None:
     """Compare a law that looks odd with a third batch size; raises ``NotAffineError``.
 
     What grows with the square of the batch size (a contrastive loss) gives a line too,
@@ -92,7 +93,7 @@ def _check_law(runs: Runs, law: AffineStream, variant: Variant) -> None:
     if third < 2:
         third = two + 1
     try:
-        seen = recording_of(runs.trace(third, variant)).alloc_bytes
+        seen = recording_of(runs.trace(third, spec)).alloc_bytes
     except ScriptError as error:
         raise NotAffineError(f"a third could not be simulated ({error})") from None
     expected = law.at(third).alloc_bytes

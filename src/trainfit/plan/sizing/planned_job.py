@@ -13,7 +13,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, varying_shapes
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import Notes
-from trainfit.plan.runs.runs import AS_WRITTEN, Runs, Variant
+from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batch_sizes import BatchSizes
 from trainfit.plan.sizing.costing import step_seconds
@@ -22,6 +22,7 @@ from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.results.configuration import BatchShapes, Configuration
 from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import StepPattern
 from trainfit.speed.step import Machine
 
@@ -65,9 +66,9 @@ class PlannedJob:
         loader = self.first.outcome.loader
         return loader.samples if loader is not None else None
 
-    def batches(self, trace: Trace, variant: Variant, *, by_trial: bool) -> Batches:
-        """What is known of other batch sizes of ``variant``; ``trace`` is its run at ``batch``."""
-        return self.batch_sizes().find(trace, self.batch, self.pairs, variant, by_trial=by_trial)
+    def batches(self, trace: Trace, spec: RunSpec, *, by_trial: bool) -> Batches:
+        """What is known of other batch sizes of ``spec``; ``trace`` is its run at ``batch``."""
+        return self.batch_sizes().find(trace, self.batch, self.pairs, spec, by_trial=by_trial)
 
     def batch_sizes(self) -> BatchSizes:
         """What looks for other batch sizes of this job."""
@@ -102,16 +103,16 @@ class PlannedJob:
             step_s=step_seconds(recording, self.machine),
         )
 
-    def start_runs(self, flipped: Variant) -> None:
+    def start_runs(self, flipped: RunSpec) -> None:
         """Begin the runs that a plan without surprises needs first."""
         self.runs.start(self.batch, flipped)
         self.start_pair(AS_WRITTEN)
 
-    def start_pair(self, variant: Variant) -> None:
+    def start_pair(self, spec: RunSpec) -> None:
         """Begin the runs that a rule for other batch sizes is from."""
         if self.shapes is not None and self.shapes.longest is None:
             return
-        sized = variant if self.shapes is None else self.shapes.sized(variant)
+        sized = spec if self.shapes is None else self.shapes.sized(spec)
         for each in self.pairs[0] if self.pairs else ():
             self.runs.start(each, sized)
 

@@ -106,7 +106,7 @@ def _kinds(report: SnapshotReport) -> Facts | None:
 
 def _owners(report: SnapshotReport) -> Table | None:
     cells = [_owner(owner) for owner in report.owners[:_OWNERS]]
-    columns = ("Memory", "Blocks", "Kind", "Line", "Operator", "From")
+    columns: tuple[str, ...] = ("Memory", "Blocks", "Kind", "Line", "Operator", "From")
     if not any(row[-1] for row in cells):
         columns, cells = columns[:-1], [row[:-1] for row in cells]
     return table(

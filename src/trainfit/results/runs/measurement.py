@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from trainfit.results.files.decoding import Exchanged
 from trainfit.results.gpus import ConvolutionWorkspace, DeviceConstants, GpuSpec
-from trainfit.results.runs.trace import OwnFault, Target, TraceOutcome
+from trainfit.results.runs.trace import OwnFault, TraceOutcome
 
 Subject = Literal["memory", "workspaces", "rates"]
 
@@ -97,7 +97,7 @@ class MeasuringOutcome(Exchanged):
 
 
 # ---
-# What is asked of a process that measures a script's DataLoader, and what became of it.
+# What became of a process that measures a script's DataLoader.
 
 
 #: Source of a step time of 0.
@@ -124,41 +124,6 @@ class Consumer:
             raise ValueError("expected a work time from 0 to the step time")
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadingRequest(Exchanged):
-    """One process that measures a loader, which a script or a callable of the user's makes.
-
-    ``folder`` is where it writes (see :class:`LoadingOutcome`). ``target`` is the
-    script, run on the simulated ``gpu`` until its first step is made; without it ``loader`` is
-    "module:callable" or "path/to/file.py:callable", of which a data set is given ``batch_size``.
-    With ``step`` of ``None`` it is the one that is predicted for the simulated step. ``function``
-    is what is called on the loader, "tune" or "trainfit.module:function"; ``arguments`` is a JSON
-    object of that function's own.
-    ``ranks`` share the machine. ``script_limit_s`` is for the script until its first step,
-    ``limit_s`` for everything. ``variables`` are those that the user's command sets. Not
-    ``thorough``: what hardly changes the choice of settings is not measured.
-    """
-
-    folder: str
-    gpu: GpuSpec
-    target: Target | None = None
-    loader: str = ""
-    batch_size: int | None = None
-    step: Consumer | None = None
-    function: str = "tune"
-    arguments: str = "{}"
-    seconds: float = 20.0
-    confirm: int = 4
-    thorough: bool = True
-    max_workers: int | None = None
-    any_order: bool = False
-    ranks: int = 1
-    script_limit_s: float = 600.0
-    limit_s: float = 1200.0
-    command: str = ""
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
 #: What became of it: "measured" (``result.json`` is there), "script" (the script came to no
 #: batch; see ``trace``), "loader" (there is none that can be measured; see ``error``),
 #: "failed" (measuring failed; see ``error`` and ``traceback``).
@@ -167,9 +132,9 @@ LoadingStatus = Literal["measured", "script", "loader", "failed"]
 
 @dataclasses.dataclass(frozen=True)
 class LoadingOutcome(Exchanged):
-    """What became of a :class:`LoadingRequest`; ``outcome.json`` in its folder.
+    """What became of a run that measures a DataLoader; ``outcome.json`` in its folder.
 
-    ``result.json`` is there too if ``function`` gave a result, and ``partial.json`` is the last
+    ``result.json`` is there too if its task gave a result, and ``partial.json`` is the last
     that it kept before something risky. ``progress`` has a line of JSON for each thing begun.
     ``loader`` says in words which it was, ``trace`` what became of the script: the work of its
     first step (``compute``), ``autocast``, and the rest. ``error`` is one line.

@@ -1,4 +1,4 @@
-"""What is asked of a simulated run of a script, how far it has come, what became of it."""
+"""What a run of a script may be told, how far it has come, what became of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
-from trainfit.results.gpus import DeviceConstants, GpuSpec
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
 
@@ -77,43 +77,6 @@ class InterventionRequest:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceRequest(Exchanged):
-    """One simulated run.
-
-    ``recording`` and ``outcome`` are the files to write. ``gpu`` is simulated; ``limited`` makes
-    its memory the capacity. ``amp`` forces autocast. ``survey`` asks which interventions would
-    apply. ``count`` says what ``steps`` are: steps of the optimizer, or calls of the model where
-    none is trained. With ``until_settled`` the run ends before ``steps`` are done
-    if memory has settled by then, or grows by the same with each step.
-    ``constants`` are its memory outside the allocator (``None``: the catalogue's);
-    ``command`` is the launch command, for the recording's header; ``batch_size`` what it says
-    of the batch size (``None``: nothing). ``variables`` are set in the process when the script
-    comes to look at its arguments, if not before: for what is read later, as Accelerate's are.
-    ``tells_early``: what is recorded soon after the second step is saved then, too.
-    """
-
-    target: Target
-    gpu: GpuSpec
-    steps: int
-    recording: str
-    outcome: str
-    limited: bool = False
-    loader: LoaderOverride | None = None
-    sample: SampleOverride | None = None
-    amp: ForcedAmp | None = None
-    interventions: tuple[InterventionRequest, ...] = ()
-    survey: bool = False
-    count: Counted = "steps"
-    time_limit_s: float = 600.0
-    until_settled: bool = False
-    constants: DeviceConstants | None = None
-    command: str = ""
-    batch_size: int | None = None
-    tells_early: bool = False
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class SampleScan:
     """How many elements (numbers, letters) the samples of a data set have.
 
@@ -143,24 +106,20 @@ class LoaderInfo:
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
     an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
-    that gave none: its data set has less than one batch. ``prefetch_factor`` (``None``: without
-    workers there is none), ``pin_memory`` and ``persistent_workers`` are as in its constructor.
+    that gave none: its data set has less than one batch.
     """
 
     index: int | None
     batch_size: int | None
     samples: int | None
     batches: int
-    num_workers: int
+    settings: LoaderSettings
     dataset: str
     where: str | None
     fed: tuple[int, ...] = ()
     varies: bool = False
     scan: SampleScan | None = None
     drops_last: bool = False
-    prefetch_factor: int | None = None
-    pin_memory: bool = False
-    persistent_workers: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,13 +227,33 @@ class OwnFault:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceOutcome(Exchanged):
+class ScriptOutcome(Exchanged):
+    """What became of a run of a script, simulated or real.
+
+    Attributes:
+        steps: that it made.
+        seconds: that it took.
+        message: for people.
+        traceback: the script's own.
+        location: the script's line ("file:line").
+        own_fault: the failure is trainfit's (``None``: it is not).
+    """
+
+    status: Status
+    steps: int = 0
+    seconds: float = 0.0
+    message: str = ""
+    traceback: str = ""
+    location: str | None = None
+    own_fault: OwnFault | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceOutcome(ScriptOutcome):
     """What became of a simulated run.
 
     ``autocast`` is the dtype of autocast regions on the GPU, ``None`` where there were none;
     ``autocast_at`` the user's line ("file:line") that made the first.
-    ``message`` is for people; ``traceback`` is the script's own, ``location`` its line;
-    ``own_fault`` says that the failure is trainfit's (``None``: it is not).
     ``accelerate`` is the mixed precision ("no", "bf16", "fp16", …) that Accelerate took from the
     environment, ``None`` where it made none or was told by the script.
     ``protection`` is what kept it from changing files (``None``: not told).
@@ -286,12 +265,6 @@ class TraceOutcome(Exchanged):
     parser knows them that read it. ``amp`` is what matters to mixed precision.
     """
 
-    status: Status
-    steps: int
-    seconds: float
-    message: str = ""
-    traceback: str = ""
-    location: str | None = None
     loader: LoaderInfo | None = None
     loaders: int = 0
     autocast: str | None = None
@@ -311,7 +284,6 @@ class TraceOutcome(Exchanged):
     sample_s: float | None = None
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
-    own_fault: OwnFault | None = None
 
 
 # ---

@@ -12,13 +12,13 @@ import pytest
 from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.hardware import find_gpu
-from trainfit.plan import pipeline
+from trainfit.plan import planner
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.measurement import Tuned
-from trainfit.plan.pipeline import LoaderTuning, Planned, RealRuns, plan
-from trainfit.plan.planner import Settings, Simulated
+from trainfit.plan.planner import Planned, RealRuns, Settings, Simulated, plan, plan_tuning
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.results.plan import PlanResult
+from trainfit.results.runs.spec import RunSpec
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
 SIMULATED = dataclasses.replace(PLAN, launch="", launch_parts=(), loader_at="train.py:1")
@@ -34,7 +34,7 @@ class Steps:
         self.kept: list[PlanResult] = []
         self._gives = gives
         for name in ("simulated", "with_cpu", "tune_command"):
-            monkeypatch.setattr(pipeline, name, self._step(name))
+            monkeypatch.setattr(planner, name, self._step(name))
 
     def _step(self, name: str) -> Any:
         def step(first: Any, *_: Any) -> Any:
@@ -106,13 +106,16 @@ def test_a_thorough_plan_measures_more(
 ) -> None:
     seen = []
 
-    def tune(filled: Command, options: Any, progress: Any) -> Tuned:
-        seen.append((options.seconds, options.confirm, options.thorough))
+    def tune(filled: Command, spec: RunSpec, progress: Any) -> Tuned:
+        assert spec.loading is not None
+        tuning = spec.loading.tuning
+        seen.append((tuning.seconds, tuning.confirm, tuning.thorough))
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(pipeline, "tune_command", tune)
-    plan(command, find_gpu("RTX 4090"), Settings(thorough=thorough), RealRuns())
+    monkeypatch.setattr(planner, "tune_command", tune)
+    real = RealRuns(plan_tuning(thorough=thorough))
+    plan(command, find_gpu("RTX 4090"), Settings(thorough=thorough), real)
     assert seen == [(*asked, thorough)]
 
 
@@ -140,15 +143,17 @@ def test_the_given_step_is_what_the_loader_is_tuned_for(
 ) -> None:
     seen = []
 
-    def tune(filled: Command, options: Any, progress: Any) -> Tuned:
-        seen.append(options)
+    def tune(filled: Command, spec: RunSpec, progress: Any) -> Tuned:
+        seen.append(spec)
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(pipeline, "tune_command", tune)
-    step = pipeline.Consumer(0.25, source="given")
-    gpu, real = find_gpu("RTX 4090"), RealRuns(LoaderTuning(step=step, seconds=3.0))
+    monkeypatch.setattr(planner, "tune_command", tune)
+    step = planner.Consumer(0.25, source="given")
+    gpu, real = find_gpu("RTX 4090"), RealRuns(plan_tuning(thorough=False, step=step, seconds=3.0))
     plan(command, gpu, Settings(time_limit_s=60.0), real)
-    (options,) = seen
-    assert (options.step, options.step_is_bound, options.gpu) == (step, False, gpu)
-    assert (options.script_limit_s, options.time_limit_s) == (60.0, 90.0)
+    (spec,) = seen
+    assert spec.loading is not None
+    tuning = spec.loading.tuning
+    assert (tuning.step, tuning.step_is_bound, spec.gpu) == (step, False, gpu)
+    assert (spec.loading.script_limit_s, spec.time_limit_s) == (60.0, 90.0)
