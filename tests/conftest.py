@@ -23,6 +23,13 @@ settings.load_profile("fixed")
 HERE = Path(__file__).parent
 # As in an activated environment: a command's `python` is the one that has PyTorch.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+# Processes that tests start import PyTorch, and end, sooner; workers of xdist are among them.
+_PATHS = [str(HERE / "quick_start"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(_PATHS)))
+# Tests are compiled when they are collected: no object of all that is garbage.
+gc.disable()
+#: CPython's own thresholds, which ``quick_start`` raises.
+GARBAGE = (700, 10, 10)
 #: As in the Makefile.
 ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
 
@@ -48,6 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """PyTorch and thousands of tests stay until the end: no garbage collection looks at them."""
+    gc.enable()
+    gc.set_threshold(*GARBAGE)
     gc.collect()
     gc.freeze()
 
