@@ -44,8 +44,19 @@ def pytest_sessionstart() -> None:
         providers._get_local_constants = lambda: none
 
 
+#: Where one file of a few tests may take half a minute: it is not the last to begin.
+LONG = tuple(
+    HERE / name
+    for name in (
+        *("test_watch_launch.py", "watch", "integrations", "cli", "loader", "scripts", "bench"),
+        *("test_example_act.py", "simgpu/test_peers.py", "plan"),
+    )
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` looks for those that run alone in three folders: it need not import all."""
+    items.sort(key=lambda item: not any(map(item.path.is_relative_to, LONG)))
     for item in items:
         if item.get_closest_marker("alone") and not any(map(item.path.is_relative_to, ALONE)):
             raise pytest.UsageError(

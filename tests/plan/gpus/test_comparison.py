@@ -289,13 +289,14 @@ def test_prices_are_read(tmp_path: Path) -> None:
 
 def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     prices = Prices("USD", {gpu.key: 0.5 for gpu in catalogue()})
-    text = comparison_text(compare_gpus(job, catalogue(), prices))
+    found = compare_gpus(job, catalogue(), prices)
+    text = comparison_text(found)
     table = text.partition("memory: ")[0]
     for gpu in catalogue():
         assert any(line.startswith(gpu.key) for line in table.splitlines()), gpu.key
     assert max(map(len, text.splitlines())) <= WIDTH
     assert text.startswith("Cheapest and best per USD")
-    short = [line.text for line in comparison_screen(compare_gpus(job, catalogue(), prices))]
+    short = [line.text for line in comparison_screen(found)]
     assert len(short) <= 25 and short[0].startswith("Cheapest and best per USD")
     shown = [
         gpu.key for gpu in catalogue() if any(line.startswith(f"{gpu.key} ") for line in short)
