@@ -23,6 +23,13 @@ settings.load_profile("fixed")
 HERE = Path(__file__).parent
 # As in an activated environment: a command's `python` is the one that has PyTorch.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+# Processes that tests start import PyTorch, and end, sooner; workers of xdist are among them.
+_PATHS = [str(HERE / "quick_start"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(_PATHS)))
+# Tests are compiled when they are collected: no object of all that is garbage.
+gc.disable()
+#: CPython's own thresholds, which ``quick_start`` raises.
+GARBAGE = (700, 10, 10)
 #: As in the Makefile.
 ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
 
@@ -37,8 +44,19 @@ def pytest_sessionstart() -> None:
         providers._get_local_constants = lambda: none
 
 
+#: Where one file of a few tests may take half a minute: it is not the last to begin.
+LONG = tuple(
+    HERE / name
+    for name in (
+        *("test_watch_launch.py", "watch", "integrations", "cli", "loader", "scripts", "bench"),
+        *("test_example_act.py", "simgpu/test_peers.py", "plan"),
+    )
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` looks for those that run alone in three folders: it need not import all."""
+    items.sort(key=lambda item: not any(map(item.path.is_relative_to, LONG)))
     for item in items:
         if item.get_closest_marker("alone") and not any(map(item.path.is_relative_to, ALONE)):
             raise pytest.UsageError(
@@ -48,6 +66,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """PyTorch and thousands of tests stay until the end: no garbage collection looks at them."""
+    gc.enable()
+    gc.set_threshold(*GARBAGE)
     gc.collect()
     gc.freeze()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-from helpers_warm import warm_runs
+from helpers_warm import OUR_PATH, warm_runs
 from trainfit.cli.main import main
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 
@@ -25,7 +25,7 @@ _MEASURING = {"pace"}
 def environment(**more: str) -> dict[str, str]:
     """This process's, with trainfit importable and without settings that change results."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH_", "CUDA_"))}
-    return {**kept, "PYTHONPATH": str(ROOT / "src"), **more}
+    return {**kept, "PYTHONPATH": OUR_PATH, **more}
 
 
 def trainfit(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers_warm import OUR_PATH
 from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.report.watch import watch_screen
 from trainfit.results.runs.watched import exit_words, load_run
@@ -32,8 +33,7 @@ sys.exit(run_watched(sys.argv[2:], Path(sys.argv[1])))
 
 
 def environment(**changed: str) -> dict[str, str]:
-    path = os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, **changed}
+    return {**os.environ, "PYTHONPATH": OUR_PATH, **changed}
 
 
 def watched(

@@ -5,17 +5,25 @@ What is shown are results of every kind, and recorded machines.
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from helpers_page import FILES, RESULTS
 from trainfit.cli import main as command_line
 from trainfit.cli.main import main
+from trainfit.cli.verbs import gpus
+from trainfit.hardware import GpuSpec
+from trainfit.plan.gpu_job import Job
+from trainfit.plan.gpus import compare_gpus
+from trainfit.results.speed import GpuComparison
 
 MACHINES = sorted((Path(__file__).parents[1] / "machines").glob("*.json"))
 RECORDING = str(RESULTS / "recording-v1.trainfit")
@@ -49,6 +57,25 @@ WHOLE = re.compile(
     r"^ *(fix|undo|to try|next:|tried:|next: trainfit|trainfit|python) |^ *(Recording: )?\S+$"
     r"|^ *DataLoader\(|.*; next: trainfit |^Recording: |^ *(\| |.*:\d+:\d+ )|.*\S{50}"
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_comparison_is_made_once() -> Iterator[None]:
+    """The same job on the same GPUs, laid out for another screen."""
+
+    @functools.cache
+    def compared(keys: tuple[str, ...], **options: bool) -> GpuComparison:
+        return compare_gpus(*asked[keys], **options)
+
+    def once(job: Job, found: list[GpuSpec], *rest: Any, **options: bool) -> GpuComparison:
+        assert rest == (None, None, None)
+        keys = tuple(gpu.key for gpu in found)
+        asked[keys] = job, found
+        return compared(keys, **options)
+
+    asked: dict[tuple[str, ...], tuple[Job, list[GpuSpec]]] = {}
+    with mock.patch.object(gpus, "compare_gpus", once):
+        yield
 
 
 def _ids(words: Sequence[str]) -> str:

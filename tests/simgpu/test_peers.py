@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
+from helpers_warm import OUR_PATH  # noqa: E402
 from trainfit.hardware import find_gpu  # noqa: E402
 from trainfit.memory.affine import AffineStream  # noqa: E402
 from trainfit.memory.capacity import largest_batch  # noqa: E402
@@ -368,8 +369,7 @@ def test_lerobot_act_needs_what_the_example_needs(precision: str) -> None:
 
 def subprocess_environment() -> dict[str, str]:
     """This environment, with the package under test importable."""
-    package = Path(trainfit.__file__).parents[1]
-    return {**os.environ, "PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": OUR_PATH, "HF_HUB_OFFLINE": "1"}
 
 
 # Image models ------------------------------------------------------------------------------------

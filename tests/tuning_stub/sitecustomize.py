@@ -7,10 +7,12 @@ STUB_TUNER: "facts" (by default), "fail", "die", "hang", each after ``keep`` wit
 import json
 import multiprocessing
 import os
+import runpy
 import sys
 import threading
 import time
 import types
+from pathlib import Path
 
 
 def tune(workload, machine, spec, *, command, loader, progress, whole):
@@ -112,6 +114,7 @@ def why_none(machine, settings, ranks):
     return "all cores are alike"
 
 
+runpy.run_path(str(Path(__file__).parents[1] / "quick_start" / "sitecustomize.py"))
 for name, functions in (
     ("tuning", [tune]),
     ("measure.machine_limits", [loader_machine, unknowns]),

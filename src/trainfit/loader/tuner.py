@@ -17,6 +17,7 @@ from trainfit.loader import threads
 from trainfit.loader.bottleneck import limit
 from trainfit.loader.confirmation import Confirmation, ConfirmingRun, measured_rate
 from trainfit.loader.faults.preflight import run_watched
+from trainfit.loader.measure.loop import is_disturbed as is_busy
 from trainfit.loader.measure.loop import predicted_save_s, save_seconds
 from trainfit.loader.measure.noise_correction import with_speeds
 from trainfit.loader.measure.probe_runs import SettingConstraints, bounds
@@ -44,8 +45,12 @@ _RUN_SHARE: Final = 0.2
 #: Of a probe's time, what may have gone since its end when a run is begun that only looks for
 #: something faster than what was chosen.
 _EXPLORING_S: Final = 0.4
-#: Batches that one should count.
+#: Batches that one should count: one of settings that may be chosen; and one that shows by how much
+#: others are slower, which their batches alone make so many times slower than the fastest that was
+#: run. No error of a mean of ten batches bridges that.
 _RUN_BATCHES: Final = 25
+_COMPARED_BATCHES: Final = 10
+_FAR_SLOWER: Final = 1.5
 #: Of all its time, what a tuning's probe takes.
 PROBE_SHARE: Final = 0.65
 #: Threads that libraries in workers are held to where they start some of their own.
@@ -53,6 +58,16 @@ HELD: Final = 1
 #: Workers that are tried for each core, and the most for batches that mostly wait.
 _WORKERS_A_CORE: Final = 2
 _WAITING_A_CORE: Final = 8
+
+
+def run_seconds(batch_s: float, fastest: float, seconds: float) -> float:
+    """How long a confirming run counts, of a tuning whose probe takes ``seconds``.
+
+    ``batch_s`` is what a batch takes by what its fetching and the consumer need, and ``fastest``
+    the most batches a second of a run so far, 0 before the first.
+    """
+    batches = _COMPARED_BATCHES if batch_s * fastest > _FAR_SLOWER else _RUN_BATCHES
+    return max(min(RUN_S, _RUN_SHARE * seconds), min(batches * batch_s, seconds / 2))
 
 
 def _shared_bytes() -> int | None:
@@ -89,6 +104,7 @@ class Tuner:
         self._alone_of: Choice | None = None
         self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
+        self._fastest = 0.0
         save_seconds()  # the first finds cold caches
         self._save_s = save_seconds()
 
@@ -184,14 +200,12 @@ class Tuner:
         self._progress(f"confirming {count_of(count, 'worker')}", share)
         self._runs += 1
         fetch_s = self._probe(settings).fetch_s or 0.0
-        length = min(RUN_S, _RUN_SHARE * self._spec.seconds)
-        least = _RUN_BATCHES * max(fetch_s / max(1, count), consumer.step_s)
-        length = max(length, min(least, self._spec.seconds / 2))
+        batch_s = max(fetch_s / max(1, count), consumer.step_s)
         run, fault = run_watched(
             self._workload,
             settings,
             consumer,
-            length,
+            run_seconds(batch_s, self._fastest, self._spec.seconds),
             patience_s=2 * self._spec.seconds,
             batch_s=fetch_s,
             alone_s=self._measured.probe.alone_s,
@@ -202,6 +216,8 @@ class Tuner:
         if fault is not None:
             self._faults.append(fault)
             self._fault_of[settings] = fault
+        elif not is_busy(run.others_cores):
+            self._fastest = max(self._fastest, run.batches_per_s or 0.0)
         return self._at_full_speed(run)
 
     def _at_full_speed(self, run: Run) -> Run:

@@ -30,6 +30,7 @@ from trainfit.loader.search import (
     keep_workers,
     search,
 )
+from trainfit.loader.tuner import run_seconds
 from trainfit.loader.verdicts import decide
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
@@ -97,6 +98,15 @@ def test_the_smallest_settings_within_two_percent_are_chosen(
             assert each.batches_per_s < WITHIN * rate
     # One worker less was looked at, so nothing smaller was overlooked by leaping over it.
     assert max(0, best.num_workers - 1) in {each.num_workers for each in choice.candidates}
+
+
+@pytest.mark.parametrize(
+    ("fastest", "seconds"),
+    # The first run, others that may be as fast, and one that is twice as slow: ten batches of it.
+    [(0.0, 10.0), (2.4, 10.0), (3.6, 10.0), (5.0, 4.0)],
+)
+def test_what_cannot_be_chosen_is_run_for_fewer_batches(fastest: float, seconds: float) -> None:
+    assert run_seconds(0.4, fastest, 20.0) == pytest.approx(seconds)
 
 
 def test_a_quota_counts_and_not_the_affinity() -> None:

@@ -290,13 +290,14 @@ def test_prices_are_read(tmp_path: Path) -> None:
 
 def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     prices = Prices("USD", {gpu.key: 0.5 for gpu in catalogue()})
-    text = whole(comparison_subject(compare_gpus(job, catalogue(), prices)))
+    subject = comparison_subject(compare_gpus(job, catalogue(), prices))
+    text = whole(subject)
     table = text.partition("The columns")[0]
     for gpu in catalogue():
         assert any(line.strip().startswith(gpu.key) for line in table.splitlines()), gpu.key
     assert max(map(len, text.splitlines())) <= WIDTH
     assert text.startswith("Cheapest and best per USD")
-    short = screen(comparison_subject(compare_gpus(job, catalogue(), prices))).splitlines()
+    short = screen(subject).splitlines()
     assert len(short) <= 25 and short[0].startswith("Cheapest and best per USD")
     shown = [
         gpu.key for gpu in catalogue() if any(line.startswith(f"  {gpu.key} ") for line in short)
