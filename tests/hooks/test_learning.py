@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import trainfit
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.learning import LearningObserver, factor_of
+from trainfit.hooks.learning import LearningObserver, scale_of_loss
 from trainfit.hooks.learning_hooks import install
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
@@ -308,22 +308,23 @@ def test_micro_batches(watched: Callable[..., LearningFacts]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scaled", "factor"),
+    ("scaled", "divisors", "is_known"),
     [
-        (lambda loss: loss, 1.0),
-        (lambda loss: loss / 4, 0.25),
-        (lambda loss: loss * 0.25, 0.25),
-        (lambda loss: (loss / 4).float().squeeze(), 0.25),
-        (lambda loss: (loss + loss * 3) / 2, None),
-        (lambda loss: (loss + loss) / 2, 0.5),
-        (lambda loss: loss.sum(), None),
+        (lambda loss: loss, set(), True),
+        (lambda loss: loss / 4, {4.0}, True),
+        (lambda loss: loss * 0.25, {4.0}, True),
+        (lambda loss: (loss / 4).float().squeeze(), {4.0}, True),
+        (lambda loss: loss / 4 * 0.5, {2.0, 4.0}, True),
+        (lambda loss: loss / 4 + loss * 3 / 4, {4.0}, True),
+        (lambda loss: (loss + 0.1 * loss) / 2, {2.0}, True),
+        (lambda loss: loss * torch.ones(2), set(), False),
     ],
 )
-def test_what_a_loss_was_multiplied_by(
-    scaled: Callable[[torch.Tensor], torch.Tensor], factor: float | None
+def test_what_a_loss_was_divided_by(
+    scaled: Callable[[torch.Tensor], torch.Tensor], divisors: set[float], is_known: bool
 ) -> None:
     loss = torch.randn(4, requires_grad=True).square().mean()
-    assert factor_of(scaled(loss).grad_fn) == factor
+    assert scale_of_loss(scaled(loss).grad_fn) == (divisors, is_known)
 
 
 def test_an_error_of_ours_ends_the_looking() -> None:

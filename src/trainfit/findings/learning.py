@@ -193,7 +193,7 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
         "info",
         f"the losses of {number} micro-batches are added, not averaged: gradients are {number}× "
         "those of one batch of the same samples",
-        (Evidence("micro-batches", number), Evidence("factor of the loss", 1.0)),
+        (Evidence("micro-batches", number),),
         "the loss is not divided by the number of micro-batches, so another number is another "
         "learning rate",
         (Fix("loss = loss / accumulation before backward()"),),

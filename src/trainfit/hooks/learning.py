@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -19,7 +19,8 @@ from trainfit.torch_private.operators import no_dispatch
 #: Steps of an optimizer that are looked at one by one; of later ones each of so many.
 _FIRST: Final = 4
 _EVERY: Final = 256
-#: Nodes between the loss and what computes it, and names that are reported.
+#: Losses that are followed back, nodes of each, and names that are reported.
+_LOSSES: Final = 8
 _DEPTH: Final = 8
 _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
@@ -52,7 +53,7 @@ class LearningObserver:
         self._evaluating: str | None = None
         self._wrong_mode: str | None = None
         self._micro_batches: Counter[int] = Counter()
-        self._factors: set[float | None] = set()
+        self._losses: list[LossScale] = []
         self._checkpoint: str | None = None
         self._clipped: str | None = None
         self._half = False
@@ -64,8 +65,8 @@ class LearningObserver:
         """A backward pass from ``tensors`` begins."""
         self._passes += 1
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
-        if len(self._factors) < 4 and isinstance(root, torch.Tensor):
-            self._factors.add(factor_of(root.grad_fn, scaled=self._scaled))
+        if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
+            self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
 
     def scaled(self) -> None:
         """An enabled GradScaler scaled a loss."""
@@ -148,7 +149,7 @@ class LearningObserver:
         names = _names(model) if model is not None else {}
         looked = [seen for seen in self._all if seen.looks]
         without = [t for seen in looked for t in seen.without()]
-        factors = self._factors
+        losses = self._losses
         micro = self._micro_batches.most_common(1)
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
@@ -167,7 +168,8 @@ class LearningObserver:
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
-            loss_factor=next(iter(factors)) if len(factors) == 1 else None,
+            loss_divisors=tuple(sorted(_common(losses))),
+            loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
 
 
@@ -253,36 +255,44 @@ def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:
     return min((seen.zero_rates for seen in looked), default=0)
 
 
-def factor_of(node: Any, *, scaled: bool = False) -> float | None:
-    """By what a loss was multiplied last; 1.0: by nothing, ``None``: by what cannot be told.
+def _common(losses: Sequence[LossScale]) -> frozenset[float]:
+    """Divisors of every loss."""
+    return frozenset.intersection(*(loss.divisors for loss in losses)) if losses else frozenset()
+
+
+class LossScale(NamedTuple):
+    """What was done to a loss last: the numbers that it, or each of its terms, was divided by, and
+    whether that is all that was done to it."""
+
+    divisors: frozenset[float]
+    is_known: bool
+
+
+def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
+    """Follow a loss back from ``node`` to what computes it.
 
     ``scaled``: a GradScaler's scale, a tensor on the GPU, is among the factors.
     """
-    factor = 1.0
+    divisors: set[float] = set()
     for _ in range(_DEPTH):
         if node is None:
-            return factor
+            break
         name = node.name()
         if name.startswith(("Mul", "Div")):
             value = _number(getattr(node, "_saved_other", None))
             if value is None and scaled and name.startswith("Mul"):
                 scaled, value = False, 1.0
             if not value:
-                return None
-            factor = factor / value if name.startswith("Div") else factor * value
-        elif name.startswith(("Add", "Sum")):
-            return None if name.startswith("Sum") else _of_terms(node, factor)
+                return LossScale(frozenset(divisors), False)
+            divisors.add(round(value if name.startswith("Div") else 1 / value, 6))
+        elif name.startswith("Add"):
+            terms = [scale_of_loss(term) for term, _ in node.next_functions if term is not None]
+            is_known = all(term.is_known for term in terms)
+            return LossScale(_common(terms) | divisors, is_known)
         elif not name.startswith(_SAME):
-            return factor
+            break
         node = node.next_functions[0][0] if node.next_functions else None
-    return None
-
-
-def _of_terms(node: Any, factor: float) -> float | None:
-    """Of a sum, if all its terms that have a gradient are multiplied alike."""
-    terms = {factor_of(term) for term, _ in node.next_functions if term is not None}
-    inner = terms.pop() if len(terms) == 1 else None
-    return None if inner is None else factor * inner
+    return LossScale(frozenset(divisors), True)
 
 
 def _number(value: Any) -> float | None:

@@ -27,17 +27,17 @@ from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_headline, loader_sections
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
-from trainfit.report.sections.memory import plan_memory, recording_headline, recording_memory
+from trainfit.report.sections.memory import recording_subject
 from trainfit.report.sections.pace import pace_subject
 from trainfit.report.sections.plan import (
     command_sections,
     plan_headline,
+    plan_memory,
     remedy_sections,
 )
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.report.sections.speed import (
-    of_work,
     rehearsal_headline,
     rehearsal_sections,
     speed_sections,
@@ -100,8 +100,6 @@ def _notes(result: Any) -> Iterator[Note]:
         doubted = {f"{doubt.summary}: {doubt.meaning}" for doubt in result.doubts}
         others = (note for note in result.notes if note not in doubted)
         yield from plain((*others, *protection_notes(result.protection)))
-    elif isinstance(result, RecordingSummary):
-        yield from result.structured_notes
     else:
         yield from plain(getattr(result, "notes", ()))
 
@@ -212,12 +210,6 @@ def _plan(entry: Entry, *, with_loader: bool = True) -> Subject:
     )
 
 
-def _recording(entry: Entry) -> Subject:
-    work = entry.detail.work if entry.detail is not None else None
-    sections = [*recording_memory(entry.result, entry.detail), *of_work(work)]
-    return Subject(recording_headline(entry.result), tuple(sections))
-
-
 def _of(make: Callable[[Any], Subject]) -> _Build:
     return lambda entry: make(entry.result)
 
@@ -250,7 +242,7 @@ def _unknown(entry: Entry) -> Subject:
 _SUBJECTS: Final[Mapping[type, _Build]] = {
     PlanResult: _plan,
     GpuComparison: _of(comparison_subject),
-    RecordingSummary: _recording,
+    RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
     LoaderResult: _both(loader_headline, loader_sections),
     Rehearsal: _both(rehearsal_headline, rehearsal_sections),
     WatchResult: _both(watch_headline, watch_sections),

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from trainfit.results.configuration import BatchShapes
 from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
-from trainfit.results.text import count, duration, printable, size, wrapped
+from trainfit.results.text import count, duration, printable, size
 
 # ---
 # The course of memory from step to step, in words.
@@ -17,11 +17,10 @@ from trainfit.results.text import count, duration, printable, size, wrapped
 _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
 
 
-def steps_section(pattern: StepPattern) -> str:
+def pattern_lines(pattern: StepPattern) -> list[str]:
     """What was seen of the steps, whatever it is."""
     lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
-    lines += [f"- in addition {_source(source)}" for source in pattern.sources[1:]]
-    return "\n".join(["Over the steps", *(wrapped(line, "  ", "    ") for line in lines)])
+    return [*lines, *(f"in addition {_source(source)}" for source in pattern.sources[1:])]
 
 
 def pattern_notes(pattern: StepPattern | None) -> list[str]:
@@ -213,9 +212,9 @@ def timeline_section(timeline: Sequence[int], phases: Sequence[str] = ()) -> str
     low, high = min(heights), max(heights)
     span = max(high - low, 1)
     bars = "".join(_BARS[(h - low) * (len(_BARS) - 1) // span] for h in heights)
-    lines = [f"Allocated over the last step ({size(low)} to {size(high)})", f"  {bars}"]
+    lines = [f"{size(low)} to {size(high)}", bars]
     if len(phases) == len(timeline):
-        lines.append("  " + _phase_line([phases[(a + b) // 2] for a, b in parts]))
+        lines.append(_phase_line([phases[(a + b) // 2] for a, b in parts]))
     return "\n".join(lines)
 
 

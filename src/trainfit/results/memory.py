@@ -175,6 +175,11 @@ class RecordingSummary(Metered):
     structured_notes: tuple[Note, ...] = ()
     coverage: Coverage | None = None
 
+    def to_json(self) -> str:
+        """One JSON document, with its format's name and version."""
+        document = {"format": "trainfit-memory", "version": 1, **dataclasses.asdict(self)}
+        return json.dumps(document, indent=2, allow_nan=False)
+
     def quantities(self) -> Mapping[str, float | None]:
         """As of :class:`Metered`."""
         return self.memory.quantities()

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import trainfit
 from helpers_cli import trainfit as run_trainfit
+from helpers_report import on_one_line, screen, whole
 from tests.results.test_results import PLAN
 from trainfit.cli.main import main
 from trainfit.memory.explanation import ExplainError, Source
@@ -29,7 +30,7 @@ from trainfit.memory.hand_formula import (
     WEIGHTS,
     by_hand,
 )
-from trainfit.report.by_hand import by_hand_screen, by_hand_text
+from trainfit.report.sections.by_hand import by_hand_subject
 from trainfit.results.memory import HandReport
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
@@ -71,8 +72,12 @@ def compared(recording: Recording) -> HandReport:
     assert sum(row.by_hand_bytes or 0 for row in report.rows) == report.by_hand_bytes
     difference = sum(cause.nbytes for cause in report.causes) + report.unexplained_bytes
     assert difference == report.allocated_bytes - report.by_hand_bytes
-    assert len(by_hand_screen(report)) <= 25
+    assert len(screen(by_hand_subject(report)).splitlines()) <= 25
     return report
+
+
+def told(report: HandReport) -> str:
+    return on_one_line(whole(by_hand_subject(report)))
 
 
 def hand_of(report: HandReport, row: str) -> int | None:
@@ -114,7 +119,7 @@ def test_tf32_is_only_said_of_gpus_that_have_it(gpu: str, compute: str) -> None:
     """cuDNN's convolutions may round to TF32 unless told otherwise."""
     report = compared(record(nn.Conv2d(3, 8, 3), (2, 3, 32, 32), gpu=gpu))
     assert report.compute == compute
-    assert f"(computed in {compute})" in by_hand_text(report).replace("\n  ", " ")
+    assert f"(computed in {compute})" in told(report)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,9 @@ def test_the_formula_goes_by_the_recorded_optimizer(
     assert report.state_bytes == state_bytes
     if state_bytes is None:
         assert cause_of(report, "unknown_optimizer") > 0
-        assert "no figure for the states of Adafactor" in by_hand_text(report)
+        assert "no figure for the states of Adafactor" in on_one_line(
+            whole(by_hand_subject(report))
+        )
 
 
 def test_a_frozen_parameter_has_no_gradient_and_no_state() -> None:
@@ -142,7 +149,9 @@ def test_a_frozen_parameter_has_no_gradient_and_no_state() -> None:
     report = compared(record(model, (8, 512)))
     assert report.moment.phase == "optimizer"
     assert cause_of(report, "frozen") == -(4 + 8) * 512 * 512
-    assert "no activations at the peak, which is in the optimizer's step" in by_hand_text(report)
+    assert "no activations at the peak, which is in the optimizer's step" in on_one_line(
+        whole(by_hand_subject(report))
+    )
 
 
 def test_autocast_keeps_a_half_precision_copy_of_the_weights() -> None:
@@ -151,7 +160,9 @@ def test_autocast_keeps_a_half_precision_copy_of_the_weights() -> None:
     assert (report.compute, report.activation_bytes) == ("bfloat16", 2)
     assert cause_of(report, "weight_copies") > 0
     assert cause_of(report, "weight_copies") % (1024 * 1024 * 2) == 0
-    assert "autocast keeps a half-precision copy of the weights" in by_hand_text(report)
+    assert "autocast keeps a half-precision copy of the weights" in on_one_line(
+        whole(by_hand_subject(report))
+    )
 
 
 def test_a_relu_in_place_has_no_result_of_its_own() -> None:
@@ -195,7 +206,9 @@ def test_what_leaks_is_kept_since_an_earlier_step() -> None:
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU())
     report = compared(record(model, (4096, 256), call=leaking, steps=3))
     assert cause_of(report, "earlier") >= 4096 * 256 * 4
-    assert "kept since an earlier step or micro-batch" in by_hand_text(report)
+    assert "kept since an earlier step or micro-batch" in on_one_line(
+        whole(by_hand_subject(report))
+    )
 
 
 # -- the notes' own figures --------------------------------------------------------------------
@@ -311,7 +324,7 @@ def test_a_difference_without_a_cause_is_said_with_its_bytes() -> None:
     named = {**recording.header, "optimizer": "RMSprop"}
     report = compared(Recording(**{**vars(recording), "header": named}))
     assert report.unexplained_rows == {STATES: 512 * 512 * 4}
-    assert "not explained: optimizer's states +1 MiB" in by_hand_text(report)
+    assert "not explained: optimizer's states +1 MiB" in told(report)
 
 
 def test_a_recording_without_a_step_has_no_formula() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
+from helpers_report import on_one_line, whole
 from trainfit.memory.explanation import ExplainError, Source, explain
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.optimizers import optimizer_table
 from trainfit.memory.replay import Stream, replay
-from trainfit.report.memory import explain_text
+from trainfit.report.sections.memory import memory_subject
 from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
 from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
 from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
@@ -99,7 +101,7 @@ def test_the_peak_is_in_the_optimizer_where_the_batch_is_small(report: MemoryRep
     assert {each.nbytes for each in peak.largest[2:15]} == {WEIGHT}
     assert all(__file__ in (each.line or "") for each in peak.largest[2:])
     assert 0.5 < peak.moment.through_step < 1
-    assert explain_text(report).count("in the optimizer's step") == 1
+    assert whole(memory_subject(report)).count("in the optimizer's step") == 1
 
 
 def test_the_peak_is_in_a_module_where_the_batch_is_large() -> None:
@@ -107,7 +109,9 @@ def test_the_peak_is_in_a_module_where_the_batch_is_large() -> None:
     moment = explained.peak.moment
     assert (moment.phase, moment.step) == ("backward", 2)
     assert moment.module == "", "of the loss, which no module has"
-    assert "in the backward, outside of modules" in " ".join(explain_text(explained).split())
+    assert "in the backward, outside of modules" in " ".join(
+        whole(memory_subject(explained)).split()
+    )
 
 
 def test_what_stays_between_steps(report: MemoryReport) -> None:
@@ -240,9 +244,11 @@ def test_points_agree_with_direct_simulation(report: MemoryReport) -> None:
 
 
 def test_the_text_has_the_law_or_the_command_for_it(report: MemoryReport, small: Recording) -> None:
-    text = explain_text(report)
-    assert "allocated = " in text and "device    = " in text
-    alone = explain_text(explain(source(small)))
+    text = whole(memory_subject(report))
+    assert re.search(r"\n  allocated .* \+ batch x", text) and re.search(
+        r"\n  device .* \+ batch x", text
+    )
+    alone = whole(memory_subject(explain(source(small))))
     assert (
         "trainfit simulate --gpu 'custom 4GiB sm_80' --batch-size 8 --output batch-8.trainfit -- "
         "python train.py '--batch_size={batch_size:4}'"
@@ -469,7 +475,7 @@ def test_version_1_is_still_explained(small: Recording, tmp_path: Path) -> None:
     report = explain(Source(recording, "old.trainfit", None))
     assert report.optimizers is None
     assert report.second_run == ""
-    text = " ".join(explain_text(report).split())
+    text = on_one_line(whole(memory_subject(report)))
     assert "recorded by an older trainfit" in text
     assert "with --batch-size A,B if they do not contain theirs" in text
 

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 import trainfit  # noqa: E402
 from trainfit.memory.capacity import bounds_of, context_parts, figures, reserved_bounds  # noqa: E402  # noqa: E402
 from trainfit.memory.replay import Stream, replay  # noqa: E402
-from trainfit.report.memory_parts import memory_section  # noqa: E402
+from trainfit.report.sections.memory import quantities  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
 
 
@@ -68,6 +68,6 @@ def test_figures_carry_ranges_that_the_report_shows() -> None:
     low, high = found.context_range_bytes
     assert found.device_range_bytes[0] == found.reserved_range_bytes[0] + low
     assert found.device_range_bytes[1] == found.reserved_range_bytes[1] + high
-    text = " ".join(memory_section("Memory", found).split())
-    assert "between device" in text
+    text = str(quantities(found))
+    assert "90% prediction intervals" in text
     assert "of measured jobs used more" in text

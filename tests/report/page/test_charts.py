@@ -14,7 +14,7 @@ from trainfit.report.charts import (
     values,
     x,
 )
-from trainfit.report.sections.memory import treemap
+from trainfit.report.sections.memory_charts import treemap
 from trainfit.report.writers.html import _asset
 from trainfit.results.runs.recording import KINDS
 

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers_report import screen, whole
 from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.curve import Curve, saturation_batch, tile_of
 from trainfit.plan.sizing.recommendation import rounded
-from trainfit.report.memory import recording_json, recording_text
 from trainfit.report.plan.launch import launch_lines
 from trainfit.report.plan.text import plan_text
+from trainfit.report.sections.memory import recording_subject
 from trainfit.results.command_line import quote
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.gpus import NO_TENSOR_CORES
@@ -316,22 +317,24 @@ SUMMARY = RecordingSummary(
 
 
 def test_a_recording_as_text() -> None:
-    text = recording_text(SUMMARY)
-    assert text.startswith("T4, 15.00 GiB (3 optimizer steps, 1000 operators, torch 2.13.0)\n")
-    assert "Allocated over the last step (0 B to 99 MiB)\n  ▁▁" in text
+    text = whole(recording_subject(SUMMARY))
+    assert text.startswith("Fits: 7.39 GiB of 15.00 GiB.\n")
+    assert "3 optimizer steps, 1000 operators, torch 2.13.0" in text
+    assert "Allocated over the last step\n  0 B to 99 MiB\n  ▁▁" in text
     assert "does not fit" not in text
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_a_recording_that_ran_out_of_memory() -> None:
     message = "a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB. If reserved but"
-    text = recording_text(dataclasses.replace(SUMMARY, out_of_memory=message, timeline_bytes=()))
-    assert "  - does not fit: a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB.\n" in text
+    full = dataclasses.replace(SUMMARY, out_of_memory=message, timeline_bytes=())
+    text = screen(recording_subject(full))
+    assert "\n  a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB.\n" in text
     assert "over the last step" not in text
 
 
 def test_a_recording_as_json() -> None:
-    document = json.loads(recording_json(SUMMARY))
+    document = json.loads(SUMMARY.to_json())
     assert (document["format"], document["version"]) == ("trainfit-memory", 1)
     assert document["memory"]["allocated_bytes"] == 6 * GIB
 

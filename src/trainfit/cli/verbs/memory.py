@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import print_shown, print_subject
+from trainfit.cli.output import print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.memory.explanation import Source, explain, source
 from trainfit.memory.hand_formula import by_hand
 from trainfit.memory.snapshot.file import is_snapshot
 from trainfit.memory.snapshot.report import explain_snapshot
-from trainfit.report.by_hand import by_hand_screen, by_hand_text
-from trainfit.report.memory import explain_text, memory_screen
+from trainfit.report.sections.by_hand import by_hand_subject
+from trainfit.report.sections.memory import memory_subject
 from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
@@ -45,9 +45,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         else:
             report = explain(*sources)
     if options.by_hand:
-        print_shown(comparison, options, by_hand_screen, by_hand_text)
+        print_subject(comparison, options, by_hand_subject)
         return 0
-    print_shown(report, options, memory_screen, explain_text)
+    print_subject(report, options, memory_subject)
     return 0 if report.fits else 1
 
 

@@ -14,9 +14,9 @@ from trainfit.memory.explanation import summarize
 from trainfit.report.blocks import Entry
 from trainfit.report.doctor import doctor_lines, doctor_screen
 from trainfit.report.loader import loader_screen, loader_text
-from trainfit.report.memory import recording_json, recording_screen, recording_text
 from trainfit.report.page import subject_of
 from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
+from trainfit.report.sections.memory import recording_subject
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         if (form := formatted(summary, options)) is not None:
             print(form)
         else:
-            json = recording_json(summary) if options.json else ""
-            print_shown(summary, options, recording_screen, recording_text, json)
+            print_subject(summary, options, recording_subject)
         return code
     code = gated(options, result, 0)
     if (form := formatted(result, options)) is not None:

@@ -14,10 +14,10 @@ from trainfit.cli.common import (
     sandbox_request,
 )
 from trainfit.cli.job import chosen_device, read_command
-from trainfit.cli.output import output_file, print_shown
+from trainfit.cli.output import output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.runs.simulation import simulate_command
-from trainfit.report.memory import recording_json, recording_screen, recording_text
+from trainfit.report.sections.memory import recording_subject
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -40,8 +40,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
-    json = recording_json(summary) if options.json else ""
-    print_shown(summary, options, recording_screen, recording_text, json)
+    print_subject(summary, options, recording_subject)
     if failure is not None:
         raise failure
     return gated(options, summary, 1 if summary.out_of_memory else 0)

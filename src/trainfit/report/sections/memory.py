@@ -1,550 +1,602 @@
-"""Memory: the figures, over the step by kind, owners at the peak, by module, by batch size."""
+"""Memory: of a recorded run, with everything about its peak, and the parts that a plan has, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-from trainfit.report.blocks import Chart, Headline, Section, Table, Tile, figures, section
-from trainfit.report.blocks import table as table_of
-from trainfit.report.charts import (
-    MEMORY_KINDS,
-    TIP,
-    Spec,
-    areas,
-    chart,
-    color,
-    hover_rule,
-    memory_layers,
-    stacked,
-    thinned,
-    tip,
-    values,
-    vega_chart,
-    x,
-    y,
+from trainfit.report.blocks import (
+    Command,
+    Facts,
+    Headline,
+    Output,
+    Section,
+    Subject,
+    Table,
+    Text,
+    Tile,
+    facts,
+    section,
 )
-from trainfit.report.notes import short_place
-from trainfit.results.memory import MemoryFigures, Owner, RecordingSummary, StepMemory, StepMoment
-from trainfit.results.plan import JobDetail, PlanResult
-from trainfit.results.text import GIB, MIB, count, percent, size
+from trainfit.report.blocks import table as table_of
+from trainfit.report.notes import profile_note, protection_notes
+from trainfit.report.sections.memory_charts import (
+    kind_title,
+    modules_chart,
+    over_step,
+    owners,
+    peak_text,
+)
+from trainfit.report.sections.speed import of_work
+from trainfit.report.steps import (
+    coverage_text,
+    pattern_lines,
+    pattern_notes,
+    step_lines,
+    timeline_section,
+)
+from trainfit.results.files.contents import Note, complete
+from trainfit.results.memory import (
+    RANGE_COVERAGE,
+    RANGE_EXCEEDED,
+    Allocation,
+    BatchLaw,
+    MemoryFigures,
+    MemoryReport,
+    Moment,
+    OptimizerTable,
+    OptimizerUse,
+    RecordingSummary,
+    SettingOutcome,
+)
+from trainfit.results.plan import JobDetail
+from trainfit.results.text import GIB, MIB, count, percent, share, size, times
+
+#: Modules that are listed by name, and the share of the peak from which they are.
+_MODULES: Final = 12
+_MODULE_SHARE: Final = 0.005
+#: Kinds, and modules, of a fact, and the share of the peak from which they are.
+_PARTS, _LEAST = 3, 0.01
+#: Groups of alike allocations that are listed, and what of the growth with the batch size is.
+_GROUPS: Final = 8
+_GROWING: Final = 6
+_INTERVALS: Final = f"{percent(RANGE_COVERAGE)} prediction intervals"
+_QUANTITIES: Final = (
+    ("allocated", "allocated"),
+    ("reserved", "reserved"),
+    ("device", "device (nvidia-smi)"),
+)
+
 
 # ---
-# A treemap of memory by module (Vega).
+# Parts of any result on memory.
 
 
-#: Rectangles at most, and the share from which one has its own.
-_MOST, _LEAST = 400, 0.0004
-_MOST_MODULES: Final = 30
-_NO_MODULE: Final = "(no module)"
-_HEIGHT: Final = 420
+def figures_table(columns: Mapping[str, MemoryFigures], detail: int = 0) -> Table | None:
+    """The three quantities, each with its interval, of one configuration or several."""
+    rows = [
+        (title, *(_cell(memory, key) for memory in columns.values())) for key, title in _QUANTITIES
+    ]
+    head = ("At the peak", *columns)
+    return table_of(head, rows, f"Predicted, with {_INTERVALS}", detail=detail)
 
 
-def treemap(modules: Mapping[str, Mapping[str, int]], colors: Mapping[str, str]) -> Chart | None:
-    """``modules``: bytes by module path and kind; ``colors`` by kind. ``None`` without bytes."""
-    total = sum(sum(kinds.values()) for kinds in modules.values())
-    if not total:
-        return None
-    nodes, folded = _nodes(modules, total)
-    by_top: dict[str, int] = {}
-    for path, kinds in modules.items():
-        top = ".".join(path.split(".")[:2]) or _NO_MODULE
-        by_top[top] = by_top.get(top, 0) + sum(kinds.values())
-    ranked = sorted(by_top.items(), key=lambda item: -item[1])
-    most = ", ".join(f"{path} {percent(nbytes / total)}" for path, nbytes in ranked[:3])
-    says = f"Most of the {size(total)} at the peak belongs to {most}."
-    table = figures(
-        ("Module", "At the peak", "Share"),
-        [(path, size(nbytes), percent(nbytes / total)) for path, nbytes in ranked[:_MOST_MODULES]],
-        "Allocated memory at the peak by module",
-        (1, 2),
-    )
-    note = ""
-    if folded:
-        note = (
-            f"{folded} small owners (less than {percent(_LEAST, decimals=2)} each) are drawn "
-            "together with their module's others."
-        )
-    used = {kind for kinds in modules.values() for kind in kinds}
-    hues = {kind: hue for kind, hue in colors.items() if kind in used}
-    return Chart(
-        "Who holds the memory at the peak: modules, by kind", says, _spec(nodes, hues, says),
-        table, note,
+def quantities(memory: MemoryFigures) -> Facts | None:
+    """What the three quantities are in other tools, and what their intervals are."""
+    low, high = map(size, memory.context_range_bytes)
+    between = f"; {low} to {high}" if low != high else ""
+    ranges = [getattr(memory, f"{key}_range_bytes") for key, _ in _QUANTITIES]
+    has_range = any(bounds is not None and bounds[0] != bounds[1] for bounds in ranges)
+    return facts(
+        ("allocated", "torch.cuda.max_memory_allocated()"),
+        ("reserved", "torch.cuda.max_memory_reserved()"),
+        ("device", f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)} "
+                   f"({context_basis(memory)}{between})"),
+        ("intervals", f"{_INTERVALS}; {percent(RANGE_EXCEEDED)} "
+                      "of measured jobs used more than their upper ends" if has_range else ""),
     )  # fmt: skip
 
 
-def _nodes(
-    modules: Mapping[str, Mapping[str, int]], total: int
-) -> tuple[list[dict[str, Any]], int]:
-    """Nodes of the tree with their parents, and how many leaves were folded into others."""
-    leaves = [
-        (path, kind, nbytes)
-        for path, kinds in modules.items()
-        for kind, nbytes in kinds.items()
-        if nbytes
-    ]
-    leaves.sort(key=lambda leaf: -leaf[2])
-    kept = [leaf for leaf in leaves[:_MOST] if leaf[2] >= _LEAST * total]
-    rest: dict[tuple[str, str], int] = {}
-    for path, kind, nbytes in leaves[len(kept) :]:
-        top = ".".join(path.split(".")[:2])
-        rest[top, kind] = rest.get((top, kind), 0) + nbytes
-    nodes: dict[str, dict[str, Any]] = {"": {"id": "root", "parent": None}}
-    for path, kind, nbytes in kept:
-        _add(nodes, path or _NO_MODULE, kind, nbytes, total)
-    for (path, kind), nbytes in rest.items():
-        _add(nodes, f"{path or _NO_MODULE}.(small ones)", kind, nbytes, total)
-    return list(nodes.values()), len(leaves) - len(kept)
+#: How the parts of the process's other memory are called; what is PyTorch's own (its kernels,
+#: those of attention) goes under the context.
+_LIBRARY_TITLES = {"cublas": "cuBLAS", "cudnn_forward": "cuDNN", "cudnn_backward": "cuDNN"}
 
 
-def _add(nodes: dict[str, dict[str, Any]], path: str, kind: str, nbytes: int, total: int) -> None:
-    parts = path.split(".")
-    for depth in range(1, len(parts) + 1):
-        here = ".".join(parts[:depth])
-        if here not in nodes:
-            above = ".".join(parts[: depth - 1])
-            nodes[here] = {
-                "id": f"m:{here}",
-                "parent": nodes[above]["id"],
-                "name": parts[depth - 1],
-            }
-    nodes[f"{path}\n{kind}"] = {
-        "id": f"k:{path}:{kind}",
-        "parent": nodes[path]["id"],
-        "name": parts[-1] if len(parts) == 1 else ".".join(parts[-2:]),
-        "kind": kind,
-        "bytes": nbytes,
-        "tip": tip(path, (kind, size(nbytes)), ("of the peak", percent(nbytes / total))),
-    }
+def _context_name(memory: MemoryFigures) -> str:
+    """ "CUDA context", with the libraries that add to it."""
+    counted = [part.name for part in memory.context_parts if part.value_bytes]
+    names = dict.fromkeys(_LIBRARY_TITLES[name] for name in counted if name in _LIBRARY_TITLES)
+    return ", ".join(["CUDA context", *names])
 
 
-def _spec(nodes: list[dict[str, Any]], colors: Mapping[str, str], says: str) -> dict[str, Any]:
-    tree = {
-        "name": "tree",
-        "values": nodes,
-        "transform": [
-            {"type": "stratify", "key": "id", "parentKey": "parent"},
-            {
-                "type": "treemap",
-                "field": "bytes",
-                "sort": {"field": "value", "order": "descending"},
-                "round": True,
-                "method": "squarify",
-                "ratio": 1.4,
-                "paddingInner": 1,
-                "paddingOuter": 1,
-                "size": [{"signal": "width"}, {"signal": "height - top"}],
-            },
-        ],
-    }
-    leaves = {
-        "name": "leaves",
-        "source": "tree",
-        "transform": [{"type": "filter", "expr": "datum.kind"}],
-    }
-    box = {
-        "x": {"field": "x0"},
-        "y": {"field": "y0"},
-        "x2": {"field": "x1"},
-        "y2": {"field": "y1"},
-    }
-    rectangles = {
-        "type": "rect",
-        "from": {"data": "leaves"},
-        "encode": {
-            "enter": {
-                "fill": {"scale": "color", "field": "kind"},
-                "stroke": {"value": "var(--card)"},
-                "tooltip": {"signal": "datum"},
-            },
-            "update": {**box, "fillOpacity": {"value": 0.88}, "strokeWidth": {"value": 0.5}},
-            "hover": {"fillOpacity": {"value": 1}, "strokeWidth": {"value": 2}},
-        },
-    }
-    room = "max(0, datum.x1 - datum.x0 - 8)"
-    fits = "datum.x1 - datum.x0 > 42 && datum.y1 - datum.y0 > 16"
-    labels = {
-        "type": "text",
-        "from": {"data": "leaves"},
-        "interactive": False,
-        "encode": {
-            "enter": {
-                "fill": {"value": "#fff"},
-                "fontSize": {"value": 11},
-                "baseline": {"value": "top"},
-            },
-            "update": {
-                "x": {"signal": "datum.x0 + 4"},
-                "y": {"signal": "datum.y0 + 4"},
-                "limit": {"signal": room},
-                "text": {"signal": f"{fits} ? datum.name : ''"},
-            },
-        },
-    }
-    plot = {
-        "type": "group",
-        "encode": {
-            "update": {
-                "y": {"signal": "top"},
-                "width": {"signal": "width"},
-                "height": {"signal": "height - top"},
-            }
-        },
-        "marks": [rectangles, labels],
-    }
-    legend = {
-        "fill": "color",
-        "orient": "none",
-        "legendX": 0,
-        "legendY": 0,
-        "direction": "horizontal",
-        "columns": {"signal": "across"},
-        "labelColor": "var(--text)",
-        "labelFontSize": 12,
-        "symbolType": "square",
-    }
-    rows = f"ceil({len(colors)} / across)"
-    return vega_chart(
-        _HEIGHT,
-        says,
-        signals=[
-            {"name": "across", "update": "max(2, floor(width / 125))"},
-            {"name": "top", "update": f"12 + 16 * {rows}"},
-        ],
-        data=[tree, leaves],
-        scales=[
-            {
-                "name": "color",
-                "type": "ordinal",
-                "domain": list(colors),
-                "range": list(colors.values()),
-            }
-        ],
-        legends=[legend],
-        marks=[plot],
+def context_basis(memory: MemoryFigures) -> str:
+    """Source of the figure: "assumed", "measured", or which part is what."""
+    bases = {part.name: part.basis for part in memory.context_parts if part.value_bytes}
+    context = bases.pop("context", "assumed")
+    others = sorted(set(bases.values()) - {context})
+    return f"context {context}, rest {' and '.join(others)}" if others else context
+
+
+def _cell(memory: MemoryFigures, key: str) -> str:
+    bounds = getattr(memory, f"{key}_range_bytes")
+    value = getattr(memory, f"{key}_bytes")
+    if bounds is None or bounds[0] == bounds[1]:
+        return size(value)
+    low, middle, high, unit = _alike(bounds[0], value, bounds[1])
+    return f"{middle} ({low} to {high}) {unit}"
+
+
+def _alike(*sizes: int) -> tuple[str, ...]:
+    """Sizes in the unit of the largest, and that unit."""
+    unit = size(max(sizes)).partition(" ")[2]
+    each = {"GiB": GIB, "MiB": MIB, "KiB": 1024, "B": 1}[unit]
+    return (*(f"{nbytes / each:.{2 if each == GIB else 0}f}" for nbytes in sizes), unit)
+
+
+def peak_facts(
+    by_kind: Mapping[str, int], by_module: Mapping[str, int], total: int
+) -> Facts | None:
+    """The kinds, and the modules, that most of the peak is of."""
+    kinds = {kind_title(kind): nbytes for kind, nbytes in by_kind.items()}
+    named = sorted(((n, path) for path, n in by_module.items() if path and n), reverse=True)
+    modules = without_prefix({path: nbytes for nbytes, path in named[:_PARTS]})
+    return facts(
+        ("at the peak", _largest(kinds, total), 12), ("in modules", _largest(modules, total), 45)
     )
 
 
-#: Owners in the table of the peak, and on hover; rows of a chart's table.
-_OWNERS, _HOVER, _ROWS = 12, 8, 24
-_ACROSS: Final = "the step's allocations and frees, in order (%)"
-_QUANTITIES: Final = (
-    ("allocated", "allocated by tensors"),
-    ("reserved", "reserved by PyTorch"),
-    ("device", "device (as nvidia-smi shows)"),
-)
+def without_prefix(named: Mapping[str, int]) -> dict[str, int]:
+    """The same under names without the parts that all of them begin with; the number of a layer
+    keeps the name before it."""
+    paths = [path.split(".") for path in named]
+    common = 0
+    while paths and all(
+        len(path) > common + 1 and path[common] == paths[0][common] for path in paths
+    ):
+        common += 1
+    while common and any(path[common].isdigit() for path in paths):
+        common -= 1
+    return {".".join(path[common:]): named[".".join(path)] for path in paths}
 
 
-def plan_memory(result: PlanResult, detail: JobDetail | None) -> list[Section]:
-    """Sections on a plan's memory."""
-    now, best = result.now, result.chosen.recommended_batch
-    columns = {f"batch size {now.batch_size or 'as it is'}": now.memory}
-    if result.recommended is not None and best and best != now.batch_size:
-        columns[f"batch size {best} (recommended)"] = result.recommended
-    found = detail or JobDetail()
-    batches = _batches(result, found)
-    return [
-        *section(
-            "Memory over the step",
-            _figures(columns),
-            *_step(found.memory, result.now.by_kind_bytes),
-            answer=_peak_text(found.memory, result.gpu_memory_bytes),
-        ),
-        *section("Memory by module", *_modules(found.memory, now.by_module_bytes)),
-        *section("Memory by batch size", batches),
-    ]
-
-
-def recording_headline(summary: RecordingSummary) -> Headline:
-    """Of a recorded run."""
-    need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
-    fits = summary.out_of_memory is None and need <= there
-    text = f"{'Fits' if fits else 'Does not fit'}: {size(need)} of {size(there)}."
-    tile = Tile("GPU memory", size(need), f"of {size(there)}", min(1.0, need / there))
-    steps = Tile("Simulated", count(summary.steps, "step"), count(summary.operators, "operator"))
-    return Headline(
-        kind="Simulated run",
-        tone="good" if fits else "bad",
-        text=text,
-        limit=summary.out_of_memory or "",
-        subject=f"{summary.file} on {summary.gpu}",
-        tiles=(tile, steps),
+def _largest(parts: Mapping[str, int], total: int) -> str:
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:_PARTS]
+    return ", ".join(
+        f"{name} {share(nbytes, total)}" for name, nbytes in largest if nbytes >= _LEAST * total
     )
 
 
-def recording_memory(summary: RecordingSummary, detail: JobDetail | None) -> list[Section]:
-    """Sections on a recorded run's memory."""
+def peak_sections(
+    by_kind: Mapping[str, int],
+    by_module: Mapping[str, int],
+    capacity: int,
+    detail: JobDetail | None = None,
+) -> list[Section]:
+    """What the peak is of: pictures where ``detail`` is known, else tables."""
     memory = detail.memory if detail is not None else None
+    total = sum(by_kind.values())
+    if memory is not None:
+        return [
+            *section("Memory over the step", over_step(memory), owners(memory),
+                     answer=peak_text(memory, capacity)),
+            *section("Memory by module", modules_chart(memory)),
+        ]  # fmt: skip
+    # Activations first: the batch size drives them.
+    ordered = sorted(by_kind.items(), key=lambda item: (item[0] != "activation", -item[1]))
+    kinds = [(kind_title(kind), size(n), share(n, total)) for kind, n in ordered if n]
     return [
-        *section(
-            "Memory over the step",
-            _figures({"this run": summary.memory}),
-            *_step(memory, summary.by_kind_bytes),
-            answer=_peak_text(memory, summary.gpu_memory_bytes),
+        *section("Memory over the step", table_of(("Kind", "At the peak", "Share"), kinds,
+                                                  "Allocated memory by kind", (1, 2))),
+        *section("Memory by module", table_of(("Module", "At the peak", "Share"),
+                                              _module_rows(by_module, total),
+                                              "Allocated memory by module", (1, 2))),
+    ]  # fmt: skip
+
+
+def _module_rows(by_module: Mapping[str, int], total: int) -> list[tuple[str, str, str]]:
+    named = {path: nbytes for path, nbytes in by_module.items() if path and nbytes}
+    largest = sorted(named, key=lambda path: -named[path])[:_MODULES]
+    shown = [path for path in largest if named[path] >= _MODULE_SHARE * total]
+    rows = [(path, named[path]) for path in shown]
+    rest = sum(named.values()) - sum(named[path] for path in shown)
+    if others := len(named) - len(shown):
+        rows.append((count(others, "other module"), rest))
+    if by_module.get(""):
+        rows.append(("outside of modules", by_module[""]))
+    return [(name, size(nbytes), share(nbytes, total)) for name, nbytes in rows]
+
+
+# ---
+# A recorded run.
+
+
+def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None) -> Subject:
+    """Does it fit, what its memory is of, and how it goes on from step to step."""
+    need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
+    full = summary.out_of_memory
+    figures = f"{size(need)} of {size(there)}."
+    others = summary.other_processes_bytes
+    fits = full is None and need <= there
+    run = (
+        f"{count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, torch "
+        f"{summary.torch}; trainfit memory explains it, trainfit report opens it"
+    )
+    pattern = summary.pattern
+    timeline = timeline_section(summary.timeline_bytes) if detail is None else ""
+    return Subject(
+        Headline(
+            kind="Simulated run",
+            tone="good" if fits else "bad",
+            text=f"Fits: {figures}" if fits else f"Does not fit: needs {figures}",
+            # The rest of PyTorch's message is advice.
+            limit=full.partition(" If reserved")[0] if full else "",
+            subject=f"{summary.file} on {summary.gpu}",
+            tiles=(
+                Tile("GPU memory", size(need), f"of {size(there)}", min(1.0, need / there)),
+                Tile("Simulated", count(summary.steps, "step"),
+                     count(summary.operators, "operator")),
+            ),
         ),
-        *section("Memory by module", *_modules(memory, summary.by_module_bytes)),
-    ]
-
-
-def _figures(columns: Mapping[str, MemoryFigures]) -> Table | None:
-    def cell(memory: MemoryFigures, key: str) -> str:
-        bounds = getattr(memory, f"{key}_range_bytes")
-        text = size(getattr(memory, f"{key}_bytes"))
-        if bounds is None or bounds[0] == bounds[1]:
-            return text
-        return f"{text} ({size(bounds[0])} to {size(bounds[1])})"
-
-    rows = [
-        (title, *(cell(memory, key) for memory in columns.values())) for key, title in _QUANTITIES
-    ]
-    head = ("Memory at the peak", *columns)
-    return table_of(head, rows, "Predicted, with the 90% prediction interval", range(1, len(head)))
-
-
-# -- over the step -----------------------------------------------------------------------------
-
-
-def _peak_text(memory: StepMemory | None, capacity: int) -> str:
-    """When the peak is, and what most of it consists of."""
-    if memory is None:
-        return ""
-    moment = memory.moments[memory.peak]
-    by_kind = sorted(moment.by_kind_bytes.items(), key=lambda item: -item[1])[:2]
-    most = ", ".join(
-        f"{MEMORY_KINDS[kind][0]} {percent(nbytes / memory.peak_bytes)}" for kind, nbytes in by_kind
-    )
-    share = percent(memory.peak_bytes / capacity)
-    return (
-        f"Allocated memory peaks in the {moment.phase} phase at {size(memory.peak_bytes)} "
-        f"({share} of the GPU): {most}."
-    )
-
-
-def _step(memory: StepMemory | None, by_kind: Mapping[str, int]) -> list[Chart | Table | None]:
-    if memory is None:
-        rows = [(_title(kind), size(nbytes)) for kind, nbytes in by_kind.items() if nbytes]
-        return [table_of(("At the peak", "Memory"), rows, "Allocated memory by kind", (1,))]
-    return [_over_step(memory), _owners(memory)]
-
-
-def _title(kind: str) -> str:
-    return MEMORY_KINDS.get(kind, (kind, ""))[0]
-
-
-def _over_step(memory: StepMemory) -> Chart:
-    """A stacked area by kind; the peak is marked, with its owners on hover."""
-    unit, name = (GIB, "GiB") if memory.peak_bytes >= GIB else (MIB, "MiB")
-    kinds = [
-        kind for kind in MEMORY_KINDS if any(m.by_kind_bytes.get(kind) for m in memory.moments)
-    ]
-    titles = [_title(kind) for kind in kinds]
-    places = [moment.event / max(1, memory.events - 1) * 100 for moment in memory.moments]
-    rows = stacked(
-        [
-            (at, {_title(kind): nbytes / unit for kind, nbytes in moment.by_kind_bytes.items()})
-            for at, moment in zip(places, memory.moments, strict=True)
-        ],
-        titles,
-    )
-    wide = [
-        {"at": at, "tip": _moment_tip(moment)}
-        for at, moment in zip(places, memory.moments, strict=True)
-    ]
-    peak = memory.moments[memory.peak]
-    mark = {
-        "at": places[memory.peak],
-        "top": memory.peak_bytes / unit,
-        "label": f"peak {size(memory.peak_bytes)}",
-        "tip": tip(f"Peak {size(memory.peak_bytes)}: owners", *_owner_rows(memory.owners)),
-    }
-    says = (
-        f"Allocated memory over optimizer step {memory.step}, by kind; its peak is "
-        f"{size(memory.peak_bytes)}."
-    )
-    spec = chart(300, says, layer=[
-        *_phase_layers(memory),
-        areas(
-            rows,
-            x("at", _ACROSS, scale={"domain": [0, 100], "nice": False}),
-            y("from", f"allocated ({name})", scale={"domainMin": 0}),
-            color("name", titles, [MEMORY_KINDS[kind][1] for kind in kinds]),
-            "step-after",
+        (
+            *section(
+                f"Memory on {summary.gpu} ({_INTERVALS})",
+                figures_table({"this run": summary.memory}),
+                peak_facts(summary.by_kind_bytes, summary.by_module_bytes,
+                           summary.memory.allocated_bytes),
+                facts(
+                    ("held", f"{size(others)} by other processes" if others else "", 20),
+                    *(("step", line, 15) for line in step_lines(summary.step)),
+                    ("simulated", coverage_text(summary.coverage, summary.steps), 30),
+                    ("of", run, 25),
+                ),
+                quantities(summary.memory),
+            ),
+            *peak_sections(summary.by_kind_bytes, summary.by_module_bytes, there, detail),
+            *section("Allocated over the last step", Output(timeline) if timeline else None),
+            *section("Over the steps", *_steps(pattern_lines(pattern)) if pattern else ()),
+            *of_work(detail.work if detail is not None else None),
         ),
-        hover_rule(wide, "at", _ACROSS),
-        *_peak_layers(mark),
-    ])  # fmt: skip
-    shown = thinned(range(len(memory.moments)), _ROWS, (memory.peak,))
-    moments = [memory.moments[place] for place in shown]
-    table = figures(
-        ("Events", "Phase", "Allocated", *map(_title, kinds)),
-        [
-            (str(m.event), m.phase, size(m.allocated_bytes),
-             *(size(m.by_kind_bytes.get(kind, 0)) for kind in kinds))
-            for m in moments
-        ],
-        "Allocated memory over the step",
-        (0, *range(2, 3 + len(kinds))),
-        [place for place, m in enumerate(moments) if m is peak],
+        tuple(_recording_notes(summary)),
     )  # fmt: skip
-    note = ""
-    if memory.events > len(memory.moments):
-        each = memory.events / len(memory.moments)
-        note = (
-            f"{memory.events} allocations and frees are drawn as {len(memory.moments)} points, "
-            f"each the largest of about {each:.0f}: no maximum is left out."
+
+
+def _steps(lines: Iterable[str]) -> Iterator[Text]:
+    return (Text(line) for line in lines)
+
+
+def _recording_notes(summary: RecordingSummary) -> list[Note]:
+    """All notes, those that change the figures first."""
+    serious = [*pattern_notes(summary.pattern), *profile_note(summary.profile)]
+    return complete(
+        [
+            *(Note("note", text, severity="changes the figures") for text in serious),
+            *summary.structured_notes,
+        ],
+        [*summary.notes, *protection_notes(summary.protection)],
+        summary.assumptions,
+    )
+
+
+# ---
+# All about the memory of one recording, or of two.
+
+
+def memory_subject(report: MemoryReport) -> Subject:
+    """Does it fit, when is the peak, what is it of, what stays, and how it grows with the batch."""
+    batch = f" at batch size {report.batch_size}" if report.batch_size is not None else ""
+    need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}."
+    text = f"Fits: {need}" if report.fits else f"Does not fit: needs {need}"
+    law = report.batches
+    largest = law.largest_batch if law is not None and law.law != "none" else None
+    if largest is not None:
+        text += f" Largest batch {largest}." if largest else " Not even one sample fits."
+    peak, best = report.peak, report.best_setting
+    saved = ""
+    if best is not None:
+        less = size(report.settings[0].reserved_bytes - best.reserved_bytes)
+        saved = f"{best.environment} reserves {less} less"
+    timeline = timeline_section(report.timeline_bytes, report.timeline_phases)
+    return Subject(
+        Headline(
+            kind="Memory",
+            tone="good" if report.fits else "bad",
+            text=text,
+            limit=f"The peak is in {moment_text(peak.moment)}",
+            subject=f"{report.file}: {report.gpu}, "
+            f"{count(report.pattern.steps, 'optimizer step')}, torch {report.torch}",
+        ),
+        (
+            *section(
+                f"Memory on {report.gpu}{batch} ({_INTERVALS})",
+                figures_table({"this run": report.memory}),
+                peak_facts(peak.by_kind_bytes, peak.by_module_bytes, peak.allocated_bytes),
+                facts(
+                    ("between steps", _between(report), 12),
+                    ("optimizer", _optimizer_text(report.optimizers), 25),
+                    ("allocator", saved, 10),
+                    *(("step", line, 15) for line in step_lines(report.step)),
+                ),
+                quantities(report.memory),
+            ),
+            *section("Largest allocations at the peak", _allocations(report)),
+            *peak_sections(peak.by_kind_bytes, peak.by_module_bytes, report.gpu_memory_bytes),
+            *section("Allocated over the last step", Output(timeline) if timeline else None),
+            *section("Between steps", _between_table(report)),
+            *section("Parameters by optimizer", *_optimizers(report.optimizers)),
+            *section("Over the steps", *_steps(pattern_lines(report.pattern))),
+            *section("Fragmentation at the peak", *_fragmentation(report)),
+            *section("With the batch size", *_growth(report)),
+        ),
+        tuple(
+            complete(
+                [Note("note", text, severity="changes the figures")
+                 for text in pattern_notes(report.pattern)],
+                report.notes, report.assumptions,
+            )
+        ),
+    )  # fmt: skip
+
+
+def moment_text(moment: Moment) -> str:
+    """When and where the peak is."""
+    module = moment.module
+    if moment.phase == "optimizer":
+        where = "in the optimizer's step"
+    elif moment.phase == "setup":
+        where = "before the first forward pass"
+    else:
+        where = f"in the {moment.phase} of {module}" if module else f"in the {moment.phase}"
+        where += "" if module else ", outside of modules"
+    text = (
+        f"step {moment.step}, {where}, {percent(moment.through_step)} through the step, "
+        f"at {moment.operator}"
+    )
+    if moment.line is not None:
+        text += f" ({moment.line})"
+    return text
+
+
+def _allocations(report: MemoryReport) -> Table | None:
+    """The largest single allocations; those that differ in the module alone are one row."""
+    groups: dict[Allocation, list[str]] = {}
+    for each in report.peak.largest:
+        groups.setdefault(Allocation(**{**vars(each), "module": ""}), []).append(each.module)
+    rows = []
+    for each, modules in list(groups.items())[:_GROUPS]:
+        others = len(set(modules)) - 1
+        rows.append(
+            (
+                (f"{len(modules)} x " if len(modules) > 1 else "") + size(each.nbytes),
+                kind_title(each.kind),
+                (modules[0] or "-") + (f" and {count(others, 'other module')}" if others else ""),
+                f"{each.operator} in {each.phase}, step {each.step}"
+                + (f", {each.line}" if each.line is not None else ""),
+            )
         )
-    return Chart("Allocated memory over the step, by kind", says, spec, table, note)
+    head = ("Memory", "Kind", "Module", "Allocated by")
+    return table_of(head, rows, numeric=(0,), detail=22)
 
 
-def _moment_tip(moment: StepMoment) -> list[list[str]]:
-    parts = sorted(moment.by_kind_bytes.items(), key=lambda item: -item[1])
-    return tip(
-        f"{size(moment.allocated_bytes)} in {moment.phase}",
-        *((_title(kind), size(nbytes)) for kind, nbytes in parts),
-    )
+def _between(report: MemoryReport) -> str:
+    stays = report.remaining
+    if stays is None:
+        return ""
+    after = sorted(stays.after_step_bytes.items(), key=lambda item: -item[1])
+    named = [f"{kind_title(kind)} {size(nbytes)}" for kind, nbytes in after if nbytes]
+    text = f"{size(sum(stays.after_step_bytes.values()))} allocated: {', '.join(named[:_PARTS])}"
+    return f"{text}; CUDA context {size(stays.context_bytes)} ({context_basis(report.memory)})"
 
 
-def _phase_layers(memory: StepMemory) -> list[Spec]:
-    """Where a phase begins, with its name at the top."""
-    begins: list[dict[str, Any]] = []
-    for moment in memory.moments:
-        if not begins or begins[-1]["phase"] != moment.phase:
-            begins.append(
-                {"at": moment.event / max(1, memory.events - 1) * 100, "phase": moment.phase}
-            )
-    # Between two modules an operator of another phase can come: names only where there is room.
-    ends = [each["at"] for each in begins[1:]] + [100.0]
-    named = [each for each, end in zip(begins, ends, strict=True) if end - each["at"] >= 8]
-    position = x("at", _ACROSS)
-    return [
-        {
-            "data": values(named),
-            "mark": {"type": "rule", "strokeDash": [3, 3], "color": "var(--muted)"},
-            "encoding": {"x": position},
-        },
-        {
-            "data": values(named),
-            "mark": {"type": "text", "align": "left", "dx": 4, "dy": -6, "color": "var(--muted)"},
-            "encoding": {"x": position, "y": {"value": 0}, "text": {"field": "phase"}},
-        },
-    ]
-
-
-def _peak_layers(mark: Mapping[str, Any]) -> list[Spec]:
-    right = mark["at"] > 70
-    place = {"x": x("at", _ACROSS), "y": {"field": "top", "type": "quantitative"}}
-    return [
-        {
-            "data": values([mark]),
-            "mark": {"type": "point", "filled": True, "size": 90, "color": "var(--text)", **TIP},
-            "encoding": place,
-        },
-        {
-            "data": values([mark]),
-            "mark": {
-                "type": "text",
-                "align": "right" if right else "left",
-                "dx": -9 if right else 9,
-                "dy": -5,
-                "fontWeight": "bold",
-                "fontSize": 12,
-            },
-            "encoding": {**place, "text": {"field": "label"}},
-        },
-    ]
-
-
-def _owner_rows(owners: Sequence[Owner]) -> list[tuple[str, str]]:
-    rows = [
-        (f"{each.module or '(no module)'} · {_title(each.kind)}", size(each.nbytes))
-        for each in owners[:_HOVER]
-    ]
-    left = sum(each.nbytes for each in owners[_HOVER:])
-    return rows + ([(f"{len(owners) - _HOVER} others", size(left))] if left else [])
-
-
-def _owners(memory: StepMemory) -> Table | None:
-    total = memory.peak_bytes
-    shown = memory.owners[:_OWNERS]
-    return table_of(
-        ("Owner at the peak", "Kind", "Memory", "Share", "Largest by", "Line"),
-        [
-            (
-                each.module or "(no module)",
-                _title(each.kind),
-                size(each.nbytes),
-                percent(each.nbytes / total),
-                each.operator,
-                short_place(each.line) if each.line else "-",
-            )
-            for each in shown
-        ],
-        f"The {len(shown)} largest of {len(memory.owners)} owners of the peak",
-        (2, 3),
-    )
-
-
-# -- by module ---------------------------------------------------------------------------------
-
-
-def _modules(memory: StepMemory | None, by_module: Mapping[str, int]) -> list[Chart | Table | None]:
-    if memory is None:
-        total = sum(by_module.values())
-        rows = [
-            (path or "(no module)", size(nbytes), percent(nbytes / total) if total else "-")
-            for path, nbytes in by_module.items()
-            if nbytes
-        ]
-        columns = ("Module", "At the peak", "Share")
-        return [table_of(columns, rows[:_OWNERS], "Allocated memory by module", (1, 2))]
-    sizes: dict[str, dict[str, int]] = {}
-    for owner in memory.owners:
-        kinds = sizes.setdefault(owner.module, {})
-        kinds[_title(owner.kind)] = kinds.get(_title(owner.kind), 0) + owner.nbytes
-    return [treemap(sizes, dict(MEMORY_KINDS.values()))]
-
-
-# -- by batch size -----------------------------------------------------------------------------
-
-
-def _batches(result: PlanResult, detail: JobDetail) -> Chart | None:
-    """Device memory over the batch size, with the capacity of several GPUs."""
-    points = detail.batches
-    if len(points) < 2:
+def _between_table(report: MemoryReport) -> Table | None:
+    stays = report.remaining
+    if stays is None:
         return None
-    top = max(each.device_bytes for each in points)
-    limits = {
-        name: nbytes
-        for name, nbytes in detail.gpu_bytes.items()
-        if nbytes <= 1.1 * top or name == result.gpu
-    }
-    largest, best = result.chosen.largest_batch, result.chosen.recommended_batch
-    says = (
-        f"Device memory grows from {size(points[0].device_bytes)} at batch size "
-        f"{points[0].batch_size} to {size(points[-1].device_bytes)} at {points[-1].batch_size}; "
-        f"{result.gpu} has {size(result.gpu_memory_bytes)}."
+    after, kept = stays.after_step_bytes, stays.kept_bytes
+    rows = []
+    for kind, nbytes in sorted(after.items(), key=lambda item: -item[1]):
+        if not nbytes:
+            continue
+        note = ""
+        if kept is not None and kept[kind] == 0:
+            note = "allocated in each step"
+        elif kept is not None and kept[kind] < nbytes:
+            note = f"{size(nbytes - kept[kind])} of it allocated in each step"
+        rows.append((kind_title(kind), size(nbytes), note))
+    basis = f"{context_basis(report.memory)}, outside the allocator"
+    rows.append(("CUDA context", size(stays.context_bytes), basis))
+    caption = f"{size(sum(after.values()))} allocated after optimizer step {report.pattern.steps}"
+    return table_of(("Kind", "Memory", "Remark"), rows, caption, (1,))
+
+
+def _optimizer_text(found: OptimizerTable | None) -> str:
+    """The script's, and the one that needs least, in multiples of the parameters."""
+    if found is None or not found.trained_bytes:
+        return ""
+    present = f"{found.present or 'its optimizer'}: "
+    present += f"{size(found.present_bytes)} with parameters and gradients"
+    present += f" ({times(found.present_bytes / found.trained_bytes)} the parameters)"
+    least = min(
+        (row for row in found.rows if row.between_steps_bytes is not None),
+        key=lambda row: row.between_steps_bytes or 0,
+        default=None,
     )
-    if largest:
-        says += f" The largest batch is {largest}."
-    marks = [
-        {"batch": batch, "label": f"{word} {batch}"}
-        for word, batch in (("recommended", best), ("largest", largest))
-        if batch and batch <= points[-1].batch_size
+    if least is None or (least.between_steps_bytes or 0) >= found.present_bytes:
+        return present
+    return f"{present}; least of those simulated: {least.name} {size(least.between_steps_bytes)}"
+
+
+def _optimizers(found: OptimizerTable | None) -> list[Table | Text | None]:
+    if found is None or not found.trained_bytes:
+        return []
+    trained = found.trained_bytes
+    known = [row for row in found.rows if row.between_steps_bytes is not None]
+    present = (
+        f"this script, {found.present or 'its optimizer'}",
+        times(found.present_bytes / trained),
+        size(found.present_bytes),
+        "",
+        "",
+    )
+    unknown = [
+        (row.name, f"cannot tell: {row.reason}")
+        for row in found.rows
+        if row.between_steps_bytes is None
     ]
-    table = figures(
-        ("Batch size", "Allocated", "Reserved", "Device", "Fits on"),
-        [
-            (
-                str(each.batch_size),
-                size(each.allocated_bytes),
-                size(each.reserved_bytes),
-                size(each.device_bytes),
-                ", ".join(n for n, b in detail.gpu_bytes.items() if each.device_bytes <= b) or "-",
-            )
-            for each in points
-        ],
-        "Memory by batch size, with PyTorch's allocator simulated at each (no GPU limit)",
-        (0, 1, 2, 3),
+    frozen = f"{size(found.frozen_bytes)} of frozen parameters come on top of each"
+    return [
+        table_of(
+            ("Optimizer", "Between steps", "Bytes", "Peak", "Peak bytes"),
+            [*(_optimizer_row(row, trained) for row in known), present],
+            f"Each simulated on the {size(trained)} of parameters that this script trains, in "
+            "multiples of them (between steps: with gradients and state; peak: of its step)",
+            (1, 2, 3, 4),
+        ),
+        table_of(("Optimizer", "Not simulated"), unknown),
+        Text(frozen) if found.frozen_bytes else None,
+    ]  # fmt: skip
+
+
+def _optimizer_row(row: OptimizerUse, trained: int) -> tuple[str, ...]:
+    between, peak = row.between_steps_bytes or 0, row.peak_bytes
+    return (
+        row.name,
+        times(between / trained),
+        size(between),
+        times(peak / trained) if peak is not None else "-",
+        size(peak),
     )
-    spec = chart(300, says, layer=memory_layers(points, limits, marks, result.gpu))
-    return Chart("Memory against batch size, and what GPUs have", says, spec, table)
+
+
+def _fragmentation(report: MemoryReport) -> list[Facts | Table | Text | None]:
+    state, settings = report.fragmentation, report.settings
+    ratio = state.reserved_bytes / max(state.allocated_bytes, 1)
+    of = share(state.inactive_split_bytes, state.reserved_bytes)
+    best = report.best_setting
+    return [
+        facts(
+            ("reserved", f"{ratio:.3f} of allocated: {size(state.reserved_bytes)} / "
+                         f"{size(state.allocated_bytes)}; most reserved in the run: "
+                         f"{size(state.peak_reserved_bytes)}"),
+            ("free within segments", f"{size(state.inactive_split_bytes)} ({of} of reserved) in "
+                                     f"{count(state.segments, 'segment')}; largest free block "
+                                     f"{size(state.largest_free_block_bytes)}"),
+        ),
+        table_of(
+            ("Allocator setting", "Reserved", "Change", "At this GPU"),
+            [_setting_row(each, settings[0]) for each in settings],
+            "Allocator settings, each simulated",
+            (1, 2),
+        ),
+        Text(f"set {best.environment}" if best is not None
+             else "no setting saves a noticeable amount"),
+    ]  # fmt: skip
+
+
+def _setting_row(each: SettingOutcome, present: SettingOutcome) -> tuple[str, ...]:
+    name = each.setting or (f"as it is ({each.environment})" if each.environment else "as it is")
+    delta = each.reserved_bytes - present.reserved_bytes
+    verdict = "fits" if each.fits else "does not fit"
+    if each.retries:
+        verdict += f", releases its cache {count(each.retries, 'time')}"
+    if each.device_allocations_per_step:
+        verdict += f", {each.device_allocations_per_step} cudaMalloc a step"
+    change = "0" if abs(delta) < MIB // 2 else size(delta, signed=True)
+    return name, size(each.reserved_bytes), change if each.setting else "", verdict
+
+
+# -- growth with the batch size ----------------------------------------------------------------
+
+
+def _growth(report: MemoryReport) -> list[Facts | Table | Text | Command | None]:
+    """The linear model, what grows, figures for batch sizes, and where the model ends."""
+    law = report.batches
+    if law is None:
+        words, *commands = _missing(report)
+        return [Text(words, detail=9), *(Command(each, detail=9) for each in commands)]
+    low, high = law.batches
+    if law.law == "none":
+        return [Text(f"no linear model from batch sizes {low} and {high}: {law.reason}", detail=9)]
+    return [
+        facts(
+            ("device", f"{size(law.device_base_bytes)} + batch x "
+                       f"{size(round(law.device_per_sample_bytes))} (least squares of the figures "
+                       f"from the recordings at {low} and {high})", 9),
+            ("allocated", f"{size(law.allocated_base_bytes)} + batch x "
+                          f"{size(round(law.allocated_per_sample_bytes))} (what is at the peak of "
+                          f"{high})"),
+        ),
+        _grown("Kind", law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes),
+        _grown("Module", law.per_sample_by_module_bytes, law.allocated_per_sample_bytes),
+        _points(law),
+        facts(*(("where it ends", line) for line in _ends(law))),
+    ]  # fmt: skip
+
+
+def _missing(report: MemoryReport) -> list[str]:
+    """What figures for other batch sizes need, and the commands that give it, where known."""
+    if report.second_run:
+        return [
+            "other batch sizes need a second recording: record another batch size and give both:",
+            report.second_run,
+            f"trainfit memory {report.file} {_file_of(report.second_run)}",
+        ]
+    return [
+        "other batch sizes need a second recording: record the script at a second batch size with "
+        "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
+        "if they do not contain theirs)"
+    ]
+
+
+def _file_of(command: str) -> str:
+    """The file that ``trainfit simulate … --output FILE -- …`` writes, as it stands there."""
+    return command.partition(" --output ")[2].partition(" -- ")[0]
+
+
+def _grown(what: str, parts: Mapping[str, float], total: float) -> Table | None:
+    rows: list[tuple[str, str, str]] = []
+    rest = 0.0
+    for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
+        if len(rows) >= _GROWING or nbytes < _LEAST * total:
+            rest += nbytes
+            continue
+        title = kind_title(name) if what == "Kind" else name or "outside of modules"
+        rows.append((title, size(round(nbytes)), share(nbytes, total)))
+    if round(rest):
+        rows.append(("others", size(round(rest)), ""))
+    return table_of((what, "A sample adds", "Share"), rows, numeric=(1, 2))
+
+
+def _points(law: BatchLaw) -> Table | None:
+    rows = []
+    for point in law.points:
+        off = (point.device_bytes - point.line_bytes) / max(point.line_bytes, 1)
+        rows.append(
+            (
+                str(point.batch_size),
+                *map(size, (point.allocated_bytes, point.reserved_bytes, point.device_bytes)),
+                f"{100 * off:+.1f}%",
+                point.where + ("" if point.fits else " (does not fit)"),
+            )
+        )
+    head = ("Batch", "Allocated", "Reserved", "Device", "- line", "Peak in")
+    return table_of(head, rows, numeric=range(5))
+
+
+def _ends(law: BatchLaw) -> Iterator[str]:
+    """Where the linear model ends."""
+    for move in law.moves:
+        yield (
+            f"from batch size {move.batch_size} on the peak is in the {move.after}, below it in "
+            f"the {move.before}"
+        )
+    if law.largest_jump_at is not None:
+        yield (
+            f"reserved memory goes up in steps: the allocator requests whole segments and reuses "
+            f"what it has; the largest step near {law.batches[1]} is "
+            f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
+            f"{law.largest_jump_at}"
+        )
+    if law.largest_batch:
+        yield f"the largest batch on this GPU is {law.largest_batch}"
+    elif law.largest_batch == 0:
+        yield "not even one sample fits this GPU"

@@ -22,8 +22,10 @@ from trainfit.report.plan.facts import facts
 from trainfit.report.plan.launch import change_lines
 from trainfit.report.plan.remedies import fix_lines, fix_title
 from trainfit.report.plan.speed import BOUNDS, answer, step_at
+from trainfit.report.sections.memory import figures_table, peak_sections, quantities
+from trainfit.report.sections.memory_charts import by_batch
 from trainfit.results.changes import LaunchPart
-from trainfit.results.plan import PlanResult, run_rate
+from trainfit.results.plan import JobDetail, PlanResult, run_rate
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import count, duration, percent, rate, size, times
 
@@ -210,3 +212,16 @@ def _remedies(result: PlanResult) -> Table | None:
         numeric=(1, 2, 3, 4),
         folded=True,
     )
+
+
+def plan_memory(result: PlanResult, detail: JobDetail | None) -> list[Section]:
+    """Sections on a plan's memory."""
+    now, best = result.now, result.chosen.recommended_batch
+    columns = {f"batch size {now.batch_size or 'as it is'}": now.memory}
+    if result.recommended is not None and best and best != now.batch_size:
+        columns[f"batch size {best} (recommended)"] = result.recommended
+    return [
+        *section("Memory", figures_table(columns), quantities(now.memory)),
+        *peak_sections(now.by_kind_bytes, now.by_module_bytes, result.gpu_memory_bytes, detail),
+        *section("Memory by batch size", by_batch(result, detail) if detail else None),
+    ]

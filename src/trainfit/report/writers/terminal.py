@@ -214,18 +214,19 @@ def _pieces(subject: Subject, *, whole: bool) -> Iterator[Piece]:
         yield from form.note(note, number, group)
     if whole and subject.machine:
         yield Piece((Line(""),), group, _BLANKS[2])
-        yield from form.block(Facts(subject.machine), group + 1)
+        yield from form.section(Section("", (Facts(subject.machine),)), group + 1)
 
 
 def _text(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Form:
-    """The screen's, or the ``whole``."""
+    """The screen's, or the ``whole``; ``width`` is that of the labels of a section."""
 
     whole: bool
+    width: int = _LABEL[0]
 
     def lines(
         self, text: str, first: str, rest: str, style: Style = "plain", most: int = _BRIEF
@@ -248,7 +249,7 @@ class _Form:
         if head.limit:
             yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
         if head.subject:
-            yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 50)
+            yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 26)
         yield Piece((Line(""),), 0, _BLANKS[0])
         for command in head.commands:
             yield from self.command(command, 1, 0)
@@ -272,6 +273,8 @@ class _Form:
     def section(self, section: Section, group: int) -> Iterator[Piece]:
         if section.answer:
             yield Piece(self.lines(section.answer, "  ", "  "), group, WHOLE)
+        rows = [row for block in section.blocks if isinstance(block, Facts) for row in block.rows]
+        self.width = _label_width([row for row in rows if self.whole or row.detail < WHOLE])
         for block in section.blocks:
             yield from self.block(block, group)
 
@@ -301,10 +304,8 @@ class _Form:
 
     @block.register
     def _facts(self, block: Facts, group: int) -> Iterator[Piece]:
-        shown = [row for row in block.rows if row.detail <= (WHOLE if self.whole else WHOLE - 1)]
-        width = _label_width(shown)
         for row in block.rows:
-            lines = self.fact(row, 2, width, block.lines)
+            lines = self.fact(row, 2, self.width, block.lines)
             yield Piece(lines, group, row.detail, block.noun)
 
     def fact(self, row: Row, indent: int, width: int, most: int = _BRIEF) -> tuple[Line, ...]:

@@ -28,8 +28,8 @@ class LearningFacts:
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step, the most common number.
-    loss_factor: By what each of them multiplied its loss before it, where that is a number of the
-        host's; ``None``: it cannot be told.
+    loss_divisors: Numbers by which each of them divided its loss, or each term of it, last.
+    loss_is_known: Whether nothing else was done to the loss after it was computed.
     """
 
     steps: int = 0
@@ -48,14 +48,16 @@ class LearningFacts:
     anomaly: bool = False
     evaluating_at: str | None = None
     micro_batches: int = 1
-    loss_factor: float | None = None
+    loss_divisors: tuple[float, ...] = ()
+    loss_is_known: bool = False
 
     @property
     def is_divided(self) -> bool | None:
         """Whether the losses of a step's micro-batches are divided by their number; ``None``: it
         cannot be told."""
-        if self.loss_factor is None or self.micro_batches < 2:
+        if self.micro_batches < 2:
             return None
-        if abs(self.loss_factor * self.micro_batches - 1) < 1e-3:
+        if any(abs(each / self.micro_batches - 1) < 1e-3 for each in self.loss_divisors):
             return True
-        return False if abs(self.loss_factor - 1) < 1e-3 else None
+        is_plain = all(abs(each - 1) < 1e-3 for each in self.loss_divisors)
+        return False if self.loss_is_known and is_plain else None

@@ -1,10 +1,11 @@
-"""The hand formula compared with the simulated peak, as text."""
+"""The hand formula compared with the simulated peak."""
 
 from __future__ import annotations
 
-from trainfit.report.layout import Line, ScreenBlock, blank, block, made, screen, table, table_rows
+from trainfit.report.blocks import Headline, Subject, Text, section
+from trainfit.report.blocks import table as table_of
 from trainfit.results.memory import Cause, HandReport, HandRow
-from trainfit.results.text import columns, printable, size, wrapped
+from trainfit.results.text import size
 
 #: Rows with less than this share of both sums are one row together.
 _SMALL = 0.02
@@ -14,10 +15,7 @@ _REST = "temporaries, workspaces"
 #: Causes that the rows say already: what the 10 to 30% are for.
 _SAID = ("temporaries", "workspaces")
 
-#: The table of parts; the screen has the difference from so many columns on.
-_KINDS = "vrrrw"
-_WIDE = 100
-_HEAD: tuple[str, ...] = ("", "by hand", "simulated", "difference", "main causes")
+_HEAD: tuple[str, ...] = ("Part", "By hand", "Simulated", "Difference", "Main causes")
 
 #: Characters of a row's causes, and the share of the largest that another needs to be named.
 _ROOM = 25
@@ -76,49 +74,36 @@ _USED = {
 }
 
 
-def by_hand_screen(report: HandReport) -> list[Line]:
-    """At most 25 lines: the sums, their parts, then the largest causes of the difference."""
+def by_hand_subject(report: HandReport) -> Subject:
+    """The sums, their parts, then the causes of the difference, the largest first."""
     low, high = _sums_by_hand(report)
     answer = (
         f"By hand {_range(low, high)}, simulated {size(report.allocated_bytes)} at the peak in the "
         f"{report.moment.phase} of step {report.moment.step}"
     )
     head, how = _head(report)
-    blocks = [
-        block(answer, style="title"),
-        block(how, 20),
-        blank(),
-        *_row_blocks(report),
-        block(_twice(report), 30, first="  ", rest="    "),
-        blank(),
-        block(_between(report), 2, style="title"),
-        *(made(lines, 4 + 2 * at) for at, lines in enumerate(table_rows(_causes(report), "rw"))),
-        block(head, 40, style="quiet"),
-    ]
-    return screen(blocks, "all causes")
-
-
-def by_hand_text(report: HandReport) -> str:
-    """The parts of both, then all causes of the difference, largest first."""
-    lines = [
-        *(wrapped(line, "", "  ") for line in _head(report)),
-        *table(_rows(report), _KINDS, _HEAD),
-        wrapped(_twice(report), "  ", "    "),
-        wrapped(_between(report), "", "  "),
-        *table(_causes(report), "rw"),
-    ]
-    return "\n".join(lines)
+    causes = table_of(
+        ("Difference", "Cause"), _causes(report), numeric=(0,), noun="cause", detail=6
+    )
+    return Subject(
+        Headline("Memory by hand", "plain", answer, limit=how, subject=head),
+        (
+            *section("Parts", table_of(_HEAD, _rows(report), numeric=(1, 2, 3),
+                                       spare=("Difference",), detail=2),
+                     Text(_twice(report), detail=30)),
+            *section(_between(report), causes),
+        ),
+    )  # fmt: skip
 
 
 def _head(report: HandReport) -> tuple[str, str]:
     """Which recording, and what the formula is for it."""
     batch = "unknown" if report.batch_size is None else str(report.batch_size)
-    optimizer = printable(report.optimizer) or "no optimizer known"
+    optimizer = report.optimizer or "no optimizer known"
     each = 8 + (report.state_bytes or 0)
     moment = report.moment
     return (
-        f"{printable(report.file)}: hand formula and simulation ({printable(report.gpu)}, batch "
-        f"size {batch})",
+        f"{report.file}: hand formula and simulation ({report.gpu}, batch size {batch})",
         f"{report.parameters / 1e6:.3g} million parameters x {each} bytes ({optimizer}), results "
         f"of layers x {report.activation_bytes} bytes (computed in {report.compute}); peak in the "
         f"{moment.phase} of step {moment.step}",
@@ -128,24 +113,8 @@ def _head(report: HandReport) -> tuple[str, str]:
 def _between(report: HandReport) -> str:
     return (
         f"From the hand formula ({size(report.by_hand_bytes)}) to the simulated value "
-        f"({size(_kept(report))}):"
+        f"({size(_kept(report))})"
     )
-
-
-def _row_blocks(report: HandReport) -> list[ScreenBlock]:
-    """The head and the sums stay; the smallest rows give way first."""
-    kinds, titles = _KINDS, _HEAD
-    cells: list[tuple[str, ...]] = _rows(report)
-    if columns() < _WIDE:  # causes say more than a difference that anyone can take
-        kinds, titles = "vrrw", _HEAD[:3] + _HEAD[4:]
-        cells = [row[:3] + row[4:] for row in cells]
-    head, *rows = table_rows(cells, kinds, titles)
-    first, last = rows[:-2], rows[-2:]
-    return [
-        made(head),
-        *(made(row, 4 + at) for at, row in enumerate(first)),
-        *map(made, last),
-    ]
 
 
 def _rows(report: HandReport) -> list[tuple[str, ...]]:
@@ -243,10 +212,10 @@ def _text(report: HandReport, cause: Cause) -> str:
     if cause.name == "used":
         return _USED.get(phase, "results that were freed before the peak")
     if cause.name == "unknown_optimizer":
-        name = printable(report.optimizer) or "this optimizer"
+        name = report.optimizer or "this optimizer"
         return f"the formula has no figure for the states of {name}"
     if cause.name == "uncounted":
-        return f"results that the formula leaves out ({', '.join(map(printable, cause.operators))})"
+        return f"results that the formula leaves out ({', '.join(cause.operators)})"
     if cause.name == "precision":
         wide = "float32" if cause.nbytes > 0 else "a narrower type"
         return f"kept in {wide} where the formula has {report.activation_bytes} bytes"

@@ -1,0 +1,463 @@
+"""Charts of memory: over the step by kind, owners at the peak, by module, by batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from trainfit.report.blocks import Chart, Table, figures
+from trainfit.report.blocks import table as table_of
+from trainfit.report.charts import (
+    MEMORY_KINDS,
+    TIP,
+    Spec,
+    areas,
+    chart,
+    color,
+    hover_rule,
+    memory_layers,
+    stacked,
+    thinned,
+    tip,
+    values,
+    vega_chart,
+    x,
+    y,
+)
+from trainfit.report.notes import short_place
+from trainfit.results.memory import Owner, StepMemory, StepMoment
+from trainfit.results.plan import JobDetail, PlanResult
+from trainfit.results.text import GIB, MIB, percent, size
+
+# ---
+# A treemap of memory by module (Vega).
+
+
+#: Rectangles at most, and the share from which one has its own.
+_MOST, _LEAST = 400, 0.0004
+_MOST_MODULES: Final = 30
+_NO_MODULE: Final = "(no module)"
+_HEIGHT: Final = 420
+
+
+def treemap(modules: Mapping[str, Mapping[str, int]], colors: Mapping[str, str]) -> Chart | None:
+    """``modules``: bytes by module path and kind; ``colors`` by kind. ``None`` without bytes."""
+    total = sum(sum(kinds.values()) for kinds in modules.values())
+    if not total:
+        return None
+    nodes, folded = _nodes(modules, total)
+    by_top: dict[str, int] = {}
+    for path, kinds in modules.items():
+        top = ".".join(path.split(".")[:2]) or _NO_MODULE
+        by_top[top] = by_top.get(top, 0) + sum(kinds.values())
+    ranked = sorted(by_top.items(), key=lambda item: -item[1])
+    most = ", ".join(f"{path} {percent(nbytes / total)}" for path, nbytes in ranked[:3])
+    says = f"Most of the {size(total)} at the peak belongs to {most}."
+    table = figures(
+        ("Module", "At the peak", "Share"),
+        [(path, size(nbytes), percent(nbytes / total)) for path, nbytes in ranked[:_MOST_MODULES]],
+        "Allocated memory at the peak by module",
+        (1, 2),
+    )
+    note = ""
+    if folded:
+        note = (
+            f"{folded} small owners (less than {percent(_LEAST, decimals=2)} each) are drawn "
+            "together with their module's others."
+        )
+    used = {kind for kinds in modules.values() for kind in kinds}
+    hues = {kind: hue for kind, hue in colors.items() if kind in used}
+    return Chart(
+        "Who holds the memory at the peak: modules, by kind", says, _spec(nodes, hues, says),
+        table, note,
+    )  # fmt: skip
+
+
+def _nodes(
+    modules: Mapping[str, Mapping[str, int]], total: int
+) -> tuple[list[dict[str, Any]], int]:
+    """Nodes of the tree with their parents, and how many leaves were folded into others."""
+    leaves = [
+        (path, kind, nbytes)
+        for path, kinds in modules.items()
+        for kind, nbytes in kinds.items()
+        if nbytes
+    ]
+    leaves.sort(key=lambda leaf: -leaf[2])
+    kept = [leaf for leaf in leaves[:_MOST] if leaf[2] >= _LEAST * total]
+    rest: dict[tuple[str, str], int] = {}
+    for path, kind, nbytes in leaves[len(kept) :]:
+        top = ".".join(path.split(".")[:2])
+        rest[top, kind] = rest.get((top, kind), 0) + nbytes
+    nodes: dict[str, dict[str, Any]] = {"": {"id": "root", "parent": None}}
+    for path, kind, nbytes in kept:
+        _add(nodes, path or _NO_MODULE, kind, nbytes, total)
+    for (path, kind), nbytes in rest.items():
+        _add(nodes, f"{path or _NO_MODULE}.(small ones)", kind, nbytes, total)
+    return list(nodes.values()), len(leaves) - len(kept)
+
+
+def _add(nodes: dict[str, dict[str, Any]], path: str, kind: str, nbytes: int, total: int) -> None:
+    parts = path.split(".")
+    for depth in range(1, len(parts) + 1):
+        here = ".".join(parts[:depth])
+        if here not in nodes:
+            above = ".".join(parts[: depth - 1])
+            nodes[here] = {
+                "id": f"m:{here}",
+                "parent": nodes[above]["id"],
+                "name": parts[depth - 1],
+            }
+    nodes[f"{path}\n{kind}"] = {
+        "id": f"k:{path}:{kind}",
+        "parent": nodes[path]["id"],
+        "name": parts[-1] if len(parts) == 1 else ".".join(parts[-2:]),
+        "kind": kind,
+        "bytes": nbytes,
+        "tip": tip(path, (kind, size(nbytes)), ("of the peak", percent(nbytes / total))),
+    }
+
+
+def _spec(nodes: list[dict[str, Any]], colors: Mapping[str, str], says: str) -> dict[str, Any]:
+    tree = {
+        "name": "tree",
+        "values": nodes,
+        "transform": [
+            {"type": "stratify", "key": "id", "parentKey": "parent"},
+            {
+                "type": "treemap",
+                "field": "bytes",
+                "sort": {"field": "value", "order": "descending"},
+                "round": True,
+                "method": "squarify",
+                "ratio": 1.4,
+                "paddingInner": 1,
+                "paddingOuter": 1,
+                "size": [{"signal": "width"}, {"signal": "height - top"}],
+            },
+        ],
+    }
+    leaves = {
+        "name": "leaves",
+        "source": "tree",
+        "transform": [{"type": "filter", "expr": "datum.kind"}],
+    }
+    box = {
+        "x": {"field": "x0"},
+        "y": {"field": "y0"},
+        "x2": {"field": "x1"},
+        "y2": {"field": "y1"},
+    }
+    rectangles = {
+        "type": "rect",
+        "from": {"data": "leaves"},
+        "encode": {
+            "enter": {
+                "fill": {"scale": "color", "field": "kind"},
+                "stroke": {"value": "var(--card)"},
+                "tooltip": {"signal": "datum"},
+            },
+            "update": {**box, "fillOpacity": {"value": 0.88}, "strokeWidth": {"value": 0.5}},
+            "hover": {"fillOpacity": {"value": 1}, "strokeWidth": {"value": 2}},
+        },
+    }
+    room = "max(0, datum.x1 - datum.x0 - 8)"
+    fits = "datum.x1 - datum.x0 > 42 && datum.y1 - datum.y0 > 16"
+    labels = {
+        "type": "text",
+        "from": {"data": "leaves"},
+        "interactive": False,
+        "encode": {
+            "enter": {
+                "fill": {"value": "#fff"},
+                "fontSize": {"value": 11},
+                "baseline": {"value": "top"},
+            },
+            "update": {
+                "x": {"signal": "datum.x0 + 4"},
+                "y": {"signal": "datum.y0 + 4"},
+                "limit": {"signal": room},
+                "text": {"signal": f"{fits} ? datum.name : ''"},
+            },
+        },
+    }
+    plot = {
+        "type": "group",
+        "encode": {
+            "update": {
+                "y": {"signal": "top"},
+                "width": {"signal": "width"},
+                "height": {"signal": "height - top"},
+            }
+        },
+        "marks": [rectangles, labels],
+    }
+    legend = {
+        "fill": "color",
+        "orient": "none",
+        "legendX": 0,
+        "legendY": 0,
+        "direction": "horizontal",
+        "columns": {"signal": "across"},
+        "labelColor": "var(--text)",
+        "labelFontSize": 12,
+        "symbolType": "square",
+    }
+    rows = f"ceil({len(colors)} / across)"
+    return vega_chart(
+        _HEIGHT,
+        says,
+        signals=[
+            {"name": "across", "update": "max(2, floor(width / 125))"},
+            {"name": "top", "update": f"12 + 16 * {rows}"},
+        ],
+        data=[tree, leaves],
+        scales=[
+            {
+                "name": "color",
+                "type": "ordinal",
+                "domain": list(colors),
+                "range": list(colors.values()),
+            }
+        ],
+        legends=[legend],
+        marks=[plot],
+    )
+
+
+#: Owners in the table of the peak, and on hover; rows of a chart's table.
+_OWNERS, _HOVER, _ROWS = 12, 8, 24
+_ACROSS: Final = "the step's allocations and frees, in order (%)"
+# -- over the step -----------------------------------------------------------------------------
+
+
+def peak_text(memory: StepMemory | None, capacity: int) -> str:
+    """When the peak is, and what most of it consists of."""
+    if memory is None:
+        return ""
+    moment = memory.moments[memory.peak]
+    by_kind = sorted(moment.by_kind_bytes.items(), key=lambda item: -item[1])[:2]
+    most = ", ".join(
+        f"{MEMORY_KINDS[kind][0]} {percent(nbytes / memory.peak_bytes)}" for kind, nbytes in by_kind
+    )
+    share = percent(memory.peak_bytes / capacity)
+    return (
+        f"Allocated memory peaks in the {moment.phase} phase at {size(memory.peak_bytes)} "
+        f"({share} of the GPU): {most}."
+    )
+
+
+def kind_title(kind: str) -> str:
+    """The name of a kind of memory."""
+    return MEMORY_KINDS.get(kind, (kind, ""))[0]
+
+
+def over_step(memory: StepMemory) -> Chart:
+    """A stacked area by kind; the peak is marked, with its owners on hover."""
+    unit, name = (GIB, "GiB") if memory.peak_bytes >= GIB else (MIB, "MiB")
+    kinds = [
+        kind for kind in MEMORY_KINDS if any(m.by_kind_bytes.get(kind) for m in memory.moments)
+    ]
+    titles = [kind_title(kind) for kind in kinds]
+    places = [moment.event / max(1, memory.events - 1) * 100 for moment in memory.moments]
+    rows = stacked(
+        [
+            (at, {kind_title(kind): nbytes / unit for kind, nbytes in moment.by_kind_bytes.items()})
+            for at, moment in zip(places, memory.moments, strict=True)
+        ],
+        titles,
+    )
+    wide = [
+        {"at": at, "tip": _moment_tip(moment)}
+        for at, moment in zip(places, memory.moments, strict=True)
+    ]
+    peak = memory.moments[memory.peak]
+    mark = {
+        "at": places[memory.peak],
+        "top": memory.peak_bytes / unit,
+        "label": f"peak {size(memory.peak_bytes)}",
+        "tip": tip(f"Peak {size(memory.peak_bytes)}: owners", *_owner_rows(memory.owners)),
+    }
+    says = (
+        f"Allocated memory over optimizer step {memory.step}, by kind; its peak is "
+        f"{size(memory.peak_bytes)}."
+    )
+    spec = chart(300, says, layer=[
+        *_phase_layers(memory),
+        areas(
+            rows,
+            x("at", _ACROSS, scale={"domain": [0, 100], "nice": False}),
+            y("from", f"allocated ({name})", scale={"domainMin": 0}),
+            color("name", titles, [MEMORY_KINDS[kind][1] for kind in kinds]),
+            "step-after",
+        ),
+        hover_rule(wide, "at", _ACROSS),
+        *_peak_layers(mark),
+    ])  # fmt: skip
+    shown = thinned(range(len(memory.moments)), _ROWS, (memory.peak,))
+    moments = [memory.moments[place] for place in shown]
+    table = figures(
+        ("Events", "Phase", "Allocated", *map(kind_title, kinds)),
+        [
+            (str(m.event), m.phase, size(m.allocated_bytes),
+             *(size(m.by_kind_bytes.get(kind, 0)) for kind in kinds))
+            for m in moments
+        ],
+        "Allocated memory over the step",
+        (0, *range(2, 3 + len(kinds))),
+        [place for place, m in enumerate(moments) if m is peak],
+    )  # fmt: skip
+    note = ""
+    if memory.events > len(memory.moments):
+        each = memory.events / len(memory.moments)
+        note = (
+            f"{memory.events} allocations and frees are drawn as {len(memory.moments)} points, "
+            f"each the largest of about {each:.0f}: no maximum is left out."
+        )
+    return Chart("Allocated memory over the step, by kind", says, spec, table, note)
+
+
+def _moment_tip(moment: StepMoment) -> list[list[str]]:
+    parts = sorted(moment.by_kind_bytes.items(), key=lambda item: -item[1])
+    return tip(
+        f"{size(moment.allocated_bytes)} in {moment.phase}",
+        *((kind_title(kind), size(nbytes)) for kind, nbytes in parts),
+    )
+
+
+def _phase_layers(memory: StepMemory) -> list[Spec]:
+    """Where a phase begins, with its name at the top."""
+    begins: list[dict[str, Any]] = []
+    for moment in memory.moments:
+        if not begins or begins[-1]["phase"] != moment.phase:
+            begins.append(
+                {"at": moment.event / max(1, memory.events - 1) * 100, "phase": moment.phase}
+            )
+    # Between two modules an operator of another phase can come: names only where there is room.
+    ends = [each["at"] for each in begins[1:]] + [100.0]
+    named = [each for each, end in zip(begins, ends, strict=True) if end - each["at"] >= 8]
+    position = x("at", _ACROSS)
+    return [
+        {
+            "data": values(named),
+            "mark": {"type": "rule", "strokeDash": [3, 3], "color": "var(--muted)"},
+            "encoding": {"x": position},
+        },
+        {
+            "data": values(named),
+            "mark": {"type": "text", "align": "left", "dx": 4, "dy": -6, "color": "var(--muted)"},
+            "encoding": {"x": position, "y": {"value": 0}, "text": {"field": "phase"}},
+        },
+    ]
+
+
+def _peak_layers(mark: Mapping[str, Any]) -> list[Spec]:
+    right = mark["at"] > 70
+    place = {"x": x("at", _ACROSS), "y": {"field": "top", "type": "quantitative"}}
+    return [
+        {
+            "data": values([mark]),
+            "mark": {"type": "point", "filled": True, "size": 90, "color": "var(--text)", **TIP},
+            "encoding": place,
+        },
+        {
+            "data": values([mark]),
+            "mark": {
+                "type": "text",
+                "align": "right" if right else "left",
+                "dx": -9 if right else 9,
+                "dy": -5,
+                "fontWeight": "bold",
+                "fontSize": 12,
+            },
+            "encoding": {**place, "text": {"field": "label"}},
+        },
+    ]
+
+
+def _owner_rows(owners: Sequence[Owner]) -> list[tuple[str, str]]:
+    rows = [
+        (f"{each.module or '(no module)'} · {kind_title(each.kind)}", size(each.nbytes))
+        for each in owners[:_HOVER]
+    ]
+    left = sum(each.nbytes for each in owners[_HOVER:])
+    return rows + ([(f"{len(owners) - _HOVER} others", size(left))] if left else [])
+
+
+def owners(memory: StepMemory) -> Table | None:
+    total = memory.peak_bytes
+    shown = memory.owners[:_OWNERS]
+    return table_of(
+        ("Owner at the peak", "Kind", "Memory", "Share", "Largest by", "Line"),
+        [
+            (
+                each.module or "(no module)",
+                kind_title(each.kind),
+                size(each.nbytes),
+                percent(each.nbytes / total),
+                each.operator,
+                short_place(each.line) if each.line else "-",
+            )
+            for each in shown
+        ],
+        f"The {len(shown)} largest of {len(memory.owners)} owners of the peak",
+        (2, 3),
+    )
+
+
+# -- by module ---------------------------------------------------------------------------------
+
+
+def modules_chart(memory: StepMemory) -> Chart | None:
+    """Who holds the memory at the peak, as a treemap."""
+    sizes: dict[str, dict[str, int]] = {}
+    for owner in memory.owners:
+        kinds = sizes.setdefault(owner.module, {})
+        kinds[kind_title(owner.kind)] = kinds.get(kind_title(owner.kind), 0) + owner.nbytes
+    return treemap(sizes, dict(MEMORY_KINDS.values()))
+
+
+# -- by batch size -----------------------------------------------------------------------------
+
+
+def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
+    """Device memory over the batch size, with the capacity of several GPUs."""
+    points = detail.batches
+    if len(points) < 2:
+        return None
+    top = max(each.device_bytes for each in points)
+    limits = {
+        name: nbytes
+        for name, nbytes in detail.gpu_bytes.items()
+        if nbytes <= 1.1 * top or name == result.gpu
+    }
+    largest, best = result.chosen.largest_batch, result.chosen.recommended_batch
+    says = (
+        f"Device memory grows from {size(points[0].device_bytes)} at batch size "
+        f"{points[0].batch_size} to {size(points[-1].device_bytes)} at {points[-1].batch_size}; "
+        f"{result.gpu} has {size(result.gpu_memory_bytes)}."
+    )
+    if largest:
+        says += f" The largest batch is {largest}."
+    marks = [
+        {"batch": batch, "label": f"{word} {batch}"}
+        for word, batch in (("recommended", best), ("largest", largest))
+        if batch and batch <= points[-1].batch_size
+    ]
+    table = figures(
+        ("Batch size", "Allocated", "Reserved", "Device", "Fits on"),
+        [
+            (
+                str(each.batch_size),
+                size(each.allocated_bytes),
+                size(each.reserved_bytes),
+                size(each.device_bytes),
+                ", ".join(n for n, b in detail.gpu_bytes.items() if each.device_bytes <= b) or "-",
+            )
+            for each in points
+        ],
+        "Memory by batch size, with PyTorch's allocator simulated at each (no GPU limit)",
+        (0, 1, 2, 3),
+    )
+    spec = chart(300, says, layer=memory_layers(points, limits, marks, result.gpu))
+    return Chart("Memory against batch size, and what GPUs have", says, spec, table)
