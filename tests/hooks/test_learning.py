@@ -241,7 +241,10 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[Training], Lea
         observer = LearningObserver(user_frame, counts_in_place=request.param == "cpu")
         remove = install(observer, patches)
         try:
-            return observer.facts(training(request.param))
+            model = training(request.param)
+            if model is not None:
+                observer.called(model)
+            return observer.facts()
         finally:
             remove()
             patches.restore()

@@ -19,8 +19,9 @@ from trainfit.torch_private.operators import no_dispatch
 #: Steps of an optimizer that are looked at one by one; of later ones each of so many.
 _FIRST: Final = 4
 _EVERY: Final = 256
-#: Losses that are followed back, nodes of each, and names that are reported.
+#: Losses that are followed back, models that are known, nodes of a loss, names that are reported.
 _LOSSES: Final = 8
+_MODELS: Final = 4
 _DEPTH: Final = 8
 _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
@@ -54,12 +55,18 @@ class LearningObserver:
         self._wrong_mode: str | None = None
         self._micro_batches: Counter[int] = Counter()
         self._losses: list[LossScale] = []
+        self._models: list[weakref.ref[Any]] = []
         self._checkpoint: str | None = None
         self._clipped: str | None = None
         self._half = False
         self._anomaly = False
 
     # -- what happens ----------------------------------------------------------------------------
+
+    def called(self, module: Any) -> None:
+        """An outermost module with parameters is about to be called."""
+        if len(self._models) < _MODELS and all(known() is not module for known in self._models):
+            self._models.append(weakref.ref(module))
 
     def backward(self, tensors: Any) -> None:
         """A backward pass from ``tensors`` begins."""
@@ -144,9 +151,12 @@ class LearningObserver:
 
     # -- what came of it -------------------------------------------------------------------------
 
-    def facts(self, model: Any = None) -> LearningFacts:
-        """All so far; ``model`` gives names to tensors."""
-        names = _names(model) if model is not None else {}
+    def facts(self) -> LearningFacts:
+        """All so far; the models that were called give names to tensors."""
+        names: dict[int, str] = {}
+        for known in self._models:
+            if (model := known()) is not None:
+                names |= _names(model)
         looked = [seen for seen in self._all if seen.looks]
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses

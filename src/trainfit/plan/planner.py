@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from trainfit.findings.learning import of_learning
+from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hardware import GpuSpec, catalogue, device_constants
+from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.amp_settings import (
@@ -21,6 +24,7 @@ from trainfit.plan.changes.amp_settings import (
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.measurement import tune_command
@@ -58,6 +62,7 @@ from trainfit.results.changes import Remedies
 from trainfit.results.configuration import AmpChoice
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import HostCpu, Inference, PlanResult, with_run_rate
@@ -264,14 +269,27 @@ def _accumulation(
     by_noise = chosen.batches.by_noise
     kept = accumulation_for(options.command, makeup, job.batch, best, by_noise)
     wanted, option = kept.values.get("grad_accum"), options.option("grad_accum")
+    if wanted is not None and job.first.outcome.learning.is_divided is False:
+        return Accumulation({}, _summed(wanted)), options
     if wanted is None or best is None or option is None or option.is_proven:
         return kept, options
-    why = accumulates(job.runs, best, wanted, chosen.spec.values.get("amp"))
+    by_framework = makeup is not None and makeup.loop in FRAMEWORKS
+    amp = chosen.spec.values.get("amp")
+    why = accumulates(job.runs, best, wanted, amp, by_framework=by_framework)
     if not why:
         return kept, options.proven(["grad_accum"])
     options = options.without({"grad_accum": why})
     job.runs.use(options.command)
     return accumulation_for(options.command, makeup, job.batch, best, by_noise), options
+
+
+def _summed(wanted: str) -> str:
+    """What to do where the number of micro-batches may not change."""
+    return (
+        f"accumulation stays: the losses of micro-batches are added, not averaged, so {wanted} of "
+        "them would be another learning rate; divide the loss by their number to keep the "
+        "effective batch size at another one"
+    )
 
 
 def _tuned(
@@ -384,7 +402,17 @@ def _built(
         allocator=allocator_trial(command, job.memory_model, chosen),
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
+        findings=_findings(job, present),
     )
+
+
+def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
+    """What spoils the learning and, of a job that does not fit, what fills the memory."""
+    found = of_learning(job.first.outcome.learning)
+    if present.configuration.fits:
+        return found
+    shown = job.memory_model.unlimited(Stream.of(job.recording))
+    return (*found, *of_full_memory(full_memory(job.recording, shown)))
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

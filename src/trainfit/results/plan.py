@@ -20,6 +20,7 @@ from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.findings import Finding
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
@@ -149,7 +150,8 @@ class PlanResult(ResultFile):
     did, or an older result), ``sample_loading_s`` what fetching a sample took a worker (or the
     script itself) in the simulated run, or in a short real one (``None``: not known). ``run`` is
     how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
-    :func:`~trainfit.results.plan.run_rate` tells it of these, too).
+    :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
+    with the job in addition to its DataLoader: its learning, and of what memory is full.
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -215,6 +217,7 @@ class PlanResult(ResultFile):
     loader_at: str | None = None
     sample_loading_s: float | None = None
     run: RunRate | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def chosen(self) -> Configuration:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from trainfit.hooks import learning_hooks
+from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import StepMakeup
@@ -46,6 +48,7 @@ from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.device.settling import LEAST_STEPS, judge
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -77,6 +80,7 @@ class Runner:
         )
         self._accelerate = AccelerateWatch()
         self._amp = AmpWatch(self._accelerate)
+        self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
@@ -105,12 +109,14 @@ class Runner:
             self._coverage.install(self._patches)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
+            self._interventions.before_call(self._learning.called)
             self._interventions.install(self._patches)
             self._simulation.cycle.counts_every_pass = self._spec.count == "backwards"
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
+            unhook_learning = learning_hooks.install(self._learning, self._patches)
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
                 end = run_script(target, arguments)
@@ -118,6 +124,7 @@ class Runner:
                 if end.status == "ended":
                     self._simulation.script_ended()
             finally:
+                unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
                 self._coverage.remove()
@@ -309,6 +316,7 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
+            learning=self._learning.facts(),
             feeds=self._feeds(),
             coverage=self._coverage.result(),
             peak_ram_bytes=_peak_ram_bytes(),

@@ -183,8 +183,10 @@ def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: Batch
     return "" if shown == wanted else f"{said} {what} {shown}"
 
 
-def accumulates(runs: Runs, batch: int, value: str, amp: str | None) -> str:
-    """Why the option for accumulation has no effect at a batch size; empty where it has."""
+def accumulates(runs: Runs, batch: int, value: str, amp: str | None, *, by_framework: bool) -> str:
+    """Why the option for accumulation does not keep what is learned at a batch size; empty where
+    it does: a step has so many micro-batches, and their losses are divided by that number, which
+    a framework's loop (``by_framework``) does by itself."""
     values = {"grad_accum": value} if amp is None else {"grad_accum": value, "amp": amp}
     try:
         trace = runs.attempt(batch, RunSpec(values=values))
@@ -193,4 +195,10 @@ def accumulates(runs: Runs, batch: int, value: str, amp: str | None) -> str:
     if not trace.outcome.steps:
         return what_happened(trace.outcome)
     known = observed_settings(trace).accumulation
-    return "" if known == int(value) else f"a step has {known} micro-batches"
+    if known != int(value):
+        return f"a step has {known} micro-batches"
+    if by_framework or int(value) == 1 or trace.outcome.learning.is_divided:
+        return ""
+    if trace.outcome.learning.is_divided is None:
+        return "it cannot be told whether the loss is divided by the number of micro-batches"
+    return "the losses of micro-batches are added, not averaged"

@@ -351,7 +351,9 @@ class BatchSizes:
         loader = present.outcome.loader
         # The data set may have had fewer samples than were asked for.
         given = min(batch, loader.fed[0]) if loader is not None and loader.fed else batch
-        return EffectiveBatch(self._command, recording_of(present).makeup, given)
+        is_summed = present.outcome.learning.is_divided is False
+        makeup = recording_of(present).makeup
+        return EffectiveBatch(self._command, makeup, given, is_summed=is_summed)
 
     def _only_present(
         self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"

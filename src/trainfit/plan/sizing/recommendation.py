@@ -49,12 +49,15 @@ class EffectiveBatch:
     up as in ``makeup`` (``None``: not known; a step is one batch then).
 
     ``by_noise`` is the batch size that the noise scale asks for, as of :func:`accumulation_for`.
+    ``is_summed``: the losses of a step's micro-batches are added, not averaged, so that another
+    number of them is another learning rate.
     """
 
     command: Command
     makeup: StepMakeup | None
     present: int | None
     by_noise: int | None = None
+    is_summed: bool = False
 
     def samples_at(self, batch: int) -> int:
         """With the launch command at ``batch``, its placeholder for accumulation filled in."""
@@ -265,6 +268,13 @@ def recommend(
     else:
         best, reason = _present(present, most, without_curve, curve.tile)
         limits = dataclasses.replace(limits, reason=reason)
+    if best and effective is not None and effective.is_summed and effective.present:
+        stays = min(effective.present, most or effective.present)
+        if best != stays:
+            reason = (
+                f"keeping {stays}: the losses of a step's micro-batches are added, not averaged"
+            )
+            best, limits = stays, dataclasses.replace(limits, reason=reason)
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
         if effective.most is not None and best > effective.most:

@@ -4,6 +4,7 @@ they are scaled, a learning rate of 0, and the like. Counts and places, no tenso
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,3 +62,7 @@ class LearningFacts:
             return True
         is_plain = all(abs(each - 1) < 1e-3 for each in self.loss_divisors)
         return False if self.loss_is_known and is_plain else None
+
+
+#: Of a run without an optimizer's step.
+NOTHING_SEEN: Final = LearningFacts()

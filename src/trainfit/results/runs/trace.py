@@ -8,6 +8,7 @@ from typing import Literal
 
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
+from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
 
@@ -262,7 +263,8 @@ class TraceOutcome(ScriptOutcome):
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
-    parser knows them that read it. ``amp`` is what matters to mixed precision.
+    parser knows them that read it. ``amp`` is what matters to mixed precision, ``learning`` what
+    spoils it.
     """
 
     loader: LoaderInfo | None = None
@@ -284,6 +286,7 @@ class TraceOutcome(ScriptOutcome):
     sample_s: float | None = None
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
+    learning: LearningFacts = NOTHING_SEEN
 
 
 # ---
