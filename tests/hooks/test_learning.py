@@ -239,7 +239,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[Training], Lea
     def run(training: Training) -> LearningFacts:
         patches = PatchSet()
         observer = LearningObserver(user_frame, counts_in_place=request.param == "cpu")
-        remove = install(observer, patches)
+        remove = install(lambda: observer, patches)
         try:
             model = training(request.param)
             if model is not None:
@@ -335,7 +335,7 @@ def test_an_error_of_ours_ends_the_looking() -> None:
     patches = PatchSet()
     observer = LearningObserver(user_frame)
     observer.stepping = lambda optimizer: 1 / 0  # type: ignore[method-assign,assignment]
-    remove = install(observer, patches)
+    remove = install(lambda: observer, patches)
     try:
         healthy("cpu")
     finally:

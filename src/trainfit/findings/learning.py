@@ -57,7 +57,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         "critical" if checkpoint is not None else "warning" if serious else "info",
         f"{facts.without_gradient} of {needing} trainable tensors had no gradient "
         f"in {count(facts.steps, 'step')}: {names}{more}",
-        (Evidence("without a gradient", facts.without_gradient, "tensors"),),
+        (Evidence("without a gradient", f"{facts.without_gradient} of {needing} tensors"),),
         cause,
         fixes,
         confidence="certain" if checkpoint is not None else "likely",
@@ -78,8 +78,8 @@ def _frozen(facts: LearningFacts) -> Iterator[Finding]:
         f"{facts.frozen} of the optimizer's {count(facts.optimized, 'tensor')} are frozen: "
         f"{percent(share, decimals=1)} of its numbers are trained",
         (
-            Evidence("frozen", facts.frozen, "tensors"),
-            Evidence("trained", facts.trained_numbers, "numbers"),
+            Evidence("frozen", f"{facts.frozen} of {facts.optimized} tensors"),
+            Evidence("trained", f"{facts.trained_numbers:,} of {facts.all_numbers:,} numbers"),
         ),
         "requires_grad is False for the others",
         (Fix("if that is not meant: parameter.requires_grad_(True) for what is to be trained"),),
@@ -93,7 +93,7 @@ def _clipping(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "clipped_scaled",
         "critical",
-        "gradients are clipped while they are scaled: the limit applies to the scaled ones, so "
+        "Gradients are clipped while they are scaled: the limit applies to the scaled ones, so "
         "nearly every step is clipped to next to nothing",
         (),
         "clip_grad_norm_ comes before the scaler has unscaled",
@@ -120,7 +120,7 @@ def _half(facts: LearningFacts) -> Iterator[Finding]:
         yield Finding(
             "scaler_on_half",
             "critical",
-            "a GradScaler is used on parameters that are float16 themselves",
+            "A GradScaler is used on parameters that are float16 themselves",
             (),
             "it needs float32 gradients to unscale: PyTorch refuses to unscale float16 ones, and a "
             "step on them loses small updates",
@@ -134,8 +134,8 @@ def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "gradients_kept",
         "critical",
-        "gradients are never set to zero: each step uses the sum of all gradients so far",
-        (Evidence("steps with old gradients", facts.kept_gradients, "steps"),),
+        "Gradients are never set to zero: each step uses the sum of all gradients so far",
+        (Evidence("with old gradients", count(facts.kept_gradients, "step")),),
         "zero_grad() is not called between steps",
         (Fix("optimizer.zero_grad() after optimizer.step()", line="optimizer.zero_grad()"),),
     )
@@ -147,7 +147,7 @@ def _rate(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "rate_zero",
         "critical",
-        f"the learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
+        f"The learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
         "learned",
         (Evidence("learning rate", 0.0),),
         "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
@@ -162,7 +162,7 @@ def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "anomaly_mode",
         "warning",
-        "autograd's anomaly mode is on: each operator records a stack and each gradient is checked "
+        "Autograd's anomaly mode is on: each operator records a stack and each gradient is checked "
         "for NaN",
         (),
         "torch.autograd.set_detect_anomaly(True), or detect_anomaly(), was left on",
@@ -176,7 +176,7 @@ def _mode(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "evaluation_mode",
         "critical",
-        "the model is trained in evaluation mode: dropout is off, BatchNorm uses old statistics",
+        "The model is trained in evaluation mode: dropout is off, BatchNorm uses old statistics",
         (),
         "it was switched by eval() and not back",
         (Fix("model.train() after the evaluation", line="model.train()"),),
@@ -191,15 +191,20 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "loss_not_divided",
         "info",
-        f"the losses of {number} micro-batches are added, not averaged: gradients are {number}× "
+        f"The losses of {number} micro-batches are added, not averaged: gradients are {number}× "
         "those of one batch of the same samples",
-        (Evidence("micro-batches", number),),
+        (Evidence("micro-batches of a step", str(number)),),
         "the loss is not divided by the number of micro-batches, so another number is another "
         "learning rate",
         (Fix("loss = loss / accumulation before backward()"),),
     )
 
 
+#: Of its findings.
+KINDS: Final = (
+    *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
+    *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
+)
 _RULES: Final = (
     *(_gradients, _clipping, _half, _zeroing, _rate, _mode),
     *(_frozen, _anomaly, _accumulation),

@@ -100,7 +100,7 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
         "critical",
         f"{size(nbytes)} are {count(number, 'tensor')} that {where} made in one step after "
         "another, all still there",
-        (Evidence("kept", nbytes, "bytes"), Evidence("tensors", number)),
+        (Evidence("kept", nbytes, "bytes"), Evidence("kept tensors", str(number))),
         "they are kept in a list, a sum or an attribute (predictions, losses with their graph), so "
         "memory grows with each step",
         (
@@ -123,7 +123,10 @@ def _survivors(memory: FullMemory) -> Iterator[Finding]:
         "failed_try_alive",
         "critical",
         f"{size(nbytes)} are tensors of the try that failed before, still there in the next one",
-        (Evidence("of the failed try", nbytes, "bytes"), Evidence("failures", memory.failures)),
+        (
+            Evidence("of the failed try", nbytes, "bytes"),
+            Evidence("failed requests", str(memory.failures)),
+        ),
         "inside `except` the error's traceback holds the frames of the failed try, and those their "
         "tensors",
         (

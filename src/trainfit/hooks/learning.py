@@ -37,10 +37,18 @@ class LearningObserver:
         place: gives the user's line that is running, "file:line", or ``None``.
         counts_in_place: whether changes in place by unscaling and clipping raise a tensor's
             version, as they do on real devices.
+        looked: is told after each step that was looked at.
     """
 
-    def __init__(self, place: Callable[[], str | None], *, counts_in_place: bool = True) -> None:
+    def __init__(
+        self,
+        place: Callable[[], str | None],
+        *,
+        counts_in_place: bool = True,
+        looked: Callable[[], None] = lambda: None,
+    ) -> None:
         self._place = place
+        self._looked = looked
         self._counts_in_place = counts_in_place
         self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
         self._all: list[_Optimizer] = []
@@ -148,6 +156,8 @@ class LearningObserver:
             self._trained_before = True
         self._passes = self._changes = 0
         self._zeroed = self._scaled = self._unscaled = False
+        if seen is not None and seen.was_due:
+            self._looked()
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -190,6 +200,7 @@ class _Optimizer:
         tensors = _tensors(optimizer)
         self.steps = 0
         self.looks = 0
+        self.was_due = False
         self.kept = 0
         self.zero_rates = 0
         self.had: dict[int, bool] = {}
@@ -203,7 +214,8 @@ class _Optimizer:
     def is_due(self) -> bool:
         """Whether this step is looked at."""
         self.steps += 1
-        return self.steps <= _FIRST or self.steps % _EVERY == 0
+        self.was_due = self.steps <= _FIRST or self.steps % _EVERY == 0
+        return self.was_due
 
     def will_be_due(self) -> bool:
         return self.steps < _FIRST

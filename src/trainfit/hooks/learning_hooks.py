@@ -21,32 +21,35 @@ from trainfit.simgpu.patching import PatchSet
 _Tell = Callable[..., None]
 
 
-def install(observer: LearningObserver, patches: PatchSet) -> Callable[[], None]:
-    """Hook from now on, until ``patches`` is restored and what is returned is called."""
+def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Callable[[], None]:
+    """Hook from now on, until ``patches`` is restored and what is returned is called.
+
+    ``observed`` gives the observer: a process that was forked off has another.
+    """
     tell = _Careful()
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell], ...] = (
-        (torch.autograd, "backward", lambda tensors, *_, **__: observer.backward(tensors)),
-        (scaler, "scale", lambda it, *_, **__: _if_enabled(it, observer.scaled)),
+        (torch.autograd, "backward", lambda tensors, *_, **__: observed().backward(tensors)),
+        (scaler, "scale", lambda it, *_, **__: _if_enabled(it, lambda: observed().scaled())),
         (
             scaler,
             "unscale_",
-            lambda it, *_, **__: _if_enabled(it, observer.unscaled),
+            lambda it, *_, **__: _if_enabled(it, lambda: observed().unscaled()),
         ),
-        (clip_grad, "clip_grad_norm_", lambda *_, **__: observer.clipping()),
-        (clip_grad, "clip_grad_value_", lambda *_, **__: observer.clipping()),
-        (optim.Optimizer, "zero_grad", lambda *_, **__: observer.zeroed()),
-        (torch.nn.Module, "zero_grad", lambda *_, **__: observer.zeroed()),
-        (torch.nn.Module, "train", lambda it, mode=True: observer.mode_set(it, mode)),
-        (checkpoint, "check_backward_validity", lambda inputs: observer.checkpointing(inputs)),
+        (clip_grad, "clip_grad_norm_", lambda *_, **__: observed().clipping()),
+        (clip_grad, "clip_grad_value_", lambda *_, **__: observed().clipping()),
+        (optim.Optimizer, "zero_grad", lambda *_, **__: observed().zeroed()),
+        (torch.nn.Module, "zero_grad", lambda *_, **__: observed().zeroed()),
+        (torch.nn.Module, "train", lambda it, mode=True: observed().mode_set(it, mode)),
+        (checkpoint, "check_backward_validity", lambda inputs: observed().checkpointing(inputs)),
     )
     for owner, name, told in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told))
     before = optim.register_optimizer_step_pre_hook(
-        lambda optimizer, *_: tell(observer.stepping, optimizer)
+        lambda optimizer, *_: tell(lambda: observed().stepping(optimizer))
     )
     after = optim.register_optimizer_step_post_hook(
-        lambda optimizer, *_: tell(observer.stepped, optimizer)
+        lambda optimizer, *_: tell(lambda: observed().stepped(optimizer))
     )
 
     def remove() -> None:

@@ -116,7 +116,7 @@ class Runner:
             self._loaders.after_batch = self._after_batch
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
-            unhook_learning = learning_hooks.install(self._learning, self._patches)
+            unhook_learning = learning_hooks.install(lambda: self._learning, self._patches)
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
                 end = run_script(target, arguments)

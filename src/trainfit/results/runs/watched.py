@@ -28,6 +28,7 @@ from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
+from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import signal_name
 
@@ -131,6 +132,8 @@ class RunHeader(ResultFile):
     """Of the training's time, what the recorder's own calls in it took."""
     light_steps: int = 0
     """Steps of which only the length and the wait for batches were recorded (short ones)."""
+    learning: LearningFacts = NOTHING_SEEN
+    """What was seen of parameters, gradients and learning rates."""
     notes: tuple[str, ...] = ()
 
 

@@ -24,9 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from trainfit.hooks import learning_hooks
+from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import Ending, Event, RunHeader, missing_rows, noise_path
 from trainfit.scripts.step_makeup import loop_of
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
@@ -120,6 +123,7 @@ class Recorder:
         self._last_error: BaseException | None = None
         self._ended: tuple[Ending, int | None] | None = None
         self._noise = _noise_scale() if self.place.measures_noise else None
+        self._learning = LearningObserver(user_frame, looked=self._learned)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -137,6 +141,7 @@ class Recorder:
         self._removers = [
             training_hooks.install(self, self._patches),
             training_hooks.install_saving(self, self._patches, loaders.watch_torchdata),
+            learning_hooks.install(lambda: self._learning, self._patches),
         ]
         loaders.install(self._patches)
         fetches.install(self._patches)
@@ -208,6 +213,10 @@ class Recorder:
     def stepped(self) -> None:
         """See :class:`step_recorder.Sink`."""
         self.learn(framework=loop_of(sys._getframe(1)))
+
+    def _learned(self) -> None:
+        if self.live:
+            self.learn(learning=self._learning.facts())
 
     def _claim(self) -> None:
         """Take a rank's files; where the folder cannot be written to, say so and take us out."""

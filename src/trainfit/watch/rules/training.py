@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 
 from trainfit.findings.habits import UNSCALED
+from trainfit.findings.learning import KINDS as LEARNING_KINDS
+from trainfit.findings.learning import of_learning
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.watch import checks, thresholds
@@ -92,7 +94,16 @@ def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _learning(run: RunView) -> Iterator[Finding | Unknown]:
+    """Of the first rank that looked: all have the same model."""
+    for view in run.ranks:
+        if view.header.learning.steps:
+            yield from of_learning(view.header.learning)
+            return
+
+
 RULES: Final = (
+    Rule(LEARNING_KINDS, _learning),
     Rule(("loss_not_finite",), _loss),
     Rule(("skipped_steps",), _loss_scale, each_rank=True),
 )
