@@ -19,8 +19,8 @@ from trainfit.report.layout import (
     table,
     times,
 )
+from trainfit.results.findings import Fix
 from trainfit.results.pace import (
-    Advice,
     Arm,
     ArmEffect,
     Attribution,
@@ -225,20 +225,20 @@ def _share(found: Estimate) -> str:
 
 
 # --- Fixes --------------------------------------------------------------------------------------
-def _advice(found: Sequence[Advice]) -> str:
+def _advice(found: Sequence[Fix]) -> str:
     if not found:
         return ""
     lines = ["What helps"]
     for each in found:
-        fix = f"; trainfit pace --fix {each.fix} tests it" if each.fix is not None else ""
+        fix = f"; trainfit pace --fix {each.name} tests it" if each.name else ""
         lines.append(
             wrapped(
-                printable(f"{each.what} ({_PRIVILEGE[each.tier]}{fix})"),
+                printable(f"{each.title} ({_PRIVILEGE[each.tier or 1]}{fix})"),
                 f"  {each.tier}  ",
                 "     ",
             )
         )
-        for label, words in (("how", each.how), ("undo", each.undo), ("cost", each.cost)):
+        for label, words in (("how", each.action), ("undo", each.undo), ("cost", each.cost)):
             lines.append(wrapped(printable(words), f"     {label:<6}", " " * 11))
     return "\n".join(lines)
 
@@ -469,9 +469,9 @@ def _fix(result: PaceResult) -> list[str]:
         )
     elif result.advice:
         first = result.advice[0]
-        test = f"; trainfit pace --fix {first.fix} tests it" if first.fix is not None else ""
+        test = f"; trainfit pace --fix {first.name} tests it" if first.name else ""
         more = len(result.advice) - 1
         others = f"; {more} more: {_MORE}" if more else ""
-        text = printable(f"{first.what}{test}{others}")
+        text = printable(f"{first.title}{test}{others}")
         lines += wrapped(text, "What helps: ", "  ").splitlines()
     return lines

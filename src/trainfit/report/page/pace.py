@@ -37,7 +37,15 @@ from trainfit.report.page.charts import (
     x,
     y,
 )
-from trainfit.results.pace import Attribution, Block, Fix, FixTrial, PaceResult, Phase, RateSummary
+from trainfit.results.pace import (
+    Attribution,
+    Block,
+    FixName,
+    FixTrial,
+    PaceResult,
+    Phase,
+    RateSummary,
+)
 from trainfit.results.text import duration, percent, times
 
 #: Points of a distribution.
@@ -56,10 +64,10 @@ def pace_headline(result: PaceResult) -> Headline:
     failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
     fixed = trial is not None and trial.is_fixed
-    own = next((each for each in result.advice if each.fix is not None), None)
+    own = next((each for each in result.advice if each.name), None)
     commands = []
     if own is not None and not fixed:
-        commands.append(Command(f"trainfit pace {result.target} --fix {own.fix}", "Try the fix"))
+        commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
     tiles = [
         Tile(
             "Back to back" if row.hz is None else f"{row.hz:g} Hz",
@@ -225,7 +233,7 @@ def _trial(result: PaceResult, trial: FixTrial | None) -> list[Chart | Facts | N
     return [_curves(named, "Latency before and after the fix", says), rows]
 
 
-def _latest(result: PaceResult, row: RateSummary, fix: Fix | None) -> list[float]:
+def _latest(result: PaceResult, row: RateSummary, fix: FixName | None) -> list[float]:
     """The calls that ``row`` is of: the latest ones; those before looked for the right fix."""
     found: list[float] = []
     for block in reversed(result.blocks):
@@ -307,10 +315,10 @@ def _arms(found: Attribution) -> Chart | None:
 def _advice(result: PaceResult) -> Items | None:
     found = tuple(
         Item(
-            each.what,
+            each.title,
             "plain",
-            _PRIVILEGE.get(each.tier, ""),
-            (("how", each.how), ("undo", each.undo), ("cost", each.cost)),
+            _PRIVILEGE.get(each.tier or 0, ""),
+            (("how", each.action), ("undo", each.undo), ("cost", each.cost)),
         )
         for each in result.advice
     )
