@@ -1,1 +1,1 @@
-"""Why a run failed or hangs, and how to fix it, from plain facts: every verb asks here."""
+"""Why a run failed or hangs, what habits of scripts cost, and the fix: every verb asks here."""

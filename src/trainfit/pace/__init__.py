@@ -13,7 +13,7 @@ from typing import Any
 
 from trainfit.pace.loop import Pacer
 from trainfit.pace.ticks import seen, tick
-from trainfit.results.pace import Fix, PaceResult
+from trainfit.results.pace import FixName, PaceResult
 
 __all__ = ["Pacer", "pace", "seen", "tick"]
 
@@ -23,7 +23,7 @@ def pace(
     hz: Sequence[float] = (15.0, 30.0, 60.0),
     *,
     seconds: float = 10.0,
-    fix: Fix | None = None,
+    fix: FixName | None = None,
 ) -> PaceResult:
     """Call ``function`` back to back and at each rate (calls a second), ``seconds`` each, and say
     why paced calls are slower, if they are.

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from trainfit.pace.host import Kernels
 from trainfit.pace.statistics import Sample, estimate, is_slower, median, ratio, speed, taken_away
-from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, Estimate, Finding, Readings
+from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, CauseShare, Estimate, Readings
 from trainfit.results.text import ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
@@ -39,7 +39,7 @@ _APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
+class PacedSamples:
     """What the arms measured at one rate.
 
     ``samples`` has "back_to_back" and "sleep" at least; ``why_not`` says of other arms why they
@@ -123,7 +123,7 @@ class Evidence:
         return None if paced is None or back is None else paced < _SLOWED * back
 
 
-def attribute(seen: Evidence) -> Attribution:
+def attribute(seen: PacedSamples) -> Attribution:
     """The verdict, with all that decided it."""
     groups = (seen.samples["sleep"].wall, seen.samples["back_to_back"].wall)
     excess = estimate(lambda m: m[0] - m[1], groups)
@@ -158,14 +158,14 @@ def _helps(found: Estimate | None) -> bool:
     return found is not None and found.value >= HELPS and found.low > _SURELY
 
 
-def _matters(arm: Arm, seen: Evidence) -> bool:
+def _matters(arm: Arm, seen: PacedSamples) -> bool:
     return arm != "gpu_awake" or seen.has_gpu
 
 
 # --- The CPU -----------------------------------------------------------------------------------
 
 
-def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
+def _of_the_cpu(seen: PacedSamples) -> tuple[list[CauseShare], str]:
     """Clock or idle states, if a core that is kept busy makes calls fast again."""
     spin = seen.recovered.get("spin")
     if spin is None or not _helps(spin):
@@ -177,9 +177,9 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
     cpu = seen.cpu_growth()
     said += _cpu_words(seen)
     if cpu >= _IN_IT * spin.value and seen.is_slowed():
-        return [Finding("cpu_frequency", spin, tuple(said))], ""
+        return [CauseShare("cpu_frequency", spin, tuple(said))], ""
     if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
-        return [Finding("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
+        return [CauseShare("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
     return [], (
         f"{percent(spin.value)} of the excess is caused by the idle CPU, but whether by its clock "
         "or its idle states could not be determined"
@@ -189,22 +189,24 @@ def _of_the_cpu(seen: Evidence) -> tuple[list[Finding], str]:
 _WAITS_LONGER = "the call's CPU time does not grow, its waits do: each wait ends with a wake-up"
 
 
-def _divided(seen: Evidence, spin: Estimate, awake: Estimate, said: list[str]) -> list[Finding]:
+def _divided(
+    seen: PacedSamples, spin: Estimate, awake: Estimate, said: list[str]
+) -> list[CauseShare]:
     """Idle states' part is what goes when they are forbidden; the clock's what does not."""
     found = []
     # Calls that became slower still (a governor that found another balance) are nobody's part.
     clock = seen.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
     if _helps(awake):
         words = _took(awake, "disabling deep idle states (/dev/cpu_dma_latency)")
-        found.append(Finding("c_states", awake, (*said, words, *_idle_words(seen))))
+        found.append(CauseShare("c_states", awake, (*said, words, *_idle_words(seen))))
     if _helps(clock) or not found:
         cpu = _cpu_words(seen)
         words = _took(awake, "disabling deep idle states") + ": not the wake-up"
-        found.append(Finding("cpu_frequency", clock or spin, (*said, words, *cpu)))
+        found.append(CauseShare("cpu_frequency", clock or spin, (*said, words, *cpu)))
     return found
 
 
-def _cpu_words(seen: Evidence) -> list[str]:
+def _cpu_words(seen: PacedSamples) -> list[str]:
     said = [f"{percent(max(0.0, seen.cpu_growth()))} of the excess is CPU time of the call itself"]
     paced, back = seen.speed("sleep"), seen.speed("back_to_back")
     if paced is not None and back is not None:
@@ -218,7 +220,7 @@ def _cpu_words(seen: Evidence) -> list[str]:
     return said
 
 
-def _idle_words(seen: Evidence) -> list[str]:
+def _idle_words(seen: PacedSamples) -> list[str]:
     paced, back = seen.idle_share("sleep"), seen.idle_share("back_to_back")
     if paced is None or back is None:
         return []
@@ -231,7 +233,7 @@ def _idle_words(seen: Evidence) -> list[str]:
 # --- The GPU -----------------------------------------------------------------------------------
 
 
-def _of_the_gpu(seen: Evidence) -> list[Finding]:
+def _of_the_gpu(seen: PacedSamples) -> list[CauseShare]:
     if not seen.has_gpu:
         return []
     growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
@@ -239,7 +241,7 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
         if awake is None or not _helps(awake) or _helps(seen.recovered.get("spin")):
             return []
         words = _took(awake, "keeping the GPU busy"), "keeping the core busy does not"
-        return [Finding("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
+        return [CauseShare("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
     said = [f"{percent(max(0.0, growth))} of the excess is kernel time on the GPU"]
     paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
     fell = paced is not None and back is not None and paced < _SLOWED * back
@@ -247,15 +249,15 @@ def _of_the_gpu(seen: Evidence) -> list[Finding]:
         said.append(f"SM clock {paced / 1e6:.0f} MHz paced, {back / 1e6:.0f} MHz back to back")
     if awake is not None:
         if _helps(awake) and growth >= _NOT_IN_IT * awake.value:
-            return [Finding("gpu_clocks", awake, (_took(awake, "keeping the GPU busy"), *said))]
+            return [CauseShare("gpu_clocks", awake, (_took(awake, "keeping the GPU busy"), *said))]
         return []
     if growth >= _IN_IT and fell:
         share = Estimate(growth, 0.0, 1.0)
-        return [Finding("gpu_clocks", share, tuple(said))]
+        return [CauseShare("gpu_clocks", share, tuple(said))]
     return []
 
 
-def _of_gpu_awake(seen: Evidence) -> Estimate | None:
+def _of_gpu_awake(seen: PacedSamples) -> Estimate | None:
     """What keeping the GPU busy removes: with an idle core, or with a busy one. A
     governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
     may only show where the core is busy."""
@@ -270,7 +272,7 @@ def _of_gpu_awake(seen: Evidence) -> Estimate | None:
 # --- Launches, and what no arm took away --------------------------------------------------------
 
 
-def _of_launching(seen: Evidence) -> list[Finding]:
+def _of_launching(seen: PacedSamples) -> list[CauseShare]:
     """A cold driver: what launching small kernels removes where core and GPU are awake."""
     if "launching" not in seen.samples or "awake" not in seen.samples:
         return []
@@ -278,10 +280,10 @@ def _of_launching(seen: Evidence) -> list[Finding]:
     if warm is None or not _helps(warm):
         return []
     words = _took(warm, "launching small kernels between calls, with core and GPU kept busy,")
-    return [Finding("launch_overhead", warm, (words, *_launch_words(seen)))]
+    return [CauseShare("launch_overhead", warm, (words, *_launch_words(seen)))]
 
 
-def _launch_words(seen: Evidence) -> list[str]:
+def _launch_words(seen: PacedSamples) -> list[str]:
     kernels = seen.kernels.get("back_to_back")
     if kernels is None or not kernels.count:
         return []
@@ -292,7 +294,7 @@ def _launch_words(seen: Evidence) -> list[str]:
     ]
 
 
-def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
+def _of_the_rest(seen: PacedSamples) -> tuple[list[CauseShare], str]:
     """What stays with everything awake: caches, if it is the call's own CPU time."""
     arm = next((arm for arm in _MOST_AWAKE if arm in seen.samples), None)
     apart = tuple(each for each in _APART if _helps(seen.recovered.get(each)))
@@ -316,7 +318,7 @@ def _of_the_rest(seen: Evidence) -> tuple[list[Finding], str]:
         "the same instructions need longer, because of cold caches or other work on the core",
         *_launch_words(seen),
     )
-    return [Finding("cache_or_contention", rest, said)], ""
+    return [CauseShare("cache_or_contention", rest, said)], ""
 
 
 def _took(found: Estimate, what: str) -> str:
@@ -328,7 +330,7 @@ def _took(found: Estimate, what: str) -> str:
     )
 
 
-def _effects(seen: Evidence) -> tuple[ArmEffect, ...]:
+def _effects(seen: PacedSamples) -> tuple[ArmEffect, ...]:
     found = [
         ArmEffect(
             arm,

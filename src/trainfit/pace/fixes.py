@@ -13,37 +13,33 @@ from trainfit.pace.callee import CalleeError
 from trainfit.pace.loop import HYBRID_S, Plan
 from trainfit.pace.settings import Settings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
-from trainfit.results.pace import Advice, Arm, Attribution, Block, Cause, Estimate, Fix, FixTrial
+from trainfit.results.findings import Fix
+from trainfit.results.pace import Arm, Attribution, Block, Cause, Estimate, FixName, FixTrial
 from trainfit.results.text import duration, percent
 
 _POLICIES: Final = "sys/devices/system/cpu/cpufreq"
 _GOVERNOR, _PREFERENCE = "scaling_governor", "energy_performance_preference"
 
 
-@dataclasses.dataclass(frozen=True)
-class FixText:
-    """A fix as text."""
-
-    what: str
-    undo: str
-    cost: str
-
-
-FIX_TEXTS: Final[Mapping[Fix, FixText]] = {
-    "spin": FixText(
-        "sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
-        "wait with time.sleep",
-        "that share of a core's time and power",
+#: What `--fix` does, by its word.
+FIX_TEXTS: Final[Mapping[FixName, Fix]] = {
+    "spin": Fix(
+        "",
+        undo="wait with time.sleep",
+        cost="that share of a core's time and power",
+        title="sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
     ),
-    "qos": FixText(
-        "deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
-        "none needed: it ends when the process closes the file or exits",
-        "more power and heat of all cores meanwhile",
+    "qos": Fix(
+        "",
+        undo="none needed: it ends when the process closes the file or exits",
+        cost="more power and heat of all cores meanwhile",
+        title="deep idle states are disabled while a process holds /dev/cpu_dma_latency open",
     ),
-    "governor": FixText(
-        "governor performance on all CPUs",
-        "trainfit pace --undo",
-        "more power and heat, also while idle, until the next reboot",
+    "governor": Fix(
+        "",
+        undo="trainfit pace --undo",
+        cost="more power and heat, also while idle, until the next reboot",
+        title="governor performance on all CPUs",
     ),
 }
 
@@ -55,7 +51,7 @@ class Fixer:
         self._root = root
         self._settings = settings or Settings(root)
 
-    def why_not(self, fix: Fix) -> str:
+    def why_not(self, fix: FixName) -> str:
         """Why a fix cannot be tried here, with the remedy; "" if it can."""
         if fix == "qos":
             return held_awake(self._root).why_not()
@@ -73,7 +69,7 @@ class Fixer:
         return ""
 
     @contextlib.contextmanager
-    def applied(self, fix: Fix) -> Iterator[None]:
+    def applied(self, fix: FixName) -> Iterator[None]:
         """Applies the fix within, as far as the system is concerned; raises
         :class:`trainfit.pace.settings.SettingsError` where that is not allowed."""
         if fix != "governor":
@@ -85,7 +81,7 @@ class Fixer:
         finally:
             self._settings.undo()
 
-    def apply(self, fix: Fix) -> None:
+    def apply(self, fix: FixName) -> None:
         """Put it into effect for good, as far as it is the system's."""
         if fix == "governor":
             self._settings.change(self._wanted())
@@ -114,19 +110,19 @@ class Fixer:
 _POWER: Final = "more power and heat, also while idle"
 
 
-def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Advice, ...]:
+def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Fix, ...]:
     """Of all causes, each once, by tier."""
     if found is None:
         return ()
-    made: dict[str, Advice] = {}
+    made: dict[str, Fix] = {}
     uses_gpu = any(arm.device_s is not None for arm in found.arms)
     for finding in found.findings:
         for each in _of(finding.cause, machine, uses_gpu, found.hz):
-            made.setdefault(each.what, each)
-    return tuple(sorted(made.values(), key=lambda each: each.tier))
+            made.setdefault(each.title, each)
+    return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
 
 
-def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> Sequence[Advice]:
+def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> Sequence[Fix]:
     # Launched at once, kernels leave little work that a slow clock or cold caches could prolong.
     graphs = [_GRAPHS] if uses_gpu else []
     if cause == "cpu_frequency":
@@ -140,12 +136,19 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
     return [*graphs, *_cores(machine), _ALONE]
 
 
-def _fix(fix: Fix, tier: int, how: str) -> Advice:
+def _fix(fix: FixName, tier: int, how: str) -> Fix:
     remedy = FIX_TEXTS[fix]
-    return Advice(tier, remedy.what, how, remedy.undo, remedy.cost, fix)
+    return Fix(
+        how,
+        remedy.undo,
+        remedy.cost,
+        title=remedy.title,
+        tier=tier,
+        name=fix,
+    )
 
 
-def _spin(hz: float) -> Advice:
+def _spin(hz: float) -> Fix:
     return _fix("spin", 1, f"pacer = trainfit.pace.Pacer({hz:g}); pacer.wait() before each call")
 
 
@@ -154,79 +157,79 @@ _HOLD: Final = (
     "write permission)"
 )
 _SET_GOVERNOR: Final = _fix("governor", 3, "sudo cpupower frequency-set -g performance")
-_GRAPHS: Final = Advice(
-    1,
-    "launch all kernels of a call at once",
+_GRAPHS: Final = Fix(
     'torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph: needs fixed shapes',
     "call the model directly",
     "memory for the graphs' private pool, seconds of compilation",
+    title="launch all kernels of a call at once",
+    tier=1,
 )
-_FEWER_WAITS: Final = Advice(
-    1,
-    "synchronize with the GPU once per call",
+_FEWER_WAITS: Final = Fix(
     "one .cpu() at the end instead of .item(), .cpu() or print in between",
     "none is needed",
     "none",
+    title="synchronize with the GPU once per call",
+    tier=1,
 )
-_GPU_AWAKE: Final = Advice(
-    1,
-    "keep the GPU busy between calls",
+_GPU_AWAKE: Final = Fix(
     "a thread that launches a tiny kernel on its own stream every millisecond",
     "leave it out",
     "the GPU draws more power while idle",
+    title="keep the GPU busy between calls",
+    tier=1,
 )
-_GPU_CLOCKS: Final = Advice(
-    3,
-    "lock the GPU's clock",
+_GPU_CLOCKS: Final = Fix(
     "sudo nvidia-smi -pm 1; sudo nvidia-smi -lgc 1500,MAX with the highest clock of "
     "`nvidia-smi -q -d SUPPORTED_CLOCKS`",
     "sudo nvidia-smi -rgc",
     "the GPU draws more power while idle",
+    title="lock the GPU's clock",
+    tier=3,
 )
-_TUNED: Final = Advice(
-    3,
-    "a low-latency profile, which sets the governor, idle states and more",
+_TUNED: Final = Fix(
     "sudo tuned-adm profile latency-performance",
     "sudo tuned-adm profile balanced (or the profile that `tuned-adm active` printed before)",
     _POWER,
+    title="a low-latency profile, which sets the governor, idle states and more",
+    tier=3,
 )
-_ALONE: Final = Advice(
-    1,
-    "keep other processes off the core",
+_ALONE: Final = Fix(
     "taskset -c for the loop, and cgroups or taskset for other processes; fewer "
     "threads (OMP_NUM_THREADS) in what runs alongside",
     "leave it out",
     "one core that other processes cannot use",
+    title="keep other processes off the core",
+    tier=1,
 )
 
 
-def _cores(machine: Mapping[str, str]) -> Sequence[Advice]:
+def _cores(machine: Mapping[str, str]) -> Sequence[Fix]:
     fast = machine.get("performance cores")
     if not fast:
         return []
     return [
-        Advice(
-            1,
-            "run on the performance cores",
+        Fix(
             f"taskset -c {fast} in front of the command",
             "leave it out",
             "none as long as other processes have enough cores",
+            title="run on the performance cores",
+            tier=1,
         )
     ]
 
 
-def _preference(machine: Mapping[str, str]) -> Sequence[Advice]:
+def _preference(machine: Mapping[str, str]) -> Sequence[Fix]:
     """With EPP a preference alone does, and costs less."""
     if "EPP" not in machine.get("cpufreq", ""):
         return []
     files = "/sys/devices/system/cpu/cpufreq/policy*/energy_performance_preference"
     return [
-        Advice(
-            3,
-            "the energy performance preference (EPP) alone",
+        Fix(
             f"echo performance | sudo tee {files}",
             f"echo the previous value ({machine['cpufreq'].rpartition('EPP ')[2]}) the same way",
             _POWER,
+            title="the energy performance preference (EPP) alone",
+            tier=3,
         )
     ]
 
@@ -255,7 +258,7 @@ Make = Callable[[Plan], Block]
 
 
 def prove(
-    fix: Fix, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
+    fix: FixName, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
 ) -> Proof:
     """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
     it helped.
@@ -278,7 +281,7 @@ def prove(
     return proof
 
 
-def _arm(fix: Fix, hz: float, spin_s: float) -> Arm:
+def _arm(fix: FixName, hz: float, spin_s: float) -> Arm:
     if fix == "spin":
         return "spin" if spin_s >= 1 / hz else "hybrid"
     return "no_idle_states" if fix == "qos" else "sleep"
@@ -304,7 +307,7 @@ def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate |
 
 
 def _judged(
-    fix: Fix, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
+    fix: FixName, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
 ) -> Proof:
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]
@@ -320,7 +323,7 @@ def _judged(
         and recovered.value >= _LEAST_RECOVERED
         and recovered.low >= _SURELY
     )
-    what, cost = remedy.what, remedy.cost
+    what, cost = remedy.title, remedy.cost
     if fix == "spin" and first.hz is not None:
         idle = max(0.0, 1 / first.hz - (median(samples[1].wall) or 0.0))
         spent = min(spin_s, idle)

@@ -16,7 +16,7 @@ from typing import Final
 
 from trainfit.pace.callee import Callee
 from trainfit.pace.host import Host
-from trainfit.results.pace import Arm, Block, CallFailure, Fix, Phase, Unmeasured
+from trainfit.results.pace import Arm, Block, CallFailure, FixName, Phase, Unmeasured
 from trainfit.results.text import duration
 from trainfit.scripts.fault import script_traceback
 
@@ -43,7 +43,7 @@ class Plan:
     phase: Phase = "baseline"
     least: int = 3
     spin_s: float = HYBRID_S
-    fix: Fix | None = None
+    fix: FixName | None = None
 
 
 class CallError(Exception):

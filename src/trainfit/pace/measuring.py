@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.attribution import TRIED, Evidence, attribute
+from trainfit.pace.attribution import TRIED, PacedSamples, attribute
 from trainfit.pace.callee import Callee
 from trainfit.pace.fixes import Fixer, Proof, advice, prove
 from trainfit.pace.host import Host, Kernels
@@ -47,7 +47,7 @@ from trainfit.results.pace import (
     Attribution,
     Block,
     CallFailure,
-    Fix,
+    FixName,
     PaceResult,
     Phase,
     RateSummary,
@@ -87,7 +87,7 @@ class Options:
     hz: tuple[float, ...] = (15.0, 30.0, 60.0)
     seconds: float = 10.0
     attributes: bool = True
-    fix: Fix | None = None
+    fix: FixName | None = None
 
 
 def measure(
@@ -156,7 +156,7 @@ class Session:
             hz = slow if slow is not None else min(self._options.hz)
             self._prove(self._options.fix, hz)
 
-    def _prove(self, fix: Fix, hz: float) -> None:
+    def _prove(self, fix: FixName, hz: float) -> None:
         """What does not let itself be changed is said; what was measured stays."""
         self._progress(f"--fix {fix}, before and after", 0.9)
         counted, seconds = self._counted(), self._block_s(hz)
@@ -279,7 +279,7 @@ class Session:
             readings[arm] = [block.readings for block in blocks]
         if "sleep" not in samples or "back_to_back" not in samples:
             return None
-        evidence = Evidence(
+        evidence = PacedSamples(
             hz,
             samples,
             self._why_not,

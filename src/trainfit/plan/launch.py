@@ -39,7 +39,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
         return _part(result, command, "set", value, reason)
     if choice.by_hand:
         reason = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
-        hazard = next((each.text for each in choice.own_hazards if each.blocks), "")
+        hazard = next((each.title for each in choice.own_hazards if each.is_critical), "")
         return LaunchPart(
             "amp",
             "by hand",

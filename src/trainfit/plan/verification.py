@@ -16,7 +16,7 @@ from trainfit.memory.explanation import summarize
 from trainfit.plan.calibration import CalibrationError, NoGpuError, Processes
 from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command, parse_command, split_line
-from trainfit.plan.runs.failures import ScriptError, cause_of_error, with_cause
+from trainfit.plan.runs.failures import ScriptError, cause_of, with_cause
 from trainfit.plan.runs.tracing import run_real
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.findings import Finding
@@ -142,11 +142,11 @@ def verify(
     outcome, output = gpu.run(command, steps, time_limit_s)
     if outcome.status != "out_of_memory" and outcome.steps == 0:
         message = f"{command.name}: {_without_step(outcome)}"
-        cause = _cause(outcome, output)
+        cause = cause_of(outcome, output)
         raise ScriptError(message, outcome.traceback or output, outcome.own_fault, cause)
     if outcome.status != "out_of_memory" and not outcome.allocated_bytes:
         raise ScriptError(f"{command.name}: no memory of the GPU was used in its steps", output)
-    notes = _notes(prediction, device, outcome, how, _cause(outcome, output))
+    notes = _notes(prediction, device, outcome, how, cause_of(outcome, output))
     if command.interpreter.note:
         notes.insert(0, command.interpreter.note)
     if gpu.stand_in is not None:
@@ -241,13 +241,6 @@ def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
     if outcome.outside_bytes is None:
         return None
     return outcome.reserved_bytes + max(0, outcome.outside_bytes - held)
-
-
-def _cause(outcome: RealRunOutcome, output: str) -> Finding | None:
-    """Why the script failed, if that is known; out of GPU memory is what is verified."""
-    if outcome.status != "failed" or outcome.own_fault is not None:
-        return None
-    return cause_of_error(outcome.message, outcome.traceback, output)
 
 
 def _notes(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from trainfit.results.findings import Finding, Fix, Place
 from trainfit.results.memory import MemoryFigures
 
 #: An epoch of fewer steps is told of with the batch size that makes it so short.
@@ -119,41 +120,38 @@ class BatchShapes:
 # What speaks for and against each precision of mixed precision, and which is chosen.
 
 
-#: What can go wrong with a precision, or keeps it from a gain. "emulated": the GPU computes in it
-#: by way of another; "no tensor cores": it has no units that are faster in it; "no scaler": float16
-#: without a gradient scaler, so that small gradients become 0; "fails", "overflow": the script
-#: raises in it, the latter for a number that float16 cannot hold; "outside autocast": operators
-#: that autocast would run in float32 ran in float16; "custom function", "custom operator": code
-#: that does not know of autocast; "float32 operators": autocast runs much of the step in float32.
-AmpHazardKind = Literal[
-    "emulated",
-    "no tensor cores",
-    "no scaler",
-    "fails",
-    "overflow",
-    "outside autocast",
-    "custom function",
-    "custom operator",
-    "float32 operators",
-]
-
-
-@dataclasses.dataclass(frozen=True)
-class AmpHazard:
+def amp_hazard(
+    kind: str,
+    dtype: str,
+    title: str,
+    place: str = "",
+    remedy: str = "",
+    share: float | None = None,
+    blocks: bool = False,
+) -> Finding:
     """Something that was seen of autocast in ``dtype``.
 
-    ``text`` is one line, ``place`` the user's ("file:line"; empty: none), ``remedy`` what to
-    do (empty: nothing). ``share`` is that of a step's time (``None``: not known). ``blocks``: the
-    dtype is not recommended for it.
+    Args:
+        kind: what can go wrong with a precision, or keeps it from a gain. "emulated": the GPU
+            computes in it by way of another; "no tensor cores": it has no units that are faster in
+            it; "no scaler": float16 without a gradient scaler, so that small gradients become 0;
+            "fails", "overflow": the script raises in it, the latter for a number that float16
+            cannot hold; "outside autocast": operators that autocast would run in float32 ran in
+            float16; "custom function", "custom operator": code that does not know of autocast;
+            "float32 operators": autocast runs much of the step in float32.
+        place: the user's ("file:line"; empty: none).
+        share: that of a step's time (``None``: not known).
+        blocks: the dtype is not recommended for it (then it is critical).
     """
-
-    kind: AmpHazardKind
-    dtype: str
-    text: str
-    place: str = ""
-    remedy: str = ""
-    share: float | None = None
-    blocks: bool = False
+    return Finding(
+        kind,
+        "critical" if blocks else "warning",
+        title,
+        fixes=(Fix(remedy),) if remedy else (),
+        share=share,
+        place=Place.parse(place),
+        subject=dtype,
+    )
 
 
 #: How a precision is asked for: it is there already; a value of ``{amp}``; Accelerate's variable;
@@ -200,25 +198,25 @@ class AmpChoice:
     by_hand_dtype: str = ""
     line: str = ""
     place: str = ""
-    hazards: tuple[AmpHazard, ...] = ()
+    hazards: tuple[Finding, ...] = ()
     candidates: tuple[AmpCandidate, ...] = ()
     memory_reason: str = ""
     time_reason: str = ""
 
     @property
-    def own_hazards(self) -> tuple[AmpHazard, ...]:
+    def own_hazards(self) -> tuple[Finding, ...]:
         """Those of the dtype that is chosen."""
-        return tuple(each for each in self.hazards if each.dtype == self.dtype)
+        return tuple(each for each in self.hazards if each.subject == self.dtype)
 
     @property
-    def told_hazards(self) -> tuple[AmpHazard, ...]:
+    def told_hazards(self) -> tuple[Finding, ...]:
         """Those to tell of: of the chosen dtype, and what keeps others from being chosen that the
         command can ask for."""
         asked = {each.dtype for each in self.candidates if each.asked != "by hand"}
         told = {
-            each.text: each
+            each.title: each
             for each in self.hazards
-            if each.dtype == self.dtype
-            or (each.blocks and (each.dtype in asked or each.kind in ("fails", "overflow")))
+            if each.subject == self.dtype
+            or (each.is_critical and (each.subject in asked or each.kind in ("fails", "overflow")))
         }
         return tuple(told.values())

@@ -37,6 +37,10 @@ class Fix:
         settings: values to set, by name ("num_workers": "4", "OMP_NUM_THREADS": "1").
         line: a line of the script to write.
         gain: the end-to-end rate with it divided by that without; ``None``: not predicted.
+        title: what it does, in a few words, where ``action`` is what to type.
+        tier: 1 needs no privilege, 2 lasts as long as a process, 3 changes the system; ``None``:
+            not told.
+        name: the word by which trainfit tries it itself (`trainfit pace --fix`).
     """
 
     action: str
@@ -45,6 +49,9 @@ class Fix:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     line: str = ""
     gain: float | None = None
+    title: str = ""
+    tier: int | None = None
+    name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +64,14 @@ class Place:
     column: int = 0
     source: str = ""
 
+    @classmethod
+    def parse(cls, text: str | None) -> Place | None:
+        """The place that "file:line" is; ``None`` for other text."""
+        file, _, line = (text or "").rpartition(":")
+        return cls(file, int(line)) if file and line.isdecimal() else None
+
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.file else ""
 
 
 #: Of a finding without a fix, and of one that is at no line.
@@ -76,6 +89,8 @@ class Finding:
         title: what is wrong, in a line.
         cause: why that is so, in words; of a failure what was seen of it.
         fixes: the first is the one to try first.
+        subject: the part of the job that it is about, where there are several: a precision
+            ("bfloat16").
         share: of the run's time that it costs, or concerns (``None``: none, or not known).
         place: where it is in the user's code.
         rank: the rank that it is about; ``None``: all.
@@ -95,6 +110,7 @@ class Finding:
     first_step: int | None = None
     last_step: int | None = None
     loader: LoaderSettings | None = None
+    subject: str = ""
 
     @property
     def fix(self) -> Fix:
@@ -105,6 +121,10 @@ class Finding:
     def at(self) -> Place:
         """Its place; one without a file where it has none."""
         return self.place or _NOWHERE
+
+    @property
+    def is_critical(self) -> bool:
+        return self.severity == "critical"
 
     def value_of(self, what: str) -> float | None:
         """The number of the evidence that is called ``what``."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
+from trainfit.results.findings import Fix
 
 FORMAT: Final = "trainfit-pace"
 VERSION: Final = 1
@@ -36,7 +37,7 @@ Phase = Literal["baseline", "attribution", "profile", "fix"]
 """What a block is for; one that was profiled is slower for it, and counts for nothing."""
 
 Cause = Literal["cpu_frequency", "c_states", "gpu_clocks", "launch_overhead", "cache_or_contention"]
-Fix = Literal["spin", "qos", "governor"]
+FixName = Literal["spin", "qos", "governor"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Block:
     settled: int = 0
     """The first call that counts: those before found the machine as the last block left it."""
     readings: Readings = dataclasses.field(default_factory=Readings)
-    fix: Fix | None = None
+    fix: FixName | None = None
     """The fix that was in effect."""
 
 
@@ -156,8 +157,8 @@ class ArmEffect:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
-    """A cause, with the share of the excess that it explains and what decided it."""
+class CauseShare:
+    """The share of the excess that a cause explains, with its interval, and what decided it."""
 
     cause: Cause
     share: Estimate
@@ -172,29 +173,16 @@ class Attribution:
     hz: float
     excess_s: Estimate
     arms: tuple[ArmEffect, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[CauseShare, ...]
     cannot_tell: str = ""
     would_tell: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """A recommended fix: ``tier`` 1 needs no privilege, 2 lasts as long as a process, 3 changes the
-    system. ``fix`` is the word for ``--fix``, where trainfit does it itself."""
-
-    tier: int
-    what: str
-    how: str
-    undo: str
-    cost: str
-    fix: Fix | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class FixTrial:
     """The trial of a fix: what ``--fix`` did, and the same measurement before and after."""
 
-    fix: Fix
+    fix: FixName
     what: str
     undo: str
     cost: str
@@ -271,7 +259,7 @@ class PaceResult(ResultFile):
     back_to_back: RateSummary | None
     rates: tuple[RateSummary, ...]
     attribution: Attribution | None
-    advice: tuple[Advice, ...]
+    advice: tuple[Fix, ...]
     fix_trial: FixTrial | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]

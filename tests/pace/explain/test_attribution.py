@@ -23,7 +23,7 @@ from helpers_pace import (
     without,
 )
 from helpers_paced_machine import MachineTraits, SimulatedWork
-from trainfit.pace.attribution import Evidence, attribute, causes
+from trainfit.pace.attribution import PacedSamples, attribute, causes
 from trainfit.pace.host import Kernels
 from trainfit.pace.statistics import Sample
 from trainfit.results.pace import Arm
@@ -97,7 +97,7 @@ def evidence(
     before: tuple[float, float] = (10.0, 10.0),
     why_not: dict[Arm, str] | None = None,
     gpu: tuple[float, float] | None = None,
-) -> Evidence:
+) -> PacedSamples:
     """Medians in ms; CPU times, probes and kernels' times are (paced, back to back)."""
     import numpy as np
 
@@ -116,7 +116,7 @@ def evidence(
             "sleep": Kernels(100, gpu[0] * 1e-3),
             "back_to_back": Kernels(100, gpu[1] * 1e-3),
         }
-    return Evidence(
+    return PacedSamples(
         30.0,
         {arm: sample(arm) for arm in walls},
         why_not or {},

@@ -17,7 +17,8 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import Curve
 from trainfit.plan.sizing.laws import Batches
-from trainfit.results.configuration import AmpChoice, AmpHazard, Configuration
+from trainfit.results.configuration import AmpChoice, Configuration, amp_hazard
+from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import AmpSeen, TraceOutcome
@@ -302,13 +303,13 @@ def test_a_precision_that_fails_is_said_with_its_remedy() -> None:
     assert "BCEWithLogitsLoss" in found.reason and found.told_hazards == (hazard,)
     number = "value cannot be converted to type c10::Half without overflow"
     overflow = of_failure("float16", dataclasses.replace(outcome, message=number), "it fails")
-    assert (overflow.kind, overflow.place) == ("overflow", "train.py:9")
+    assert (overflow.kind, str(overflow.at)) == ("overflow", "train.py:9")
     other = of_failure("float16", dataclasses.replace(outcome, message="boom"), "AMP true fails")
-    assert (other.kind, other.text) == ("fails", "AMP true fails")
+    assert (other.kind, other.title) == ("fails", "AMP true fails")
 
 
 def test_a_hazard_that_only_warns_does_not_decide() -> None:
-    warned = AmpHazard("outside autocast", "bfloat16", "sum of …")
+    warned = amp_hazard("outside autocast", "bfloat16", "sum of …")
     on = dataclasses.replace(setting(*ON), hazards=(warned,))
     found = chosen(setting(*OFF), on, gpu="RTX 3090")
     assert (found.dtype, found.told_hazards) == ("bfloat16", (warned,))
@@ -344,16 +345,16 @@ def test_never_an_emulated_one_nor_float16_without_a_scaler_unless_said(
     if found.dtype == "bfloat16" and not find_gpu(gpu).supports_bf16:
         # Nothing else can be asked for.
         others = [each for each in settings[1:] if each.value is not None]
-        assert is_kept and all(any(h.blocks for h in _all_of(each, found)) for each in others)
-    if not is_native(found.dtype, find_gpu(gpu)) or any(h.blocks for h in found.own_hazards):
+        assert is_kept and all(any(h.is_critical for h in _all_of(each, found)) for each in others)
+    if not is_native(found.dtype, find_gpu(gpu)) or any(h.is_critical for h in found.own_hazards):
         assert is_kept
-        blocks = [each.text for each in found.own_hazards if each.blocks]
+        blocks = [each.title for each in found.own_hazards if each.is_critical]
         assert blocks and blocks[0] in found.reason
     assert (found.configuration is None) == is_kept
 
 
-def _all_of(one: AmpSetting, found: AmpChoice) -> list[AmpHazard]:
-    return [each for each in found.hazards if each.dtype == one.dtype]
+def _all_of(one: AmpSetting, found: AmpChoice) -> list[Finding]:
+    return [each for each in found.hazards if each.subject == one.dtype]
 
 
 @given(GPUS, RATES, RATES, RATES)

@@ -125,9 +125,13 @@ def test_a_scaler_is_seen_at_work(scaler: bool) -> None:
     assert seen.scaled is scaler and seen.scaler_at == line_with("GradScaler(")
     assert seen.forward_at == line_with("model(batch.cuda())")
     hazards = list(of_run("float16", found, MACHINE, is_own=True, trains=True))
-    assert [each.kind for each in hazards if each.blocks] == [] if scaler else ["no scaler"]
-    assert not any(h.blocks for h in of_run("bfloat16", found, MACHINE, is_own=True, trains=True))
-    assert not any(h.blocks for h in of_run("float16", found, MACHINE, is_own=True, trains=False))
+    assert [each.kind for each in hazards if each.is_critical] == [] if scaler else ["no scaler"]
+    assert not any(
+        h.is_critical for h in of_run("bfloat16", found, MACHINE, is_own=True, trains=True)
+    )
+    assert not any(
+        h.is_critical for h in of_run("float16", found, MACHINE, is_own=True, trains=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,12 +147,12 @@ def test_each_hazard_is_seen_in_the_run(what: str, kind: str, line: str) -> None
     found = trace(what, "--amp=true", "--scaler")
     hazards = list(of_run("float16", found, MACHINE, is_own=True, trains=True))
     (hazard,) = (each for each in hazards if each.kind != "float32 operators" or what == "norms")
-    assert (hazard.kind, hazard.blocks) == (kind, False)
-    assert hazard.place == (line_with(line) if line else "")
+    assert (hazard.kind, hazard.is_critical) == (kind, False)
+    assert str(hazard.at) == (line_with(line) if line else "")
     if what == "norms":
-        assert "layer_norm" in hazard.text and 0.1 < (hazard.share or 0) < 1
+        assert "layer_norm" in hazard.title and 0.1 < (hazard.share or 0) < 1
     if what == "function":
-        assert hazard.text.startswith("Double has no custom_fwd")  # AmpDouble has one
+        assert hazard.title.startswith("Double has no custom_fwd")  # AmpDouble has one
 
 
 @pytest.mark.slow
@@ -157,9 +161,9 @@ def test_what_raises_under_autocast(what: str, kind: str) -> None:
     outcome = trace(what, "--amp=true", "--scaler").outcome
     assert outcome.status == "failed" and outcome.autocast == "float16"
     hazard = of_failure("float16", outcome, "it fails")
-    assert (hazard.kind, hazard.blocks) == (kind, True) and hazard.remedy
+    assert (hazard.kind, hazard.is_critical) == (kind, True) and hazard.fix.action
     text = "binary_cross_entropy(" if what == "bce" else "masked_fill(mask"
-    assert hazard.place == line_with(text)
+    assert str(hazard.at) == line_with(text)
 
 
 @pytest.mark.slow

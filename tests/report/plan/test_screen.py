@@ -15,7 +15,7 @@ from trainfit.report.layout import LINES
 from trainfit.report.memory_parts import without_prefix
 from trainfit.report.plan.facts import COLUMNS, NARROWEST, facts, plan_screen, screen_text
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
-from trainfit.results.configuration import AmpChoice, AmpHazard, BatchLimits, BatchShapes
+from trainfit.results.configuration import AmpChoice, BatchLimits, BatchShapes, amp_hazard
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference, PlanResult
@@ -241,7 +241,7 @@ def test_no_batch_is_the_largest_where_memory_leaks() -> None:
 
 def test_a_script_that_fails_under_autocast_is_not_said_to_gain_nothing() -> None:
     """DCGAN's BCELoss: the reason that AMP stays off is that it raises."""
-    hazard = AmpHazard("fails", "float16", "BCELoss raises an error under autocast", blocks=True)
+    hazard = amp_hazard("fails", "float16", "BCELoss raises an error under autocast", blocks=True)
     reason = "AMP off: kept; float16 was tried: BCELoss raises an error under autocast"
     parts = tuple(
         LaunchPart(name, "not set", "script", "kept") for name in ("amp", "MKL_NUM_THREADS")

@@ -14,9 +14,9 @@ from trainfit.results.configuration import (
     AmpAsked,
     AmpCandidate,
     AmpChoice,
-    AmpHazard,
     Configuration,
 )
+from trainfit.results.findings import Finding
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import times
 
@@ -42,7 +42,7 @@ class AmpSetting:
     batches: Batches
     samples_per_s: float | None = None
     variable: str | None = None
-    hazards: tuple[AmpHazard, ...] = ()
+    hazards: tuple[Finding, ...] = ()
     as_of: str = ""
 
     @property
@@ -69,7 +69,7 @@ def choose_amp(
     present: AmpSetting,
     others: Sequence[AmpSetting],
     gpu: GpuSpec,
-    failed: Sequence[AmpHazard] = (),
+    failed: Sequence[Finding] = (),
 ) -> AmpChoice | None:
     """The setting with clearly the most samples a second; the current one where none has, unless a
     hazard speaks against it. ``failed`` are dtypes whose runs failed.
@@ -99,7 +99,7 @@ def choose_amp(
         by_hand_dtype=by_hand[0].dtype if by_hand is not None else "",
         line=line,
         place=place,
-        hazards=tuple(dict.fromkeys(hazards)),
+        hazards=tuple(each for at, each in enumerate(hazards) if each not in hazards[:at]),
         candidates=tuple(_candidate(each, present) for each in (present, *others)),
     )
 
@@ -127,7 +127,7 @@ class _Choosing:
         present: AmpSetting,
         others: Sequence[AmpSetting],
         gpu: GpuSpec,
-        failed: Sequence[AmpHazard],
+        failed: Sequence[Finding],
     ) -> None:
         self._present, self._others, self._gpu, self._failed = present, others, gpu, failed
         self.rates, self._where = _rates(present, others)
@@ -137,7 +137,7 @@ class _Choosing:
         present, rates = self._present, self.rates
         able = [each for each in self._others if self._is_able(each)]
         best = max(able, key=self._rank, default=None)
-        wrong = next((each for each in present.hazards if each.blocks), None)
+        wrong = next((each for each in present.hazards if each.is_critical), None)
         if best is None:
             return present, self._kept(wrong)
         if not present.runs:
@@ -145,7 +145,7 @@ class _Choosing:
         gain = rates[best.dtype] / rates[present.dtype] if rates else None
         if wrong is not None and self._gives_way(wrong, best, gain):
             than = "" if gain is None else f"; {self._compared(best, present)}{self._where}"
-            return best, wrong.text + than
+            return best, wrong.title + than
         if gain is None:
             return present, "no throughput prediction tells the settings apart"
         if gain > 1 + LEAST_GAIN:
@@ -199,7 +199,7 @@ class _Choosing:
     def _is_able(self, setting: AmpSetting) -> bool:
         if not setting.can_be_said or not setting.runs:
             return False
-        blocks = [each.kind for each in setting.hazards if each.blocks]
+        blocks = [each.kind for each in setting.hazards if each.is_critical]
         if blocks == ["no tensor cores"] and not self._present.runs:
             return is_bearable(setting.dtype, self._gpu)
         return not blocks
@@ -209,24 +209,24 @@ class _Choosing:
         rate = self.rates.get(setting.dtype, 0.0)
         return rate, setting.dtype == "bfloat16", not setting.as_of
 
-    def _gives_way(self, wrong: AmpHazard, best: AmpSetting, gain: float | None) -> bool:
+    def _gives_way(self, wrong: Finding, best: AmpSetting, gain: float | None) -> bool:
         """Does the current setting with its hazard give way to ``best``?"""
         as_fast = gain is not None and gain >= 1 - LEAST_GAIN
         if wrong.kind == "no scaler":
             return as_fast or best.dtype == "bfloat16"
-        return as_fast or not is_bearable(wrong.dtype, self._gpu)
+        return as_fast or not is_bearable(wrong.subject, self._gpu)
 
     def _compared(self, one: AmpSetting, other: AmpSetting) -> str:
         gain = self.rates[one.dtype] / self.rates[other.dtype]
         return f"{times(gain)} the samples/s of {_named(other.dtype)} (predicted)"
 
-    def _kept(self, wrong: AmpHazard | None) -> str:
+    def _kept(self, wrong: Finding | None) -> str:
         present, rates = self._present, self.rates
-        before = f"{wrong.text}; " if wrong is not None else ""
+        before = f"{wrong.title}; " if wrong is not None else ""
         if not self._others:
             failure = self._failed[0]
-            remedy = f" ({failure.remedy})" if failure.remedy else ""
-            return f"{before}kept; {failure.dtype} was tried: {failure.text}{remedy}"
+            remedy = f" ({failure.fix.action})" if failure.fixes else ""
+            return f"{before}kept; {failure.subject} was tried: {failure.title}{remedy}"
         # What has the figures of the current one says nothing of it.
         comparable = [
             each for each in self._others if each.dtype in rates and each.as_of != present.dtype
@@ -244,12 +244,12 @@ class _Choosing:
 
     def _why_not(self, rival: AmpSetting) -> str:
         """A faster one that is not asked for."""
-        block = next((each for each in rival.hazards if each.blocks), None)
+        block = next((each for each in rival.hazards if each.is_critical), None)
         if not rival.runs:
             return f"kept, {_named(rival.dtype)} does not fit"
         if block is None or not rival.can_be_said:
             return "kept; what is faster needs a change of the script"
-        return f"kept; {block.text}"
+        return f"kept; {block.title}"
 
     @staticmethod
     def _named_with(setting: AmpSetting) -> str:

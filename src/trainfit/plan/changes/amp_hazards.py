@@ -12,12 +12,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.findings.habits import UNSCALED
 from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import has_rates
-from trainfit.results.configuration import AmpHazard
+from trainfit.results.configuration import amp_hazard
+from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES
 from trainfit.results.runs.trace import TraceOutcome
@@ -262,21 +264,21 @@ def is_bearable(dtype: str, gpu: GpuSpec) -> bool:
     return is_native(dtype, gpu) or (dtype == "float16" and gpu.capability not in _SLOW_HALF)
 
 
-def of_gpu(dtype: str, gpu: GpuSpec) -> Iterator[AmpHazard]:
+def of_gpu(dtype: str, gpu: GpuSpec) -> Iterator[Finding]:
     """What the GPU does with the dtype."""
     if is_native(dtype, gpu):
         return
     if dtype == "bfloat16" and not gpu.supports_bf16:
         text = f"bfloat16 is emulated on {gpu.key}"
-        yield AmpHazard("emulated", dtype, text, blocks=True)
+        yield amp_hazard("emulated", dtype, text, blocks=True)
         return
     text = f"{gpu.key} has no Tensor cores: it computes no faster in {dtype}"
-    yield AmpHazard("no tensor cores", dtype, text, blocks=True)
+    yield amp_hazard("no tensor cores", dtype, text, blocks=True)
 
 
 def of_run(
     dtype: str, trace: Trace, machine: Machine, *, is_own: bool, trains: bool
-) -> Iterator[AmpHazard]:
+) -> Iterator[Finding]:
     """What a run under autocast showed, for ``dtype``.
 
     ``is_own``: the script itself asked for that dtype in the run, with its own scaler or without.
@@ -284,12 +286,12 @@ def of_run(
     seen = trace.outcome.amp
     if dtype == "float16" and trains and not seen.scaled and (is_own or not seen.framework):
         made = seen.scaler_at and f"the GradScaler of {place_of(seen.scaler_at)} is switched off"
-        yield AmpHazard(
+        yield amp_hazard(
             "no scaler",
             dtype,
             f"{made or 'no GradScaler scales the loss'}: gradients below 6e-8 become 0 in float16",
             seen.scaler_at or "",
-            "scale the loss by torch.amp.GradScaler, or compute in bfloat16",
+            UNSCALED.action,
             blocks=True,
         )
     yield from _foreign(dtype, seen.functions, "custom function")
@@ -301,7 +303,7 @@ def of_run(
         outside = outside_autocast(trace.recording, trace.outcome.autocast or dtype)
         if outside:
             names = ", ".join(sorted(outside)[:_NAMED])
-            yield AmpHazard(
+            yield amp_hazard(
                 "outside autocast",
                 dtype,
                 f"{names} of float16 tensors outside autocast: results above 65504 become inf",
@@ -311,7 +313,7 @@ def of_run(
     parts = step_parts(trace.recording, machine)
     if parts is not None and parts.float32_share >= _TOLD:
         largest = sorted(parts.float32_s, key=lambda name: -parts.float32_s[name])[:_NAMED]
-        yield AmpHazard(
+        yield amp_hazard(
             "float32 operators",
             dtype,
             f"autocast runs {', '.join(largest)} in float32: {percent(parts.float32_share)} of the "
@@ -320,7 +322,7 @@ def of_run(
         )
 
 
-def _foreign(dtype: str, found: Mapping[str, str], kind: str) -> Iterator[AmpHazard]:
+def _foreign(dtype: str, found: Mapping[str, str], kind: str) -> Iterator[Finding]:
     """Code that autocast does not know; ``found`` are names with places."""
     for full_name, place in found.items():
         name = full_name.removeprefix("__main__.")
@@ -328,18 +330,18 @@ def _foreign(dtype: str, found: Mapping[str, str], kind: str) -> Iterator[AmpHaz
             text = f"{name} has no custom_fwd: its backward pass runs without autocast"
             remedy = 'decorate forward and backward with torch.amp.custom_fwd(device_type="cuda") '
             remedy += "and custom_bwd"
-            yield AmpHazard("custom function", dtype, text, place, remedy)
+            yield amp_hazard("custom function", dtype, text, place, remedy)
         else:
             text = f"operator {name} has no autocast rule: it gets operands of several dtypes"
             remedy = "register one with torch.library.register_autocast"
-            yield AmpHazard("custom operator", dtype, text, place, remedy)
+            yield amp_hazard("custom operator", dtype, text, place, remedy)
 
 
-def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> AmpHazard:
+def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> Finding:
     """A run in ``dtype`` that raised; ``message`` is what it is called in a note."""
     place, text = outcome.location or "", outcome.message
     if "without overflow" in text:
-        return AmpHazard(
+        return amp_hazard(
             "overflow",
             dtype,
             "a number is beyond float16's 65504: PyTorch raises "
@@ -349,7 +351,7 @@ def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> AmpHazard:
             blocks=True,
         )
     if "unsafe to autocast" in text:
-        return AmpHazard(
+        return amp_hazard(
             "fails",
             dtype,
             "binary_cross_entropy (BCELoss) raises an error under autocast, as its gradients "
@@ -358,4 +360,4 @@ def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> AmpHazard:
             "use BCEWithLogitsLoss on the logits, without the sigmoid",
             blocks=True,
         )
-    return AmpHazard("fails", dtype, message, place, blocks=True)
+    return amp_hazard("fails", dtype, message, place, blocks=True)

@@ -28,7 +28,8 @@ from trainfit.plan.sizing.curve import timed
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.speed import speed
-from trainfit.results.configuration import AmpChoice, AmpHazard
+from trainfit.results.configuration import AmpChoice
+from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import ForcedAmp
@@ -148,14 +149,14 @@ def present_setting(job: PlannedJob) -> AmpSetting:
 
 def other_settings(
     job: PlannedJob, present: AmpSetting, flipped: RunSpec
-) -> tuple[list[AmpSetting], list[AmpHazard]]:
+) -> tuple[list[AmpSetting], list[Finding]]:
     """AMP the other way round and the half precisions that are left, and what failed.
 
     Where the GPU computes in both half precisions one of them is simulated, and the other's figures
     are the same (:class:`~trainfit.results.configuration.AmpCandidate`); where one is emulated, or
     fails, the other is simulated too.
     """
-    failed: list[AmpHazard] = []
+    failed: list[Finding] = []
     found = list(_tried(job, flipped, present, failed))
     if found and flipped.force == "on":
         job.notes.append(
@@ -163,7 +164,7 @@ def other_settings(
             "command has no {amp}"
         )
     halves = [each for each in (present, *found) if each.dtype in _HALVES]
-    tried = {each.dtype for each in halves} | {each.dtype for each in failed}
+    tried = {each.dtype for each in halves} | {each.subject for each in failed}
     for dtype in _HALVES:
         if dtype in tried or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
             continue
@@ -180,7 +181,7 @@ def chosen_setting(
     job: PlannedJob,
     present: AmpSetting,
     others: list[AmpSetting],
-    failed: Sequence[AmpHazard] = (),
+    failed: Sequence[Finding] = (),
 ) -> tuple[AmpChoice | None, AmpSetting]:
     """The setting that the launch command asks for, with its own batch size. One whose figures are
     another's is simulated before it is chosen, and then replaces that one among ``others``.
@@ -203,7 +204,7 @@ def chosen_setting(
 
 
 def _chosen(
-    job: PlannedJob, present: AmpSetting, others: list[AmpSetting], failed: Sequence[AmpHazard]
+    job: PlannedJob, present: AmpSetting, others: list[AmpSetting], failed: Sequence[Finding]
 ) -> tuple[AmpChoice | None, AmpSetting]:
     choice = choose_amp(present, others, job.gpu, failed)
     if choice is None or choice.configuration is None:
@@ -233,7 +234,7 @@ def _asked(
     dtype: ForcedAmp,
     present: AmpSetting,
     like: RunSpec,
-    failed: list[AmpHazard],
+    failed: list[Finding],
 ) -> Iterator[AmpSetting]:
     """A run in ``dtype``: as the command says it, if it does, else ``like``, autocast forced."""
     forced = dataclasses.replace(like, force=dtype)
@@ -273,7 +274,7 @@ def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
     return dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
 
 
-def _hazards(job: PlannedJob, setting: AmpSetting) -> Iterator[AmpHazard]:
+def _hazards(job: PlannedJob, setting: AmpSetting) -> Iterator[Finding]:
     if setting.dtype == "off":
         return
     is_own = setting.spec.force is None and not setting.as_of
@@ -296,7 +297,7 @@ def _is_unknown(batches: Batches) -> bool:
 
 
 def _tried(
-    job: PlannedJob, spec: RunSpec, present: AmpSetting, failed: list[AmpHazard]
+    job: PlannedJob, spec: RunSpec, present: AmpSetting, failed: list[Finding]
 ) -> Iterator[AmpSetting]:
     """The job with AMP as in ``spec``; nothing, and a note, where that was not to be simulated,
     and a hazard in ``failed`` where it was autocast that failed."""

@@ -12,6 +12,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
+from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration
@@ -96,12 +97,13 @@ def _trains(trace: Trace) -> bool:
     return recording is not None and bool((recording.op_phase == PHASES.index("backward")).any())
 
 
-def cause_of(outcome: TraceOutcome, output: str) -> Finding | None:
+def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | None:
     """Why a script failed that printed ``output``, and the fix; ``None`` where that is not known,
-    or the simulated GPU was full, which is what a plan is about."""
+    or the GPU was full, which is what a plan or its verification is about."""
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
-    settings = outcome.loader.settings if outcome.loader is not None else None
+    loader = outcome.loader if isinstance(outcome, TraceOutcome) else None
+    settings = loader.settings if loader is not None else None
     return cause_of_error(outcome.message, outcome.traceback, output, settings)
 
 

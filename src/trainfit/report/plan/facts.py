@@ -84,7 +84,9 @@ def _batch(result: PlanResult) -> str:
 def _amp(result: PlanResult) -> str:
     """Autocast both ways; why another setting, where the launch command has one."""
     other, choice = result.other_amp, result.amp_choice
-    if choice is not None and (choice.configuration or any(h.blocks for h in choice.own_hazards)):
+    if choice is not None and (
+        choice.configuration or any(h.is_critical for h in choice.own_hazards)
+    ):
         return choice.reason.removeprefix("AMP ")
     if other is None:
         return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
@@ -96,7 +98,7 @@ def _amp(result: PlanResult) -> str:
 def _is_barred(choice: AmpChoice | None) -> bool:
     """Did the script fail in a half precision that was tried, and stays as it is?"""
     hazards = choice.hazards if choice is not None and choice.configuration is None else ()
-    return any(each.blocks and each.kind in ("fails", "overflow") for each in hazards)
+    return any(each.is_critical and each.kind in ("fails", "overflow") for each in hazards)
 
 
 def _faster_amp(result: PlanResult, other: Configuration) -> str:

@@ -10,8 +10,9 @@ from trainfit.report.plan.remedies import inference_section, remedies_section
 from trainfit.report.plan.speed import answer, speed_section
 from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.steps import coverage_text, only_seen, shapes_text, step_lines
-from trainfit.results.configuration import AmpHazard, BatchCheck, BatchLimits, Configuration
+from trainfit.results.configuration import BatchCheck, BatchLimits, Configuration
 from trainfit.results.files.contents import Note
+from trainfit.results.findings import Finding
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.plan import PlanResult, run_rate
 from trainfit.results.speed import KNEE
@@ -265,10 +266,10 @@ def _amp_section(result: PlanResult) -> str:
     return "\n".join(lines)
 
 
-def _hazard(hazard: AmpHazard) -> str:
-    place = f" ({hazard.place})" if hazard.place else ""
-    return f"hazard in {hazard.dtype}{place}: {hazard.text}" + (
-        f"; {hazard.remedy}" if hazard.remedy else ""
+def _hazard(hazard: Finding) -> str:
+    place = f" ({hazard.place})" if hazard.place is not None else ""
+    return f"hazard in {hazard.subject}{place}: {hazard.title}" + (
+        f"; {hazard.fix.action}" if hazard.fixes else ""
     )
 
 

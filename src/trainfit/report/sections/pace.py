@@ -52,7 +52,7 @@ from trainfit.results.pace import (
     Block,
     Cause,
     Estimate,
-    Fix,
+    FixName,
     FixTrial,
     PaceResult,
     Phase,
@@ -121,10 +121,10 @@ def _headline(result: PaceResult) -> Headline:
     failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
     fixed = trial is not None and trial.is_fixed
-    own = next((each for each in result.advice if each.fix is not None), None)
+    own = next((each for each in result.advice if each.name), None)
     commands = []
     if own is not None and not fixed:
-        commands.append(Command(f"trainfit pace {result.target} --fix {own.fix}", "Try the fix"))
+        commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
     tiles = [
         Tile(
             _name(row),
@@ -496,11 +496,11 @@ def _advice(result: PaceResult) -> Items | None:
     return items(
         [
             Item(
-                each.what,
-                tag=_PRIVILEGE[each.tier],
+                each.title,
+                tag=_PRIVILEGE[each.tier or 1],
                 rows=rows(
-                    ("how", each.how), ("undo", each.undo), ("cost", each.cost),
-                    ("test", f"trainfit pace --fix {each.fix}" if each.fix is not None else ""),
+                    ("how", each.action), ("undo", each.undo), ("cost", each.cost),
+                    ("test", f"trainfit pace --fix {each.name}" if each.name else ""),
                 ),
                 detail=4,
             )
@@ -543,7 +543,7 @@ def _calls(row: RateSummary) -> str:
     return f"p50 {duration(row.calls.p50)}, p99 {duration(row.calls.p99)}{late}"
 
 
-def _latest(result: PaceResult, row: RateSummary, fix: Fix | None) -> list[float]:
+def _latest(result: PaceResult, row: RateSummary, fix: FixName | None) -> list[float]:
     """The calls that ``row`` is of: the latest ones; those before looked for the right fix."""
     found: list[float] = []
     for block in reversed(result.blocks):
