@@ -14,10 +14,14 @@ from tests.report.plan.test_text import PLAN
 from trainfit.hardware import find_gpu
 from trainfit.plan import planner
 from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.dataloader import section
 from trainfit.plan.dataloader.measurement import Tuned
-from trainfit.plan.planner import Planned, RealRuns, Settings, Simulated, plan, plan_tuning
+from trainfit.plan.dataloader.section import plan_tuning
+from trainfit.plan.first_run import Settings
+from trainfit.plan.planner import Planned, RealRuns, Simulated, plan
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.results.plan import PlanResult
+from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.spec import RunSpec
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
@@ -33,8 +37,9 @@ class Steps:
         self.made: list[str] = []
         self.kept: list[PlanResult] = []
         self._gives = gives
-        for name in ("simulated", "with_cpu", "tune_command"):
-            monkeypatch.setattr(planner, name, self._step(name))
+        steps = (planner, "simulated"), (planner, "with_cpu"), (section, "tune_command")
+        for module, name in steps:
+            monkeypatch.setattr(module, name, self._step(name))
 
     def _step(self, name: str) -> Any:
         def step(first: Any, *_: Any) -> Any:
@@ -113,7 +118,7 @@ def test_a_thorough_plan_measures_more(
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(planner, "tune_command", tune)
+    monkeypatch.setattr(section, "tune_command", tune)
     real = RealRuns(plan_tuning(thorough=thorough))
     plan(command, find_gpu("RTX 4090"), Settings(thorough=thorough), real)
     assert seen == [(*asked, thorough)]
@@ -148,8 +153,8 @@ def test_the_given_step_is_what_the_loader_is_tuned_for(
         return Tuned(result(), None)
 
     Steps(monkeypatch, simulated=of(command))
-    monkeypatch.setattr(planner, "tune_command", tune)
-    step = planner.Consumer(0.25, source="given")
+    monkeypatch.setattr(section, "tune_command", tune)
+    step = Consumer(0.25, source="given")
     gpu, real = find_gpu("RTX 4090"), RealRuns(plan_tuning(thorough=False, step=step, seconds=3.0))
     plan(command, gpu, Settings(time_limit_s=60.0), real)
     (spec,) = seen

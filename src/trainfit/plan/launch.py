@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from trainfit.plan.command.file_values import ConfigLine, batch_constant, config_line
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES, loader_values
+from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES
 from trainfit.plan.command.wrappers import ACCELERATE
-from trainfit.plan.launch_line import LaunchCommand, launched
-from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.plan.launch_line import LaunchCommand, launch_command
 from trainfit.results.changes import NOT_NEEDED, AllocatorTrial, LaunchPart, PartPlace, PartStatus
 from trainfit.results.configuration import AmpChoice, BatchLimits
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import LoaderResult, SettingReason
 from trainfit.results.plan import PlanResult, batch_reasons
-from trainfit.results.speed import DataLoading
 from trainfit.results.text import size
 
 # ---
@@ -126,25 +124,15 @@ _OF_WORKERS: Final = (
 )
 
 
-def launch_parts(
-    plan: PlanResult,
-    command: Command,
-    values: Mapping[str, str],
-    line: LaunchCommand,
-    found: LoaderResult | None,
-) -> tuple[LaunchPart, ...]:
-    """In the order of the line: environment, cores, arguments; then what the script has to say.
-
-    ``values`` fill the placeholders of ``command``; ``found`` is the DataLoader's part with the
-    settings that are launched.
-    """
+def launch_parts(plan: PlanResult, line: LaunchCommand) -> tuple[LaunchPart, ...]:
+    """In the order of the line: environment, cores, arguments; then what the script has to say."""
     parts = [
-        *_variables(plan, command, line, found),
-        *_cores(line, found),
-        _batch(plan, command),
-        *_accumulation(plan, command, values),
-        amp_part(plan, command),
-        *_loader(plan, command, found),
+        *_variables(plan, line),
+        *_cores(line),
+        _batch(plan, line.command),
+        *_accumulation(plan, line),
+        amp_part(plan, line.command),
+        *_loader(plan, line),
     ]
     return tuple(sorted(parts, key=lambda part: _ORDER.index(part.where)))
 
@@ -153,26 +141,22 @@ _ORDER: Final = ("environment", "wrapper", "argument", "script")
 
 
 # -- before the command ------------------------------------------------------------------------
-def _variables(
-    plan: PlanResult, command: Command, line: LaunchCommand, found: LoaderResult | None
-) -> Iterator[LaunchPart]:
+def _variables(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     asked = plan.amp_choice.variable if plan.amp_choice is not None else ""
     for name, value in plan.variables.items():
         if name == ACCELERATE and value == asked:
             continue  # the part of AMP says it
         reason = "as in the environment of the plan"
         yield LaunchPart(name, "set", "environment", reason, value)
-    yield from _misread(command, line, found)
-    yield from _threads(line, found)
+    yield from _misread(line)
+    yield from _threads(line)
     if plan.allocator is not None:
         yield _allocator(plan.allocator, plan.gpu)
 
 
-def _misread(
-    command: Command, line: LaunchCommand, found: LoaderResult | None
-) -> Iterator[LaunchPart]:
+def _misread(line: LaunchCommand) -> Iterator[LaunchPart]:
     """Variables that hold no number of threads: out of the command, or to be unset outside it."""
-    present = {**os.environ, **command.environment()}
+    found, present = line.found, {**os.environ, **line.command.environment()}
     told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
     for name, what in line.useless.items():
         where = "removed" if name in line.removed else "unset it where it is set"
@@ -181,8 +165,9 @@ def _misread(
         yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
 
 
-def _threads(line: LaunchCommand, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _threads(line: LaunchCommand) -> Iterator[LaunchPart]:
     """Variables that hold libraries' threads; calls that do are lines of the script."""
+    found = line.found
     if found is None:
         return
     calls = {each.name: each for each in found.variables if each.where != "environment"}
@@ -232,8 +217,9 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     )  # fmt: skip
 
 
-def _cores(line: LaunchCommand, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _cores(line: LaunchCommand) -> Iterator[LaunchPart]:
     """Which cores the job runs on."""
+    found = line.found
     advised = found.cores.prefix if found is not None and found.cores is not None else ""
     own = line.own_cores
     if own:
@@ -263,13 +249,11 @@ def _batch(plan: PlanResult, command: Command) -> LaunchPart:
     return _expressed(part, plan, command)
 
 
-def _accumulation(
-    plan: PlanResult, command: Command, values: Mapping[str, str]
-) -> Iterator[LaunchPart]:
+def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     """The micro-batches of an optimizer step, where there are several or a placeholder is."""
     step = plan.step
     seen = step.accumulation if step is not None else None
-    wanted = int(values.get("grad_accum", command.present.get("grad_accum", seen or 1)))
+    wanted = int({**line.command.present, **line.values}.get("grad_accum", seen or 1))
     if step is None or seen is None or (seen == 1 and wanted == 1):
         return
     reason = "the script's own"
@@ -281,8 +265,9 @@ def _accumulation(
     yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))
 
 
-def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> Iterator[LaunchPart]:
+def _loader(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     """The DataLoader's settings, or why they stay."""
+    found = line.found
     if found is None:
         yield LaunchPart("num_workers", "cannot tell", "argument", _not_tuned(plan))
         return
@@ -305,7 +290,7 @@ def _loader(plan: PlanResult, command: Command, found: LoaderResult | None) -> I
         if other and name == "num_workers":
             here = f"the fewest that feed it; {_HERE} needs {_workers_here(plan)}"
             part = dataclasses.replace(part, reason=here, evidence="predicted", machine=machine)
-        yield _worth_it(_expressed(part, plan, command), found)
+        yield _worth_it(_expressed(part, plan, line.command), found)
 
 
 def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
@@ -384,47 +369,6 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
 
 def with_launch(plan: PlanResult, command: Command) -> PlanResult:
     """``plan`` with its launch line and the parts of that; of ``loading`` what there is."""
-    found = launched_loader(plan.loading)
-    values = launch_values(plan, command, found)
-    line = launched(command, values, plan.variables, found)
-    parts = launch_parts(plan, command, values, line, found) if plan.can_start else ()
+    line = launch_command(plan, command)
+    parts = launch_parts(plan, line) if plan.can_start else ()
     return dataclasses.replace(plan, launch=line.line, launch_parts=parts)
-
-
-def launched_loader(loading: DataLoading | None) -> LoaderResult | None:
-    """What was found of the DataLoader, with the settings that are launched as recommended.
-
-    Which cores suit is told of this machine alone.
-    """
-    if loading is None or loading.result is None:
-        return None
-    if loading.launched is None:
-        return loading.result
-    return dataclasses.replace(loading.result, recommended=loading.launched, cores=None)
-
-
-def launch_values(
-    plan: PlanResult, command: Command, found: LoaderResult | None
-) -> Mapping[str, str]:
-    """What the command's placeholders are filled with."""
-    values: dict[str, str] = {}
-    best, choice = plan.chosen.recommended_batch, plan.amp_choice
-    if "batch_size" in command.present and best:
-        values["batch_size"] = str(best)
-    present, by_noise = plan.now.batch_size, plan.chosen.by_noise
-    values |= accumulation_for(command, plan.step, present, best, by_noise).values
-    if "amp" in command.present and choice is not None and choice.value is not None:
-        values["amp"] = choice.value
-    if found is not None:
-        values |= _loader_values(command, found)
-    return values
-
-
-def _loader_values(command: Command, found: LoaderResult) -> dict[str, str]:
-    """What is written into the DataLoader's placeholders; nothing that PyTorch refuses where the
-    number of workers stays 0 because the command has no placeholder for it."""
-    values = loader_values(command.present, found.recommended)
-    if "num_workers" not in command.present and not found.present.num_workers:
-        for name in ("prefetch_factor", "persistent_workers"):
-            values.pop(name, None)
-    return values

@@ -11,8 +11,12 @@ from typing import Final
 
 from trainfit.hardware.machine.limits import misread
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import loader_values
+from trainfit.plan.sizing.recommendation import accumulation_for
 from trainfit.results.command_line import line_of
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
+from trainfit.results.plan import PlanResult
+from trainfit.results.speed import DataLoading
 
 #: numactl's options that choose cores; with others it only places memory.
 _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
@@ -20,21 +24,26 @@ _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")
 
 @dataclasses.dataclass(frozen=True)
 class LaunchCommand:
-    """The user's command as it is launched: its ``words`` for bash, and what became of its parts.
+    """The user's ``command`` as it is launched, with ``values`` in its placeholders: its ``words``
+    for bash, and what became of its parts.
 
-    ``kept`` are variables of the command that stay although another value is recommended, by name;
-    ``useless`` are variables of the job that hold no number of threads, with what their values do;
-    ``removed`` those of them that are left out.
-    ``own_cores`` is the program of the command that chooses cores already ("taskset"; empty: none
-    does). ``notes`` say both, and what of the command was replaced or left out.
+    ``found`` is what is known of its DataLoader, with the settings that are launched (``None``:
+    nothing). ``kept`` are variables of the command that stay although another value is recommended,
+    by name; ``useless`` are variables of the job that hold no number of threads, with what their
+    values do; ``removed`` those of them that are left out. ``own_cores`` is the program of the
+    command that chooses cores already ("taskset"; empty: none does). ``notes`` say both, and what
+    of the command was replaced or left out.
     """
 
+    command: Command
+    values: Mapping[str, str]
     words: tuple[str, ...]
     kept: Mapping[str, str] = dataclasses.field(default_factory=dict)
     own_cores: str = ""
     notes: tuple[str, ...] = ()
     useless: Mapping[str, str] = dataclasses.field(default_factory=dict)
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    found: LoaderResult | None = None
 
     @property
     def line(self) -> str:
@@ -103,6 +112,8 @@ def launch(
     rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
     words = [*before, *kept, *prefix, *rest]
     return LaunchCommand(
+        command,
+        values,
         tuple(words),
         {name: own[name] for name in differing - slower},
         present,
@@ -120,8 +131,53 @@ def launched(
 ) -> LaunchCommand:
     """``command`` with what was ``found`` of its DataLoader (``None``: nothing was)."""
     advice, cores = ((), None) if found is None else (found.variables, found.cores)
-    useless = useless_variables(command, found)
-    return launch(command, values, variables, advice, cores, useless)
+    made = launch(command, values, variables, advice, cores, useless_variables(command, found))
+    return dataclasses.replace(made, found=found)
+
+
+def launch_command(plan: PlanResult, command: Command) -> LaunchCommand:
+    """``command`` as ``plan`` recommends it; of its DataLoader what there is."""
+    found = launched_loader(plan.loading)
+    return launched(command, launch_values(plan, command, found), plan.variables, found)
+
+
+def launched_loader(loading: DataLoading | None) -> LoaderResult | None:
+    """What was found of the DataLoader, with the settings that are launched as recommended.
+
+    Which cores suit is told of this machine alone.
+    """
+    if loading is None or loading.result is None:
+        return None
+    if loading.launched is None:
+        return loading.result
+    return dataclasses.replace(loading.result, recommended=loading.launched, cores=None)
+
+
+def launch_values(
+    plan: PlanResult, command: Command, found: LoaderResult | None
+) -> Mapping[str, str]:
+    """What the command's placeholders are filled with."""
+    values: dict[str, str] = {}
+    best, choice = plan.chosen.recommended_batch, plan.amp_choice
+    if "batch_size" in command.present and best:
+        values["batch_size"] = str(best)
+    present, by_noise = plan.now.batch_size, plan.chosen.by_noise
+    values |= accumulation_for(command, plan.step, present, best, by_noise).values
+    if "amp" in command.present and choice is not None and choice.value is not None:
+        values["amp"] = choice.value
+    if found is not None:
+        values |= _loader_values(command, found)
+    return values
+
+
+def _loader_values(command: Command, found: LoaderResult) -> dict[str, str]:
+    """What is written into the DataLoader's placeholders; nothing that PyTorch refuses where the
+    number of workers stays 0 because the command has no placeholder for it."""
+    values = loader_values(command.present, found.recommended)
+    if "num_workers" not in command.present and not found.present.num_workers:
+        for name in ("prefetch_factor", "persistent_workers"):
+            values.pop(name, None)
+    return values
 
 
 def renamed(command: Command, word: str, other: str) -> Command:

@@ -27,17 +27,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
-from trainfit.plan.dataloader.measurement import tune_command
-from trainfit.plan.dataloader.other_cpu import CoreHere
-from trainfit.plan.dataloader.section import (
-    is_tuned,
-    predicted_step,
-    timed_samples,
-    tuned_command,
-    with_loader_options,
-    with_loading,
-    with_sample_cost,
-)
+from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.first_run import FirstRun, Settings
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
@@ -64,29 +54,10 @@ from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
-from trainfit.results.loader import LoaderResult
-from trainfit.results.plan import HostCpu, Inference, PlanResult, with_run_rate
-from trainfit.results.runs.measurement import Consumer
-from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
+from trainfit.results.plan import Inference, PlanResult, with_run_rate
+from trainfit.results.runs.spec import TuningSpec
 
 Say = Callable[[str], None]
-
-#: Seconds of a probe, and real runs that confirm it; in a thorough plan.
-_PROBE_S, _CONFIRM = 12.0, 2
-_THOROUGH_S, _THOROUGH_CONFIRM = 20.0, 4
-#: How often the probe's time all of the DataLoader's measuring may take at most.
-_MEASURING: Final = 10
-
-
-def plan_tuning(
-    *, thorough: bool, step: Consumer | None = None, seconds: float | None = None
-) -> TuningSpec:
-    """How a plan tunes the DataLoader: in less time than ``trainfit loader`` takes, unless it is
-    ``thorough`` or its probe gets ``seconds``."""
-    usual = _THOROUGH_S if thorough else _PROBE_S
-    confirm = _THOROUGH_CONFIRM if thorough else _CONFIRM
-    return TuningSpec(step, step is None, seconds or usual, confirm, thorough)
-
 
 _USUAL: Final = plan_tuning(thorough=False)
 
@@ -152,20 +123,19 @@ def plan(
     with WarmProcesses() as warm:
         found = simulated(command, gpu, settings, progress, constants, warm)
         result, options, interrupt = found.result, found.options, found.interrupt
-        launched, tuning = options.proven_command, real.loader
+        launched, tuning, limit_s = options.proven_command, real.loader, settings.time_limit_s
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
             tuning = None
         if interrupt is None and (real.versus_cpu or tuning is not None):
             keep(with_run_rate(with_launch(result, launched)))
             try:
                 if real.versus_cpu:
-                    result = with_cpu(result, command, settings.time_limit_s, progress)
+                    result = with_cpu(result, command, limit_s, progress)
                 if tuning is not None:
                     progress("tuning the DataLoader (--no-loader leaves it out)")
-                    result, interrupt = _tuned(result, launched, gpu, settings, tuning, progress)
-                if tuning is not None and interrupt is None:
-                    limit_s = settings.time_limit_s
-                    launched = with_loader_options(result, options, gpu, limit_s, warm)
+                    result, launched, interrupt = tuned(
+                        result, options, gpu, limit_s, tuning, progress, warm
+                    )
             except KeyboardInterrupt as error:
                 interrupt = error
             result = dataclasses.replace(result, interrupted=interrupt is not None)
@@ -290,51 +260,6 @@ def _summed(wanted: str) -> str:
         "them would be another learning rate; divide the loss by their number to keep the "
         "effective batch size at another one"
     )
-
-
-def _tuned(
-    result: PlanResult,
-    command: Command,
-    gpu: GpuSpec,
-    settings: Settings,
-    tuning: TuningSpec,
-    progress: Say,
-) -> tuple[PlanResult, KeyboardInterrupt | None]:
-    """The plan with what real runs of the DataLoader showed, those before the user's interrupt if
-    one ended them."""
-
-    def spec() -> RunSpec:
-        found = dataclasses.replace(tuning, step=tuning.step or predicted_step(result))
-        # The script's way to its first step may take as long as any simulated run.
-        probe_s = _THOROUGH_S if tuning.seconds == _PROBE_S else tuning.seconds
-        limit_s = settings.time_limit_s + _MEASURING * probe_s
-        loading = LoaderSpec(found, script_limit_s=settings.time_limit_s)
-        return RunSpec(gpu=gpu, time_limit_s=limit_s, loading=loading)
-
-    result = with_sample_cost(
-        result,
-        lambda batch: tuned_command(result, command, batch),
-        lambda filled: timed_samples(filled, spec(), progress),
-    )
-
-    interrupts: list[KeyboardInterrupt] = []
-
-    def tune(filled: Command) -> LoaderResult:
-        tuned = tune_command(filled, spec(), progress)
-        if tuned.interrupt is not None:
-            interrupts.append(tuned.interrupt)
-        return tuned.result
-
-    here = _core_here(result.cpu)
-    result = with_loading(result, command, tune, step_is_bound=tuning.step is None, here=here)
-    return result, next(iter(interrupts), None)
-
-
-def _core_here(cpu: HostCpu | None) -> CoreHere | None:
-    """A core of this machine, measured where it is to be compared with another's."""
-    if cpu is None or cpu.core_speed is not None:
-        return None
-    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
 
 
 # -- the plan --------------------------------------------------------------------------------------

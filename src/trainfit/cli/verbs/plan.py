@@ -20,8 +20,9 @@ from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.lookup import find_rented
 from trainfit.plan.changes.catalogue import NAMES
+from trainfit.plan.dataloader.section import plan_tuning
 from trainfit.plan.first_run import Settings
-from trainfit.plan.planner import RealRuns, plan, plan_tuning
+from trainfit.plan.planner import RealRuns, plan
 from trainfit.results.plan import HostCpu, PlanResult
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import LOADER_TUNABLES, literal, present_settings
-from trainfit.plan.dataloader.measurement import call_on_loader
+from trainfit.plan.dataloader.measurement import call_on_loader, tune_command
 from trainfit.plan.dataloader.other_cpu import (
     CoreHere,
     OtherInput,
@@ -21,7 +21,7 @@ from trainfit.plan.dataloader.other_cpu import (
     other_input,
     settings_there,
 )
-from trainfit.plan.launch import launch_values, launched_loader
+from trainfit.plan.launch_line import launch_values, launched_loader
 from trainfit.plan.runs.option_proof import check
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
@@ -34,9 +34,9 @@ from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import BUSY, LoaderResult
-from trainfit.results.plan import KEEPS_UP, PlanResult
+from trainfit.results.plan import KEEPS_UP, HostCpu, PlanResult
 from trainfit.results.runs.measurement import Consumer
-from trainfit.results.runs.spec import LoaderSpec, RunSpec
+from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
 from trainfit.results.speed import Bottleneck, DataLoading
 from trainfit.results.text import duration, rate
 
@@ -163,6 +163,81 @@ def within_memory(found: LoaderResult, batch: int | None) -> LoaderSettings:
         else:
             break
     return settings
+
+
+# ---
+# The DataLoader is tuned at that batch size.
+
+
+#: Seconds of a probe, and real runs that confirm it; in a thorough plan.
+_PROBE_S, _CONFIRM = 12.0, 2
+_THOROUGH_S, _THOROUGH_CONFIRM = 20.0, 4
+#: How often the probe's time all of the DataLoader's measuring may take at most.
+_MEASURING: Final = 10
+
+
+def plan_tuning(
+    *, thorough: bool, step: Consumer | None = None, seconds: float | None = None
+) -> TuningSpec:
+    """How a plan tunes the DataLoader: in less time than ``trainfit loader`` takes, unless it is
+    ``thorough`` or its probe gets ``seconds``."""
+    usual = _THOROUGH_S if thorough else _PROBE_S
+    confirm = _THOROUGH_CONFIRM if thorough else _CONFIRM
+    return TuningSpec(step, step is None, seconds or usual, confirm, thorough)
+
+
+def tuned(
+    plan: PlanResult,
+    options: CommandOptions,
+    gpu: GpuSpec,
+    time_limit_s: float,
+    tuning: TuningSpec,
+    progress: Callable[[str], None],
+    warm: WarmProcesses | None = None,
+) -> tuple[PlanResult, Command, KeyboardInterrupt | None]:
+    """``plan`` with what real runs of the DataLoader showed, those before the user's interrupt if
+    one ended them; and the command that is launched, with those options that set the DataLoader.
+
+    The script has ``time_limit_s`` for its way to its first step.
+    """
+    command = options.proven_command
+
+    def spec() -> RunSpec:
+        found = dataclasses.replace(tuning, step=tuning.step or predicted_step(plan))
+        probe_s = _THOROUGH_S if tuning.seconds == _PROBE_S else tuning.seconds
+        limit_s = time_limit_s + _MEASURING * probe_s
+        loading = LoaderSpec(found, script_limit_s=time_limit_s)
+        return RunSpec(gpu=gpu, time_limit_s=limit_s, loading=loading)
+
+    plan = with_sample_cost(
+        plan,
+        lambda batch: tuned_command(plan, command, batch),
+        lambda filled: timed_samples(filled, spec(), progress),
+    )
+
+    interrupts: list[KeyboardInterrupt] = []
+
+    def tune(filled: Command) -> LoaderResult:
+        found = tune_command(filled, spec(), progress)
+        if found.interrupt is not None:
+            interrupts.append(found.interrupt)
+        return found.result
+
+    here = _core_here(plan.cpu)
+    plan = with_loading(plan, command, tune, step_is_bound=tuning.step is None, here=here)
+    if not interrupts:
+        try:
+            command = with_loader_options(plan, options, gpu, time_limit_s, warm)
+        except KeyboardInterrupt as error:
+            interrupts.append(error)
+    return plan, command, next(iter(interrupts), None)
+
+
+def _core_here(cpu: HostCpu | None) -> CoreHere | None:
+    """A core of this machine, measured where it is to be compared with another's."""
+    if cpu is None or cpu.core_speed is not None:
+        return None
+    return CoreHere.measured() if cpu.core_hz is not None or cpu.kind else None
 
 
 #: Finds the settings of a command's DataLoader; raises ``TrainfitError`` where it cannot.
