@@ -69,7 +69,7 @@ test-alone: .venv/.dev-ready
 # The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
 # command says which none does.
 test-newest:
-	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
+	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
 		@tests/newest/chosen.txt
 	$(NEWEST)/python -m tests.newest.touched

@@ -70,6 +70,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(*GARBAGE)
     gc.collect()
     gc.freeze()
+    # Workers share the cores, where a second thread of an operator mostly waits for its turn, and
+    # keeps a core busy meanwhile. Processes that tests start have as many threads as a user's.
+    if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture
