@@ -10,6 +10,7 @@ import pytest
 
 from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
 from helpers_loader import result
+from helpers_report import whole
 from trainfit.cli.main import main
 from trainfit.cli.options.loader import step_time
 from trainfit.cli.progress_bar import ProgressLines
@@ -17,7 +18,7 @@ from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu
 from trainfit.plan.dataloader.measurement import Tuned
 from trainfit.plan.dataloader.process import Stage
-from trainfit.report.loader import loader_text
+from trainfit.report.sections.loader import loader_subject
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
@@ -88,7 +89,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     gpu = find_gpu("a100-80gb-sxm")
     assert spec == RunSpec(gpu=gpu, time_limit_s=90.0, loading=LoaderSpec(tuning))
     with laid_out_for(80):
-        assert capsys.readouterr().out == loader_text(result()) + "\n"
+        assert capsys.readouterr().out == whole(loader_subject(result())) + "\n"
     assert main(["loader", "--json", "--loader", "data:make", "--batch-size", "8"]) == 0
     command, spec = asked.pop()
     assert command is None and (spec.loading.place, spec.loading.batch_size) == ("data:make", 8)

@@ -25,7 +25,7 @@ from trainfit.report.sections.batch import noise_subject, trade_subject
 from trainfit.report.sections.comparison import comparison_subject as runs_subject
 from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
-from trainfit.report.sections.loader import loader_headline, loader_sections
+from trainfit.report.sections.loader import loader_sections, loader_subject
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import recording_subject
 from trainfit.report.sections.pace import pace_subject
@@ -95,18 +95,8 @@ def _notes(result: Any) -> Iterator[Note]:
     if isinstance(result, PlanResult):
         yield from plan_notes(result)
         yield from plain(protection_notes(result.protection))
-    elif isinstance(result, LoaderResult):
-        yield from (_doubt(doubt.summary, doubt.meaning, doubt.decides) for doubt in result.doubts)
-        doubted = {f"{doubt.summary}: {doubt.meaning}" for doubt in result.doubts}
-        others = (note for note in result.notes if note not in doubted)
-        yield from plain((*others, *protection_notes(result.protection)))
     else:
         yield from plain(getattr(result, "notes", ()))
-
-
-def _doubt(summary: str, meaning: str, decides: bool) -> Note:
-    severity: Severity = "changes the figures" if decides else "may change the figures"
-    return Note("note", f"{summary}: {meaning}" if meaning else summary, severity=severity)
 
 
 _Build = Callable[[Entry], Subject]
@@ -243,7 +233,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     PlanResult: _plan,
     GpuComparison: _of(comparison_subject),
     RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
-    LoaderResult: _both(loader_headline, loader_sections),
+    LoaderResult: _of(loader_subject),
     Rehearsal: _both(rehearsal_headline, rehearsal_sections),
     WatchResult: _both(watch_headline, watch_sections),
     Verification: _of(tried_subject),

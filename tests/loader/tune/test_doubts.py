@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from helpers_cli import json_of, trainfit
 from helpers_loader import probe, result
+from helpers_report import on_one_line, whole
 from tests.loader.calibration.test_constants import TWO_CORES, readings, truth
 from tests.loader.tune.test_search import fitted, goal, real
 from tests.report.plan.test_text import PLAN
@@ -32,8 +33,8 @@ from trainfit.loader.measure.probe_runs import Readings
 from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
 from trainfit.loader.verdicts import decide, doubts
-from trainfit.report.loader import loader_text
 from trainfit.report.plan.loading import loading_section
+from trainfit.report.sections.loader import loader_subject
 from trainfit.results.dataloader import Confirmed, Doubt, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.speed import DataLoading
@@ -315,23 +316,23 @@ def busy_result(**changes: Any) -> Any:
 def test_what_is_predicted_is_marked() -> None:
     found = busy_result()
     assert found.was_busy and found.measured(LoaderSettings(1)) is None
-    text = " ".join(loader_text(found).split())
+    text = on_one_line(whole(loader_subject(found)))
     assert (
-        "CHANGE the settings: 8.33 → 25.0 batches/s, 3.00× (predicted: the machine was busy)"
+        "Change the settings: 8.33 → 25.0 batches/s, 3.00× (predicted: the machine was busy)"
         in text
     )
     assert "from the CPU time of batches, not confirmed by a run): 4 workers" in text
     assert "predicted only; other processes disturbed 1 real run: not used" in text
     assert "measured while other processes were busy: not used" in text
     kept = busy_result(recommended=LoaderSettings(1), verdict="keep", without_others=None)
-    assert "KEEP the settings (8.33 batches/s, predicted)" in loader_text(kept)
+    assert "Keep the settings (8.33 batches/s, predicted)" in whole(loader_subject(kept))
 
 
 def test_a_result_of_before_is_shown_as_it_was() -> None:
     """Where other processes left the verdict open."""
     found = busy_result(recommended=LoaderSettings(1), verdict="cannot_tell", reason="because")
-    text = " ".join(loader_text(found).split())
-    assert "CANNOT TELL which settings are best because" in text and "Write" not in text
+    text = on_one_line(whole(loader_subject(found)))
+    assert "Cannot tell which settings are best because" in text and "write: " not in text
 
 
 def test_a_plan_says_it_too() -> None:

@@ -12,13 +12,13 @@ from trainfit.cli.common import (
     sandbox_request,
 )
 from trainfit.cli.job import read_command
-from trainfit.cli.output import given_output, name_report, print_shown
+from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.dataloader.measurement import tune_command
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.report.loader import loader_screen, loader_text
+from trainfit.report.sections.loader import loader_subject
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     result = tuned.result
     needed.saw(result.torch)
-    print_shown(result, options, loader_screen, loader_text)
+    print_subject(result, options, loader_subject)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

@@ -13,7 +13,6 @@ from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
 from trainfit.report.blocks import Entry
 from trainfit.report.doctor import doctor_lines, doctor_screen
-from trainfit.report.loader import loader_screen, loader_text
 from trainfit.report.page import subject_of
 from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.report.sections.memory import recording_subject
@@ -62,6 +61,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 _SECTIONED: Final = (
+    LoaderResult,
     PaceResult,
     NoiseResult,
     BatchExplanation,
@@ -77,5 +77,4 @@ _SECTIONED: Final = (
 _SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
     DoctorResult: (doctor_screen, doctor_lines),
     Rehearsal: (rehearsal_screen, rehearsal_text),
-    LoaderResult: (loader_screen, loader_text),
 }

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trainfit.report.loader_figures import library_words, without_others_words
 from trainfit.report.plan.launch import launch_lines
+from trainfit.report.sections.loader_figures import library_words, without_others_words
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult, most_helpful_first

@@ -1,9 +1,8 @@
-"""A DataLoader: verdict, throughput against workers, what a batch costs, reasons and advice."""
+"""A DataLoader: verdict, what to write, throughput against workers, what a batch costs, advice."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.report.blocks import (
@@ -13,22 +12,36 @@ from trainfit.report.blocks import (
     Item,
     Items,
     Section,
+    Subject,
     Table,
     Tile,
     Tone,
+    facts,
     figures,
+    items,
+    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, TIP, chart, color, parts_bar, tip, values, x, y
-from trainfit.report.loader import all_faults, loader_line, verdict_line
-from trainfit.report.loader_figures import best_rate, by_workers, settings_words
-from trainfit.results.dataloader import Candidate, Confirmed
-from trainfit.results.loader import LoaderResult, SettingReason, most_helpful_first
-from trainfit.results.text import count, duration, percent, rate, size, times
+from trainfit.report.notes import plain, protection_notes
+from trainfit.report.sections.loader_figures import (
+    batch_facts,
+    best_rate,
+    by_workers,
+    machine_rows,
+    settings_blocks,
+    settings_words,
+    too_many,
+    without_others_words,
+    workers_table,
+)
+from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings, steady
+from trainfit.results.files.contents import Note
+from trainfit.results.findings import Finding
+from trainfit.results.loader import BUSY, Limit, LoaderResult, SettingReason, most_helpful_first
+from trainfit.results.text import count, duration, percent, rate, times
 
-#: The verdict's first words, which a terminal shows in capitals.
-_SHOUTED: Final = re.compile(r"^[A-Z]{2}[A-Z ]*\b")
 _TONES: Final[Mapping[str, Tone]] = {
     "change": "warn",
     "keep": "good",
@@ -48,24 +61,38 @@ _PARTS: Final = {
     "collate": COLORS[3],
     "unknown": COLORS[6],
 }
+#: A prediction that is further than this from a measurement is called inaccurate: twice the
+#: 90th percentile that the model aims at.
+_OFF = 0.24
+
+LIMITS: dict[Limit, str] = {
+    "gpu": "the GPU",
+    "workers": "the number of workers",
+    "cores": "the cores",
+    "disk": "the storage",
+    "transfer": "the transfer of batches to the main process",
+    "lock": "a lock that workers wait for",
+    "sampler": "the sampler in the main process",
+    "main_process": "the main process, as only it can load batches",
+    "unknown": "not known",
+}
 
 
-def loader_headline(result: LoaderResult) -> Headline:
-    """The verdict, and what to write."""
-    changes = result.verdict != "cannot_tell" and result.recommended != result.present
-    commands = []
-    if changes:
-        commands.append(Command(loader_line(result.recommended, result.present), "Write"))
-    if result.launch:
-        commands.append(Command(result.launch, "Run"))
-    return Headline(
-        kind="DataLoader",
-        tone=_TONES[result.verdict],
-        text=_SHOUTED.sub(lambda found: found[0].capitalize(), verdict_line(result)),
-        limit=result.reason,
-        subject=result.command or result.loader,
-        commands=tuple(commands),
-        tiles=_tiles(result),
+def loader_subject(result: LoaderResult) -> Subject:
+    """The verdict, what to write, rates, costs, settings with their reasons, what else helps."""
+    return Subject(
+        Headline(
+            kind="DataLoader",
+            tone=_TONES[result.verdict],
+            text=verdict_line(result),
+            limit=result.reason,
+            subject=result.command or result.loader,
+            commands=tuple(_commands(result)),
+            tiles=_tiles(result),
+        ),
+        tuple(loader_sections(result)),
+        tuple(_notes(result)),
+        machine_rows(result.machine, result.ranks),
     )
 
 
@@ -75,13 +102,190 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
     Without ``settings`` their reasons are left out: a plan has them with its launch command.
     """
     reasons = [_settings(result), _variables(result)] if settings else []
+    limit = LIMITS[result.limit] if result.verdict in ("change", "keep") else ""
     return [
-        *section("DataLoader throughput", _workers(result), _runs(result)),
-        *section("what a batch costs", _costs(result), _probe(result)),
-        *section("DataLoader settings", *reasons),
-        *section("Other changes that would help the DataLoader", _advice(result)),
         *section("DataLoader faults", _faults(result)),
+        *section(
+            "DataLoader settings",
+            *settings_blocks(result),
+            facts(
+                ("without others", without_others_words(result), 25),
+                ("limit with them", limit, 12),
+                ("a step", step_words(result), 11),
+                ("confidence", certainty(result), 10),
+                ("DataLoader", title(result), 15),
+            ),
+            *reasons,
+        ),
+        *section("Other changes that would help the DataLoader", _advice(result)),
+        *section("DataLoader throughput", _workers(result), _runs(result)),
+        *section("Too many workers", too_many(result)),
+        *section("What a batch costs", _costs(result), batch_facts(result.probe)),
     ]
+
+
+def _commands(result: LoaderResult) -> Iterator[Command]:
+    """What to write where."""
+    if result.verdict != "cannot_tell" and result.recommended != result.present:
+        yield Command(loader_line(result.recommended, result.present), "Write")
+        if result.recommended.worker_threads != result.present.worker_threads:
+            threads = f"torch.set_num_threads({result.recommended.worker_threads})"
+            yield Command(threads, "In the DataLoader's worker_init_fn")
+    for variable in result.variables:
+        if variable.where != "environment":
+            yield Command(variable.line, f"In the {variable.where}")
+    if result.cores is not None and result.cores.prefix.startswith("torchrun"):
+        yield Command(f"{result.cores.prefix} …", "Instead of python")
+    elif result.launch:
+        yield Command(result.launch, "Run")
+    elif not result.command or result.command.startswith("--loader"):
+        yield from (Command(line, "Before the command") for line in _before_command(result))
+
+
+def _notes(result: LoaderResult) -> Iterator[Note]:
+    doubted = set()
+    for each in result.doubts:
+        text = f"{each.title}: {each.meaning}" if each.meaning else each.title
+        doubted.add(f"{each.title}: {each.meaning}")
+        yield Note("note", text, severity="changes the figures" if each.decides
+                   else "may change the figures")  # fmt: skip
+    others = (note for note in result.notes if note not in doubted)
+    yield from plain((*others, *protection_notes(result.protection)))
+
+
+def title(result: LoaderResult) -> str:
+    """Which DataLoader it is, how long that took, on which PyTorch."""
+    torch = f", torch {result.torch}" if result.torch else ""
+    return f"{result.loader} ({duration(round(result.seconds))}{torch})"
+
+
+# -- verdict -----------------------------------------------------------------------------------
+
+
+def verdict_line(result: LoaderResult) -> str:
+    """The verdict in one line."""
+    # What was disturbed does not tell 2%; the reason says what it tells.
+    kept = f"Keep the settings ({_now(result)})"
+    if not result.was_busy:
+        kept = f"Keep the settings: no other is more than 2% faster ({_now(result)})"
+    heads = {
+        "change": f"Change the settings: {_gain(result)}",
+        "keep": kept,
+        "nothing_to_gain": f"Nothing to gain: the GPU is the limit ({_now(result)})",
+        "no_setting_helps": f"No setting helps: the limit is {LIMITS[result.limit]} "
+        f"({_now(result)})",
+        "cannot_tell": "Cannot tell which settings are best",
+    }
+    return heads[result.verdict]
+
+
+def _gain(result: LoaderResult) -> str:
+    """Both measured, or both predicted: one of each compares the model with the machine."""
+    found = result.compared()
+    if found is None or not found[0]:
+        return settings_words(result.recommended)
+    before, after, evidence = found
+    how: str = BUSY if result.was_busy and evidence == "predicted" else evidence
+    said = f"{rate(before)} → {rate(after)} batches/s"
+    if abs(after / before - 1) >= 0.005:
+        said += f", {times(after / before)}"
+    return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
+
+
+def _now(result: LoaderResult) -> str:
+    found = best_rate(result, result.present)
+    return f"{rate(found[0])} batches/s, {found[1]}" if found is not None else "rate not known"
+
+
+def step_words(result: LoaderResult) -> str:
+    """The step of the GPU, and where its time is from."""
+    source = result.step_source
+    if result.step_s:
+        least = "at least " if result.step_is_bound else ""
+        text = f"{least}{duration(result.step_s)}: {source}"
+        if result.step_is_bound:
+            text += ". The real step is longer and waits less for batches: give "
+            text += "its time with --step-time"
+        return text
+    return (
+        f"assumed as 0 ({source}), which overstates the gain of more "
+        "workers; give it with --step-time 40ms, or predict it with --gpu NAME"
+    )
+
+
+def certainty(result: LoaderResult) -> str:
+    """By how much the measured rate of the recommended settings differs from the predicted one."""
+    ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
+    runs = [run for run in ran if not run.is_disturbed]
+    if ran and not runs:
+        real = count(len(ran), "real run")
+        return f"predicted only; other processes disturbed {real}: not used"
+    if not runs:
+        return "predicted only, not confirmed by a real run (--confirm N makes some)"
+    chosen = steady(result.recommended)
+    mine = [_deviation(run) for run in runs if steady(run.settings) == chosen]
+    copies = (
+        f", each with {result.ranks} copies of the DataLoader running," if result.ranks > 1 else ""
+    )
+    if not mine:
+        others = [_deviation(run) for run in runs]
+        return (
+            "predicted only, no undisturbed real run of these settings; "
+            f"{count(len(runs), 'run')} of others{copies} differed by {_span(others)} from the "
+            "prediction"
+        )
+    text = f"{count(len(mine), 'real run')} of these settings{copies} differed by "
+    text += f"{_span(mine)} from the prediction"
+    if max(map(abs, mine)) > _OFF:
+        text += "; the predictions are inaccurate here: use the measured rates"
+    return text
+
+
+def _span(off: Sequence[float]) -> str:
+    return f"{min(off):+.0%}" if min(off) == max(off) else f"{min(off):+.0%} to {max(off):+.0%}"
+
+
+def _deviation(run: Confirmed) -> float:
+    """Measured from predicted, relative to predicted."""
+    measured = run.measured_batches_per_s
+    assert measured is not None
+    if not run.predicted_batches_per_s:
+        return 0.0
+    return measured / run.predicted_batches_per_s - 1
+
+
+def all_faults(result: LoaderResult) -> list[Finding]:
+    """All faults, each once."""
+    met = (run.fault for run in result.confirmed if run.fault is not None)
+    found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
+    return list({(fault.kind, fault.title): fault for fault in reversed(found)}.values())[::-1]
+
+
+def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
+    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out."""
+    words = [f"num_workers={settings.num_workers}"]
+    if settings.num_workers:
+        words.append(f"prefetch_factor={settings.prefetch_factor}")
+    elif present.num_workers:  # PyTorch refuses them without workers
+        words.append("prefetch_factor=None")
+    words.append(f"pin_memory={settings.pin_memory}")
+    if settings.num_workers:
+        words.append(f"persistent_workers={settings.persistent_workers}")
+        if not (settings.in_order and present.in_order):
+            words.append(f"in_order={settings.in_order}")
+        if settings.start_method != present.start_method:
+            words.append(f'multiprocessing_context="{settings.start_method}"')
+    elif present.persistent_workers:
+        words.append("persistent_workers=False")
+    return f"DataLoader(…, {', '.join(words)})"
+
+
+def _before_command(result: LoaderResult) -> list[str]:
+    """Variables and cores where no command is known to write them before."""
+    variables = [f"{v.name}={v.value}" for v in result.variables if v.where == "environment"]
+    prefix = [result.cores.prefix] if result.cores is not None else []
+    words = [*variables, *prefix]
+    return [" ".join([*words, "COMMAND"])] if words else []
 
 
 def _settings(result: LoaderResult) -> Table | None:
@@ -198,18 +402,11 @@ def _workers(result: LoaderResult) -> Chart | None:
     says = "Kept, as the best settings are not known" if unknown else "Recommended"
     says += f": {settings_words(result.recommended)}"
     says += f", {rate(best[0])} batches/s ({best[1]})." if best is not None else "."
-    table = figures(
-        ("Workers", "Settings", "Predicted", "Measured", "GPU waits", "Cores", "RAM"),
-        [_row(result, each) for each in chosen],
-        "Batches per second by number of workers, each with the settings that suit it best",
-        (0, 2, 3, 4, 5, 6),
-        [n for n, each in enumerate(chosen) if each.settings == result.recommended],
-    )
     return Chart(
         "Throughput against workers: predicted lines, measured points",
         says,
         chart(280, says, layer=layers),
-        table,
+        workers_table(result),
         note,
     )
 
@@ -243,19 +440,6 @@ def _measured(run: Confirmed) -> dict[str, Any]:
             ("disturbed", disturbed),
         ),
     }
-
-
-def _row(result: LoaderResult, each: Candidate) -> tuple[str, ...]:
-    run = result.measured(each.settings)
-    return (
-        str(each.settings.num_workers),
-        settings_words(each.settings),
-        rate(each.batches_per_s),
-        rate(run.measured_batches_per_s if run is not None else None),
-        percent(each.waiting_share) if result.step_s else "-",
-        f"{each.busy_cores:.2f}",
-        size(each.ram_bytes),
-    )
 
 
 def _runs(result: LoaderResult) -> Table | None:
@@ -318,34 +502,10 @@ def _costs(result: LoaderResult) -> Chart | None:
             (p.name, duration(p.share * probe.fetch_s), percent(p.share), ", ".join(p.what))
             for p in probe.parts
         ],
-        "what a batch costs in a worker",
+        "What a batch costs in a worker",
         (1, 2),
     )
     return Chart("Time of a batch, by part", says, spec, table)
-
-
-def _probe(result: LoaderResult) -> Table | None:
-    probe = result.probe
-    storage = probe.storage
-    rows = [
-        ("batch", f"{probe.batch_size or '?'} samples, {size(probe.batch_bytes)} in "
-                  f"{count(probe.batch_tensors, 'tensor')}"),
-        ("in a worker", _timed(probe.fetch_s, probe.fetch_cpu_s)),
-        ("in the main process", duration(probe.alone_s)),
-        ("receiving", duration(probe.receive_s)),
-        ("pinning", duration(probe.pin_s)),
-        ("two workers against one", times(probe.scaling)),
-        ("from storage (cold)", duration(storage.cold_s) if storage is not None else "-"),
-        ("spread", percent(probe.variation) if probe.variation is not None else "-"),
-    ]  # fmt: skip
-    there = [row for row in rows if row[1] != "-"]
-    return table_of(("Measured", "Value"), there, "Costs of a batch (means)")
-
-
-def _timed(wall: float | None, cpu: float | None) -> str:
-    if wall is None:
-        return "-"
-    return f"{duration(wall)}, CPU time {duration(cpu)}" if cpu is not None else duration(wall)
 
 
 def _variables(result: LoaderResult) -> Items | None:
@@ -362,7 +522,7 @@ def _variables(result: LoaderResult) -> Items | None:
     if result.cores is not None:
         rows = (("why", result.cores.reason), ("evidence", result.cores.evidence))
         found.append(Item(result.cores.prefix, "warn", "cores", rows))
-    return Items(tuple(found)) if found else None
+    return items(found)
 
 
 def _advice(result: LoaderResult) -> Items | None:
@@ -370,19 +530,26 @@ def _advice(result: LoaderResult) -> Items | None:
         Item(
             each.title,
             "plain",
-            times(each.fix.gain)
+            f"{times(each.fix.gain)} (predicted)"
             if each.fix.gain is not None
             else f"{percent(each.share)} of the time",
-            (("how", each.fix.action), ("evidence", each.cause)),
+            rows(("how", each.fix.action, 30), ("evidence", each.cause)),
+            detail=30,
         )
         for each in most_helpful_first(result.advice)
     ]
-    return Items(tuple(found)) if found else None
+    return items(found, "change")
 
 
 def _faults(result: LoaderResult) -> Items | None:
     found = [
-        Item(each.title, "bad", each.kind, (("fix", each.fix.action), ("evidence", each.cause)))
+        Item(
+            each.title + (f" (with {settings_words(each.loader)})" if each.loader else ""),
+            "bad",
+            each.kind,
+            rows(("fix", each.fix.action, 1), ("evidence", each.cause)),
+            detail=2,
+        )
         for each in all_faults(result)
     ]
-    return Items(tuple(found)) if found else None
+    return items(found, "fault")

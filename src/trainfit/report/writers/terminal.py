@@ -188,7 +188,7 @@ def _more(hidden: Sequence[Piece], kept: Sequence[Piece], titles: Sequence[str])
         titles[piece.group] for piece in hidden if piece.group not in shown and not piece.noun
     )
     parts = [count(number, f"more {noun}") for noun, number in counts.items()]
-    parts += [_text(title[:1].lower() + title[1:] if title[1:2].islower() else title)
+    parts += [_text(title[:1].lower() + title[1:] if title.split()[0][1:].islower() else title)
               for title in absent if title]  # fmt: skip
     text = ", ".join(parts or ["details"])
     line, end = f"{text}: --explain", ""

@@ -1,4 +1,4 @@
-"""Figures of a DataLoader as text: predicted and measured rates, costs, settings in words.
+"""Figures of a DataLoader: predicted and measured rates, costs, settings in words.
 
 Whether workers persist matters between epochs, not for the rates here: settings are looked up by
 what matters within one (:func:`trainfit.results.dataloader.steady`).
@@ -6,7 +6,7 @@ what matters within one (:func:`trainfit.results.dataloader.steady`).
 
 from __future__ import annotations
 
-from trainfit.report.layout import table
+from trainfit.report.blocks import Facts, Row, Table, facts, figures, rows, table
 from trainfit.results.dataloader import (
     SAVE_BYTES,
     Candidate,
@@ -18,7 +18,7 @@ from trainfit.results.dataloader import (
     steady,
 )
 from trainfit.results.loader import LoaderResult
-from trainfit.results.text import cores, count, duration, percent, printable, rate, size, wrapped
+from trainfit.results.text import cores, count, duration, percent, rate, size
 
 # ---
 # Settings of a DataLoader in words.
@@ -74,10 +74,6 @@ def without_others_words(result: LoaderResult) -> str:
     )
 
 
-#: Rows of the table over workers, at most.
-_ROWS = 14
-
-
 def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
     """The real run of these settings; one that did not fail, if there is one."""
     runs = [run for run in result.confirmed if steady(run.settings) == steady(settings)]
@@ -108,31 +104,28 @@ def best_rate(result: LoaderResult, settings: LoaderSettings) -> tuple[float, st
     return (candidate.batches_per_s, "predicted") if candidate is not None else None
 
 
-_HEAD = (
-    *("", "workers", "prefetch", "pin", "persist", "order"),
-    *("predicted", "measured", "GPU waits"),
-)
-
-
-def settings_section(result: LoaderResult, *, tried: bool = True) -> str:
-    """Present and recommended settings, and (``tried``) the others that were run; batches/s."""
+def settings_blocks(result: LoaderResult) -> list[Table | Facts | None]:
+    """Present and recommended settings, the others that were run, and remarks on them."""
     shown = [("current", result.present)]
     if result.recommended != result.present and result.verdict != "cannot_tell":
         shown.append(("recommended", result.recommended))
     known = {steady(result.present), steady(result.recommended)}
-    runs = [run.settings for run in result.confirmed] if tried else []
-    others = dict.fromkeys(settings for settings in runs if steady(settings) not in known)
+    others = dict.fromkeys(
+        run.settings for run in result.confirmed if steady(run.settings) not in known
+    )
     shown += [("also run", settings) for settings in others]
-    rows = table([_settings_row(result, *each) for each in shown], "lrrrrrrrw", _HEAD)
     remarks: dict[str, list[str]] = {}
     for name, settings in shown:
         which = f"{name}, {count(settings.num_workers, 'worker')}" if name == "also run" else name
         for remark in _remarks(result, settings):
             remarks.setdefault(remark, []).append(which)
-    lines = [
-        wrapped(f"{'; '.join(names)}: {remark}", "  ", "    ") for remark, names in remarks.items()
-    ]
-    return "\n".join(["Settings (batches/s)", *rows, *lines])
+    head = ("", "workers", "prefetch", "pin", "persist", "order", "predicted", "measured",
+            "GPU waits")  # fmt: skip
+    return [
+        table(head, [_settings_row(result, *each) for each in shown], "Batches a second",
+              range(1, 8), detail=5),
+        facts(*((", ".join(names), remark) for remark, names in remarks.items()), detail=30),
+    ]  # fmt: skip
 
 
 def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> tuple[str, ...]:
@@ -191,22 +184,6 @@ def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
     )
 
 
-def table_section(result: LoaderResult) -> str:
-    """Over the number of workers, each with the other settings that suit it best."""
-    rows = by_workers(result)
-    if len(rows) < 2:
-        return ""
-    title = "By number of workers (batches/s; * measured)"
-    head = ("workers", "prefetch", "rate", "GPU waits", "cores", "RAM", "")
-    cells = [_table_row(result, candidate) for candidate in rows[:_ROWS]]
-    lines = [title, *table(cells, "rrrrrrw", head)]
-    if len(rows) > _ROWS:
-        lines.append(
-            f"  {len(rows) - _ROWS} more, up to {count(rows[-1].settings.num_workers, 'worker')}"
-        )
-    return "\n".join(lines)
-
-
 def by_workers(result: LoaderResult) -> list[Candidate]:
     """One candidate for each number of workers: the recommended, present or measured one, else
     the fastest."""
@@ -229,46 +206,54 @@ def by_workers(result: LoaderResult) -> list[Candidate]:
     return [chosen[workers] for workers in sorted(chosen)]
 
 
-def _table_row(result: LoaderResult, candidate: Candidate) -> tuple[str, ...]:
-    settings = candidate.settings
+def workers_table(result: LoaderResult) -> Table:
+    """Over the number of workers, each with the other settings that suit it best."""
+    chosen = by_workers(result)
+    return figures(
+        ("Workers", "Settings", "Predicted", "Measured", "GPU waits", "Cores", "RAM", "Remark"),
+        [_workers_row(result, each) for each in chosen],
+        "Batches per second by number of workers, each with the settings that suit it best",
+        (0, 2, 3, 4, 5, 6),
+        [n for n, each in enumerate(chosen) if each.settings == result.recommended],
+    )
+
+
+def _workers_row(result: LoaderResult, each: Candidate) -> tuple[str, ...]:
+    settings = each.settings
     run = _measured(result, settings)
-    waits = percent(candidate.waiting_share) if result.step_s else "-"
-    if run is not None and run.waiting_share is not None and result.step_s:
-        waits = percent(run.waiting_share)
+    waits = each.waiting_share
+    if run is not None and run.waiting_share is not None:
+        waits = run.waiting_share
     marks = []
     if steady(settings) == steady(result.recommended) and result.verdict != "cannot_tell":
         marks.append("recommended")
     if steady(settings) == steady(result.present):
         marks.append("current")
-    if candidate.infeasible:
-        marks.append(f"infeasible: {printable(candidate.infeasible)}")
-    elif candidate.oversubscribed:
-        marks.append(f"oversubscribed: {printable(candidate.oversubscribed)}")
+    if each.infeasible:
+        marks.append(f"infeasible: {each.infeasible}")
+    elif each.oversubscribed:
+        marks.append(f"oversubscribed: {each.oversubscribed}")
     return (
         str(settings.num_workers),
-        str(settings.prefetch_factor) if settings.num_workers else "-",
-        f"{rate(run.measured_batches_per_s)}*" if run else f"{rate(candidate.batches_per_s)} ",
-        waits,
-        f"{candidate.busy_cores:.1f}",
-        size(candidate.ram_bytes) if candidate.ram_bytes is not None else "-",
+        settings_words(settings),
+        rate(each.batches_per_s),
+        rate(run.measured_batches_per_s if run is not None else None),
+        percent(waits) if result.step_s else "-",
+        f"{each.busy_cores:.1f}",
+        size(each.ram_bytes),
         ", ".join(marks),
     )
 
 
-def too_many_section(result: LoaderResult) -> str:
+def too_many(result: LoaderResult) -> Facts | None:
     """Cost of more workers than needed."""
-    base = best_rate(result, result.recommended)
     candidate = result.candidate(result.recommended)
-    if not result.too_many or base is None:
-        return ""
-    rows = [
-        (
-            count(each.settings.num_workers, "worker"),
-            _too_many_words(result, each, candidate),
-        )
-        for each in result.too_many
-    ]
-    return "\n".join(["Too many workers", *table(rows, "lw")])
+    if best_rate(result, result.recommended) is None:
+        return None
+    return facts(
+        *((count(each.settings.num_workers, "worker"), _too_many_words(result, each, candidate))
+          for each in result.too_many)
+    )  # fmt: skip
 
 
 def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str:
@@ -301,22 +286,22 @@ def _too_many_words(result: LoaderResult, more: Candidate, base: Candidate | Non
     if saving := _saving(result, more, run):
         said.append(saving)
     if more.infeasible:
-        said.append(f"infeasible: {printable(more.infeasible)}")
+        said.append(f"infeasible: {more.infeasible}")
     elif more.oversubscribed:
-        said.append(f"oversubscribed: {printable(more.oversubscribed)}")
+        said.append(f"oversubscribed: {more.oversubscribed}")
     return ", ".join(said)
 
 
 # ---
-# what a batch costs and what the machine allows, as text.
+# What a batch costs and what the machine allows.
 
 
-def batch_section(probe: Probe) -> str:
+def batch_facts(probe: Probe) -> Facts | None:
     """Costs of a batch: time by part, size, transfer to the main process, workers."""
-    rows = [
+    return facts(
+        ("made", f"{count(probe.batches, 'batch', 'batches')} in {duration(probe.seconds)}"),
         ("data set", _dataset(probe)),
         ("in a worker", _worker(probe)),
-        *_parts(probe),
         ("without workers", duration(probe.alone_s) if probe.alone_s is not None else ""),
         ("content", _content(probe)),
         ("hand-off", _transfer(probe)),
@@ -324,16 +309,12 @@ def batch_section(probe: Probe) -> str:
         ("storage", _storage(probe.storage) if probe.storage is not None else ""),
         ("a worker", _one_worker(probe)),
         ("two workers", _scaling(probe)),
-    ]
-    made = f"{probe.batches} made in {duration(probe.seconds)}"
-    cells = [(name, printable(text)) for name, text in rows if text]
-    return "\n".join([f"A batch ({made})", *table(cells, "lw")])
+    )
 
 
-def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
+def machine_rows(machine: LoaderMachine, ranks: int = 1) -> tuple[Row, ...]:
     """Limits of the machine for a DataLoader; unknown ones are shown as such."""
     usable = f"{cores(machine.usable_cores)} usable"
-    title = f"Machine (the share of one of {ranks} ranks)" if ranks > 1 else "Machine"
     of = "of " if ranks > 1 else ""
     details = [f"{of}{len(machine.affinity)} logical allowed"] if machine.affinity else []
     if machine.physical_cores is not None:
@@ -343,13 +324,14 @@ def machine_section(machine: LoaderMachine, ranks: int = 1) -> str:
     worth = sum(machine.core_speeds)
     if worth < 0.95 * len(machine.core_speeds):  # slow cores, or two threads on one
         details.append(f"worth {worth:.1f} of the fastest alone")
-    rows = [
+    if ranks > 1:
+        usable += f", the share of one of {ranks} ranks"
+    return rows(
         ("cores", usable + (f" ({', '.join(details)})" if details else "")),
         ("RAM", _bytes(machine.available_bytes, "available")),
         ("/dev/shm", _bytes(machine.shm_free_bytes, "free")),
         ("open files", "cannot tell" if machine.open_files is None else str(machine.open_files)),
-    ]
-    return "\n".join([title, *table(rows, "lw")])
+    )
 
 
 def _bytes(nbytes: int | None, word: str) -> str:
@@ -381,17 +363,6 @@ def _worker(probe: Probe) -> str:
             text += f", the other {percent(waited)} waits (storage, locks, sleep, no free core)"
     pools = ", ".join(f"{name} {n}" for name, n in sorted(probe.thread_pools.items()))
     return text + (f"; thread pools: {pools}" if pools else "")
-
-
-def _parts(probe: Probe) -> list[tuple[str, str]]:
-    """The longest first; "unknown" is what could not be split."""
-    rows = []
-    for part in sorted(probe.parts, key=lambda part: -part.share):
-        name = "not split" if part.name == "unknown" else part.name
-        cost = f", {duration(part.share * probe.fetch_s)}" if probe.fetch_s is not None else ""
-        what = f": {', '.join(part.what[:3])}" if part.what else ""
-        rows.append((f"  {name}", f"{percent(part.share)}{cost}{what}"))
-    return rows
 
 
 def _content(probe: Probe) -> str:
