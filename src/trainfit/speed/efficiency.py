@@ -44,7 +44,6 @@ def _passes(kind: str, *shares: float) -> dict[str, float]:
 #: Before anything is fitted: matmuls and copies as such kernels usually run.
 DEFAULT: Final = Efficiency(
     arithmetic={
-        "matmul": 0.8,
         **_passes("convolution", 0.75, 0.65, 0.6),
         **_passes("grouped", 0.5, 0.4, 0.3),
         **_passes("grouped_nhwc", 0.5, 0.4, 0.3),
@@ -55,7 +54,6 @@ DEFAULT: Final = Efficiency(
         "recurrent": 0.5,
     },
     traffic={
-        "matmul": 0.8,
         **_passes("convolution", 0.8, 0.8, 0.8),
         **_passes("depthwise", 0.8, 0.8, 0.8),
         **_passes("depthwise_nhwc", 0.8, 0.8, 0.8),
@@ -89,7 +87,6 @@ DEFAULT: Final = Efficiency(
 #: that those steps lack have their shares from :data:`DEFAULT`.
 FITTED: Final = Efficiency(
     arithmetic={
-        "matmul": 1.1,
         **_passes("convolution", 1.0, 1.2, 1.1),
         **_passes("grouped", 0.85, 0.90, 0.31),
         **_passes("grouped_nhwc", 0.55, 1.2, 0.39),
@@ -100,7 +97,6 @@ FITTED: Final = Efficiency(
         "recurrent": 0.94,
     },
     traffic={
-        "matmul": 0.57,
         **_passes("convolution", 0.65, 0.29, 0.58),
         **_passes("depthwise", 0.60, 0.65, 0.78),
         **_passes("depthwise_nhwc", 0.45, 0.36, 0.44),
