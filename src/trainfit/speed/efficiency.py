@@ -49,8 +49,6 @@ DEFAULT: Final = Efficiency(
         **_passes("grouped_nhwc", 0.5, 0.4, 0.3),
         **_passes("depthwise", 0.1, 0.1, 0.05),
         **_passes("depthwise_nhwc", 0.2, 0.2, 0.1),
-        "attention": 0.5,
-        "attention_gradient": 0.4,
         "recurrent": 0.5,
     },
     traffic={
@@ -92,8 +90,6 @@ FITTED: Final = Efficiency(
         **_passes("grouped_nhwc", 0.55, 1.2, 0.39),
         **_passes("depthwise", 0.044, 0.10, 0.020),
         **_passes("depthwise_nhwc", 0.065, 0.21, 0.13),
-        "attention": 0.58,
-        "attention_gradient": 0.4,
         "recurrent": 0.94,
     },
     traffic={

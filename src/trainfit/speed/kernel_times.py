@@ -25,8 +25,16 @@ from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
+from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
-from trainfit.speed.products import INLINE_ECC, Products, Sizes, design_of, product_seconds
+from trainfit.speed.products import (
+    INLINE_ECC,
+    Products,
+    Sizes,
+    design_of,
+    is_halved,
+    product_seconds,
+)
 from trainfit.speed.work import COLUMNS, Floats
 
 #: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
@@ -112,6 +120,8 @@ _OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weigh
 #: Y's (288, 320, 672) do not, by timm's channels-last steps on an RTX 3090.
 _NARROW: Final = 32
 _BLOCK: Final = 128
+#: Forward and backward pass.
+_ATTENTION: Final = ("attention", "attention_gradient")
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
 
 
@@ -123,9 +133,9 @@ class KernelTimes:
         self.table, self._gpu = table, gpu
         self._kinds = self._column("kind")
         self._tiled = self._is(_TILED) & (self._column("flops") > 0)
-        self._products = self._is(("matmul",)) & (self._column("flops") > 0)
+        self._by_cause = self._is(("matmul", *_ATTENTION)) & (self._column("flops") > 0)
         self._known: tuple[float, Floats] | None = None
-        self._known_products: tuple[float, Products] | None = None
+        self._known_by_cause: tuple[float, Products] | None = None
 
     def seconds(self, efficiency: Efficiency) -> Floats:
         """Of each kernel."""
@@ -135,8 +145,8 @@ class KernelTimes:
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
         smooth = np.maximum(smooth, self._in_turns())
         seconds = smooth + self._column("launches") * efficiency.least_s
-        if self._products.any():
-            seconds[self._products] = self._of_products(efficiency.unaligned).total
+        if self._by_cause.any():
+            seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
         return np.where(self._is(_HOST) | self._of_tensor_cores(), 0.0, seconds)
 
     def _of_tensor_cores(self) -> NDArray[np.bool_]:
@@ -167,8 +177,8 @@ class KernelTimes:
         peak = self._gpu.bandwidth_bytes_per_s * (INLINE_ECC if self._gpu.inline_ecc else 1.0)
         rate = peak * self._shares(efficiency.traffic)
         found: Floats = (moved - cached) / rate
-        if self._products.any():
-            found[self._products] = self._of_products(efficiency.unaligned).traffic
+        if self._by_cause.any():
+            found[self._by_cause] = self._of_causes(efficiency.unaligned).traffic
         return found
 
     def arithmetic(self, efficiency: Efficiency) -> Floats:
@@ -178,8 +188,8 @@ class KernelTimes:
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
         seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
         seconds = np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
-        if self._products.any():
-            seconds[self._products] = self._of_products(efficiency.unaligned).arithmetic
+        if self._by_cause.any():
+            seconds[self._by_cause] = self._of_causes(efficiency.unaligned).arithmetic
         return seconds
 
     def on_tensor_cores(self) -> NDArray[np.bool_]:
@@ -199,24 +209,35 @@ class KernelTimes:
             self._known = small_tile, seconds
         return self._known[1]
 
-    def _of_products(self, unaligned: float) -> Products:
-        """Of matmuls; those of the same sizes are costed once."""
-        if self._known_products is None or self._known_products[0] != unaligned:
-            gpu, design = self._gpu, design_of(self._gpu)
-            chosen = self.table[self._products]
-            distinct, place = _distinct(chosen)
-            names = ("rows", "columns", "depth", "batches", "read", "written")
-            rows, columns, depth, batches, read, written = (
-                distinct[:, COLUMNS.index(name)].astype(np.float64) for name in names
-            )
-            dtype = distinct[:, COLUMNS.index("dtype")]
-            sizes = Sizes(rows, columns, depth, batches, read, written, dtype)
-            rate = (peak_flops(gpu) * product_shares(gpu))[dtype]
-            odd = _odd_sides(distinct)
-            rate = np.where(odd, rate * unaligned, rate)
-            found = product_seconds(sizes, rate, gpu, design)
-            self._known_products = unaligned, Products(*(each[place] for each in found))
-        return self._known_products[1]
+    def _of_causes(self, unaligned: float) -> Products:
+        """Of matmuls and fused attention; those of the same sizes are costed once."""
+        if self._known_by_cause is None or self._known_by_cause[0] != unaligned:
+            distinct, place = _distinct(self.table[self._by_cause])
+            found = self._costed(distinct, unaligned)
+            self._known_by_cause = unaligned, Products(*(each[place] for each in found))
+        return self._known_by_cause[1]
+
+    def _costed(self, table: IntArray, unaligned: float) -> Products:
+        gpu, design = self._gpu, design_of(self._gpu)
+        found = Products(*(np.zeros(len(table)) for _ in range(3)))
+        kinds = table[:, COLUMNS.index("kind")]
+        fused = np.isin(kinds, [KINDS.index(name) for name in _ATTENTION])
+        peak = peak_flops(gpu)
+        if not fused.all():
+            chosen = table[~fused]
+            rate = (peak * product_shares(gpu))[chosen[:, COLUMNS.index("dtype")]]
+            rate = np.where(_odd_sides(chosen), rate * unaligned, rate)
+            _put(found, ~fused, product_seconds(_sizes_of(chosen), rate, gpu, design))
+        if fused.any():
+            chosen = table[fused]
+            rate = peak[chosen[:, COLUMNS.index("dtype")]] * clock_share(gpu)
+            flops = chosen[:, COLUMNS.index("flops")].astype(np.float64)
+            gradient = np.isin(kinds[fused], KINDS.index(_ATTENTION[1])).astype(np.float64)
+            sizes = _sizes_of(chosen)
+            total, alone = attention_seconds(sizes, flops, gradient, rate, gpu, design)
+            moving = (sizes.read + sizes.written) / (gpu.bandwidth_bytes_per_s * design.memory)
+            _put(found, fused, Products(np.maximum(total, moving), alone, moving))
+        return found
 
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
         """Of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
@@ -302,6 +323,19 @@ def _distinct(table: IntArray) -> tuple[IntArray, IntArray]:
     return table[first], place.ravel()
 
 
+def _sizes_of(table: IntArray) -> Sizes:
+    names = ("rows", "columns", "depth", "batches", "read", "written")
+    rows, columns, depth, batches, read, written = (
+        table[:, COLUMNS.index(name)].astype(np.float64) for name in names
+    )
+    return Sizes(rows, columns, depth, batches, read, written, table[:, COLUMNS.index("dtype")])
+
+
+def _put(found: Products, where: NDArray[np.bool_], values: Products) -> None:
+    for column, value in zip(found, values, strict=True):
+        column[where] = value
+
+
 def _odd_sides(table: IntArray) -> NDArray[np.bool_]:
     """Half-precision matmuls with a side that is not a multiple of 8."""
     halves = np.isin(table[:, COLUMNS.index("dtype")], [DTYPES.index(name) for name in _HALVES])
@@ -342,8 +376,7 @@ def _tensor_flops_a_clock(gpu: GpuSpec) -> int:
 def product_shares(gpu: GpuSpec) -> Floats:
     """The share of the peak rate that matmuls sustain, by dtype."""
     design = design_of(gpu)
-    geforce = _tensor_flops_a_clock(gpu) <= _FED_FLOPS
-    tensor = clock_share(gpu) * (design.fed_share if geforce else design.share)
+    tensor = clock_share(gpu) * (design.fed_share if is_halved(gpu) else design.share)
     share = 1.1 * _SHADER_SHARE.get(gpu.capability, _OTHER_SHADER_SHARE)
     shaders = min(1.0, clock_share(gpu, _SHADER_WATTS) * share)
     return np.array([tensor if name in gpu.tensor_flops else shaders for name in DTYPES])

@@ -57,6 +57,8 @@ _PARTS: Final = 0.66
 #: How the time grows with Tensor cores that are busier than power allows: dynamic power goes with
 #: the clock and the square of the voltage, which follows it.
 _POWER: Final = 0.58
+#: FLOPs a clock of a multiprocessor's Tensor cores in a GeForce, from Ampere on.
+_HALVED: Final = 512
 #: Where no boost clock is known (Hz).
 _USUAL_CLOCK: Final = 1.5e9
 _BYTES: Final = {
@@ -79,7 +81,9 @@ class Design:
     tiles (1: kernels of one tile a block; 0: the rest is shared); ``busy``: the share of the
     rate above which power is the limit; ``fed_share`` replaces ``share`` for Tensor cores of a
     GeForce, at half of the rate of others of the architecture (above 1 where cards clock higher
-    than rated).
+    than rated). Of fused attention: ``attention`` is the share of the Tensor cores' rate,
+    ``softmax`` what else a pair of a query and a key takes, in elements of a head, and
+    ``queries_s`` what beginning and ending a block of queries takes.
     """
 
     floor_s: float
@@ -92,19 +96,28 @@ class Design:
     whole: float
     busy: float
     fed_share: float = 1.0
+    attention: float = 0.5
+    softmax: float = 15.0
+    queries_s: float = 3.0e-6
 
 
 #: Blocks of one tile each; of A100 SXM.
-AMPERE: Final = Design(1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0)
+AMPERE: Final = Design(1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0, attention=0.63)
 #: Of L40S: a large L2; memory without ECC (with it, :data:`INLINE_ECC` of that).
-ADA: Final = Design(1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.03)
+ADA: Final = Design(
+    1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.03, attention=0.60, softmax=17.0
+)
 #: Persistent kernels, clusters that share operands; of H100 SXM.
-HOPPER: Final = Design(1.85e-6, 0.95e-6, 0.92, 77, 0.875, 1.09, 2.5e-6, 0.11, 0.85)
+HOPPER: Final = Design(
+    1.85e-6, 0.95e-6, 0.92, 77, 0.875, 1.09, 2.5e-6, 0.11, 0.85, attention=0.88, softmax=50.0
+)
 #: Two dies, Tensor memory; of B200.
-BLACKWELL: Final = Design(1.5e-6, 0.65e-6, 0.93, 93, 0.81, 1.09, 3.15e-6, 0.1, 0.744)
+BLACKWELL: Final = Design(
+    1.5e-6, 0.65e-6, 0.93, 93, 0.81, 1.09, 3.15e-6, 0.1, 0.744, attention=1.11, softmax=133.0
+)
 #: No measured kernels of these were at hand, only large matmuls (docs/decisions/0040): Volta and
 #: Turing, Ampere with GDDR, and Blackwell with GDDR (Ada's multiprocessor, more power each).
-VOLTA: Final = dataclasses.replace(AMPERE, share=0.80)
+VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4)
 AMPERE_GDDR: Final = dataclasses.replace(
     AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1
 )
@@ -125,6 +138,17 @@ _DESIGNS: Final = {
     (10, 0): BLACKWELL,
     (12, 0): BLACKWELL_GDDR,
 }
+
+
+def is_halved(gpu: GpuSpec) -> bool:
+    """Has it Tensor cores of a GeForce, whose float32 sums are at half of the rate?"""
+    return tensor_rate(gpu.capability, geforce="GeForce" in gpu.name) <= _HALVED
+
+
+def rate_share(gpu: GpuSpec, share: float) -> float:
+    """``share`` of an architecture's Tensor cores, on this GPU: at half of their rate, what else
+    there is to do takes as long."""
+    return 2 / (1 + 1 / share) if is_halved(gpu) else share
 
 
 class Products(NamedTuple):
