@@ -148,8 +148,9 @@ def _module_seconds(row: dict[str, str], config: dict[str, str]) -> float:
     gpu = find_gpu(row["gpu_name"])
     with trainfit.simulate(gpu.name, limited=False) as simulation:
         act = MODULES[row["kernel_name"]](row["kernel_operation_mode"], config)
-        simulation.end_step()
-        act()
+        for _ in range(2):  # the second finds the gradients of what no gradient is removed of
+            simulation.end_step()
+            act()
         simulation.end_step()
     return _gpu_seconds(simulation.recording, gpu.name)
 
@@ -160,19 +161,19 @@ def _gpu_seconds(recording: Recording, gpu: str) -> float:
     return float((timed.seconds + timed.copies).sum())
 
 
-def _ways(mode: str, forward: Act, grad: Any = None, leaves: Any = ()) -> Act:
-    """As Triton's do_bench repeats them: gradients are gone before each call."""
-
-    def full() -> None:
-        result = forward()
-        result.backward(grad, retain_graph=True)
-
+def _ways(mode: str, forward: Act, grad: Any = None, source: Any = None) -> Act:
+    """As Triton's do_bench repeats them: the gradient of ``source`` is gone before each call."""
     if mode == "forward":
         return forward
-    if mode == "full":
-        return full
-    result = forward()
-    return lambda: result.backward(grad, retain_graph=True)
+    results = [forward()] if mode == "backward" else []
+
+    def act() -> None:
+        if source is not None:
+            source.grad = None
+        result = results[0] if results else forward()
+        result.backward(grad, retain_graph=True)
+
+    return act
 
 
 def _tensor(*shape: int, dtype: Any = None, grad: bool = True) -> Any:
@@ -194,7 +195,7 @@ def _rms_norm(mode: str, config: dict[str, str]) -> Act:
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)
         return weight * y.to(x.dtype)
 
-    return _ways(mode, forward, _tensor(*shape, dtype=torch.float32, grad=False))
+    return _ways(mode, forward, _tensor(*shape, dtype=torch.float32, grad=False), x)
 
 
 def _rope(mode: str, config: dict[str, str]) -> Act:
@@ -230,7 +231,7 @@ def _relu_squared(mode: str, config: dict[str, str]) -> Act:
 
     shape = int(config["M"]), int(config["N"])
     x = _tensor(*shape)
-    return _ways(mode, lambda: torch.square(torch.relu(x)), _tensor(*shape, grad=False))
+    return _ways(mode, lambda: torch.square(torch.relu(x)), _tensor(*shape, grad=False), x)
 
 
 def _swiglu(mode: str, config: dict[str, str]) -> Act:
@@ -244,6 +245,7 @@ def _swiglu(mode: str, config: dict[str, str]) -> Act:
         return torch.nn.functional.silu(one) * other
 
     def full() -> None:
+        x.grad = None
         forward().sum().backward()
 
     return forward if mode == "forward" else full
@@ -265,7 +267,7 @@ def _group_norm(mode: str, config: dict[str, str]) -> Act:
     layer = torch.nn.GroupNorm(groups, channels).cuda()
     shape = int(config["M"]), channels, int(config["H"])
     x = _tensor(*shape, dtype=torch.float32)
-    return _ways(mode, lambda: layer(x), _tensor(*shape, dtype=torch.float32, grad=False))
+    return _ways(mode, lambda: layer(x), _tensor(*shape, dtype=torch.float32, grad=False), x)
 
 
 def _sparsemax(mode: str, config: dict[str, str]) -> Act:
@@ -283,7 +285,7 @@ def _sparsemax(mode: str, config: dict[str, str]) -> Act:
         tau = ((ordered * support).sum(dim=-1, keepdim=True) - 1) / count
         return torch.clamp(x - tau, min=0)
 
-    return _ways(mode, forward, _tensor(*shape, dtype=torch.float32, grad=False))
+    return _ways(mode, forward, _tensor(*shape, dtype=torch.float32, grad=False), x)
 
 
 MODULES: Final[dict[str, Callable[[str, dict[str, str]], Act]]] = {

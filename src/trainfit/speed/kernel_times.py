@@ -122,6 +122,14 @@ _NARROW: Final = 32
 _BLOCK: Final = 128
 #: Forward and backward pass.
 _ATTENTION: Final = ("attention", "attention_gradient")
+#: Elements that a multiprocessor takes in a clock where it computes each one's places, by
+#: Liger-Kernel's published rows: SwiGLU on halves of a tensor (H100 SXM, 1.4), rotary embeddings on
+#: transposed heads (A100 SXM, 1.25).
+_ELEMENTS_A_CLOCK: Final = 1.3
+_USUAL_CLOCK: Final = 1.5e9
+_ELEMENTWISE: Final = tuple(
+    name for name in KINDS if name.startswith(("pointwise", "normalization"))
+)
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
 
 
@@ -143,7 +151,7 @@ class KernelTimes:
         most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
-        smooth = np.maximum(smooth, self._in_turns())
+        smooth = np.maximum(smooth, np.maximum(self._in_turns(), self._one_by_one()))
         seconds = smooth + self._column("launches") * efficiency.least_s
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
@@ -170,11 +178,18 @@ class KernelTimes:
         turns = self._column("depth") * rounds * _LATENCY_S
         return np.where(self._is(("resampling",)), turns, 0.0)
 
+    def _one_by_one(self) -> Floats:
+        """Of elementwise kernels that cannot take vectors: places are computed for each element."""
+        clock = self._gpu.boost_clock_hz or _USUAL_CLOCK
+        seconds = self._column("rows") / (_ELEMENTS_A_CLOCK * clock * self._gpu.sm_count)
+        return np.where(self._is(_ELEMENTWISE), seconds, 0.0)
+
     def traffic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's bytes need at the memory bandwidth."""
         moved = (self._column("read") + self._column("written")).astype(np.float64)
         cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
         peak = self._gpu.bandwidth_bytes_per_s * (INLINE_ECC if self._gpu.inline_ecc else 1.0)
+        peak *= design_of(self._gpu).streams
         rate = peak * self._shares(efficiency.traffic)
         found: Floats = (moved - cached) / rate
         if self._by_cause.any():

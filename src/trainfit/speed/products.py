@@ -83,7 +83,8 @@ class Design:
     GeForce, at half of the rate of others of the architecture (above 1 where cards clock higher
     than rated). Of fused attention: ``attention`` is the share of the Tensor cores' rate,
     ``softmax`` what else a pair of a query and a key takes, in elements of a head, and
-    ``queries_s`` what beginning and ending a block of queries takes.
+    ``queries_s`` what beginning and ending a block of queries takes. ``streams``: of the bandwidth,
+    what kernels reach that read and write in order, next to those of a GeForce.
     """
 
     floor_s: float
@@ -99,27 +100,52 @@ class Design:
     attention: float = 0.5
     softmax: float = 15.0
     queries_s: float = 3.0e-6
+    streams: float = 1.0
 
 
 #: Blocks of one tile each; of A100 SXM.
-AMPERE: Final = Design(1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0, attention=0.63)
+AMPERE: Final = Design(
+    1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0, attention=0.63, streams=0.87
+)
 #: Of L40S: a large L2; memory without ECC (with it, :data:`INLINE_ECC` of that).
 ADA: Final = Design(
     1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.03, attention=0.60, softmax=17.0
 )
 #: Persistent kernels, clusters that share operands; of H100 SXM.
 HOPPER: Final = Design(
-    1.85e-6, 0.95e-6, 0.92, 77, 0.875, 1.09, 2.5e-6, 0.11, 0.85, attention=0.88, softmax=50.0
+    1.85e-6,
+    0.95e-6,
+    0.92,
+    77,
+    0.875,
+    1.09,
+    2.5e-6,
+    0.11,
+    0.85,
+    attention=0.88,
+    softmax=50.0,
+    streams=0.91,
 )
 #: Two dies, Tensor memory; of B200.
 BLACKWELL: Final = Design(
-    1.5e-6, 0.65e-6, 0.93, 93, 0.81, 1.09, 3.15e-6, 0.1, 0.744, attention=1.11, softmax=133.0
+    1.5e-6,
+    0.65e-6,
+    0.93,
+    93,
+    0.81,
+    1.09,
+    3.15e-6,
+    0.1,
+    0.744,
+    attention=1.11,
+    softmax=133.0,
+    streams=0.88,
 )
 #: No measured kernels of these were at hand, only large matmuls (docs/decisions/0040): Volta and
 #: Turing, Ampere with GDDR, and Blackwell with GDDR (Ada's multiprocessor, more power each).
-VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4)
+VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=0.9)
 AMPERE_GDDR: Final = dataclasses.replace(
-    AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1
+    AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
 )
 BLACKWELL_GDDR: Final = dataclasses.replace(ADA, share=0.76, fed_share=0.93)
 
