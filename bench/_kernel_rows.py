@@ -302,11 +302,11 @@ MODULES: Final[dict[str, Callable[[str, dict[str, str]], Act]]] = {
 # --- Networks of convolutions ---------------------------------------------------------------------
 
 #: Images a second of one GPU in training: https://github.com/NVIDIA/DeepLearningExamples, PyTorch,
-#: ConvNets, resnet50v1.5 (DGX A100, and DGX-1 with V100 of 16 GB); batch size, and AMP in
+#: ConvNets, resnet50v1.5 (DGX A100 with 80 GB, and DGX-1 with V100 of 16 GB); batch size, and AMP in
 #: channels-last.
 _RESNETS: Final = (
-    ("A100 40GB SXM", 256, False, 938),
-    ("A100 40GB SXM", 256, True, 2470),
+    ("A100 80GB SXM", 256, False, 938),
+    ("A100 80GB SXM", 256, True, 2470),
     ("V100 16GB SXM", 112, False, 367),
     ("V100 16GB SXM", 256, True, 1200),
 )
@@ -322,9 +322,12 @@ def networks() -> Iterator[Compared]:
 
 def _resnet_seconds(gpu: str, batch: int, amp: bool) -> float:
     import torch
-    import torchvision
 
     import trainfit
+    from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
+
+    define_torchvision_operators()  # with a torch without CUDA torchvision lacks its own
+    import torchvision
 
     layout = torch.channels_last if amp else torch.contiguous_format
     with trainfit.simulate(gpu, limited=False) as simulation:

@@ -143,7 +143,7 @@ BLACKWELL: Final = Design(
 )
 #: No measured kernels of these were at hand, only large matmuls (docs/decisions/0040): Volta and
 #: Turing, Ampere with GDDR, and Blackwell with GDDR (Ada's multiprocessor, more power each).
-VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=0.9)
+VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=1.0)
 AMPERE_GDDR: Final = dataclasses.replace(
     AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
 )
