@@ -132,6 +132,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_cost.py
 	$(BIN)/python bench/speed_knee.py
 	$(BIN)/python bench/speed_products.py
+	$(BIN)/python bench/kernel_accuracy.py --truth $(TRUTH)
 	$(BIN)/python bench/speed_accuracy.py --data $(TRUTH) --quick
 	$(BIN)/python bench/memory_truth.py || test $$? -eq 3  # 3: nothing was recorded yet
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3

@@ -21,7 +21,7 @@ import psutil
 
 Mode = Literal["train", "infer"]
 #: Changes whenever what is recorded of a step does, so that cached steps are made again.
-VERSION = 6
+VERSION = 7
 #: A model of the same name has as many parameters as the table's but for this share, or is another
 #: by now (ecaresnext50t_32x4d had two blocks a stage).
 _SAME = 0.01

