@@ -145,8 +145,8 @@ def _commands(result: LoaderResult) -> Iterator[Command]:
 def _notes(result: LoaderResult) -> Iterator[Note]:
     doubted = set()
     for each in result.doubts:
-        text = f"{each.title}: {each.meaning}" if each.meaning else each.title
-        doubted.add(f"{each.title}: {each.meaning}")
+        text = f"{each.summary}: {each.meaning}" if each.meaning else each.summary
+        doubted.add(f"{each.summary}: {each.meaning}")
         yield Note("note", text, severity="changes the figures" if each.decides
                    else "may change the figures")  # fmt: skip
     others = (note for note in result.notes if note not in doubted)
@@ -257,7 +257,7 @@ def _deviation(run: Confirmed) -> float:
 def all_faults(result: LoaderResult) -> list[Finding]:
     """All faults, each once."""
     met = (run.fault for run in result.confirmed if run.fault is not None)
-    found = dict.fromkeys([*result.faults, *result.probe.faults, *met])
+    found = [*result.faults, *result.probe.faults, *met]
     return list({(fault.kind, fault.title): fault for fault in reversed(found)}.values())[::-1]
 
 
