@@ -77,12 +77,16 @@ class FullMemory:
         return nbytes / self.allocated_bytes if self.allocated_bytes else 0.0
 
 
+#: The kind of the finding that says what there is most of; the others are faults.
+MOSTLY: Final = "memory_mostly"
+
+
 def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
     causes = (_kept, _survivors, _loaded, _loss, _whole_checkpoint, _workspaces, _fragments, _most)
     found = [finding for cause in causes for finding in cause(memory)]
-    if any(finding.kind != "memory_mostly" for finding in found[:-1]):
-        found.sort(key=lambda finding: (finding.kind == "memory_mostly", -(finding.share or 0)))
+    if any(finding.kind != MOSTLY for finding in found[:-1]):
+        found.sort(key=lambda finding: (finding.kind == MOSTLY, -(finding.share or 0)))
     return tuple(found)
 
 
@@ -297,7 +301,7 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
     if share < 4 * _SHARE:
         return
     yield Finding(
-        "memory_mostly",
+        MOSTLY,
         "info",
         f"{percent(share)} of the memory: {KINDS[kind]}",
         (Evidence(KINDS[kind], known[kind], "bytes"),),

@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from trainfit.findings.out_of_memory import MOSTLY, of_full_memory
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.batches import Device, batch_law
 from trainfit.memory.capacity import context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern
+from trainfit.memory.held import full_memory
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.recording import STEP_END, Recording
 from trainfit.results.runs.script import Protection
@@ -193,7 +196,14 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         timeline_phases=_phases(recording, len(timeline(stream, shown))),
         notes=tuple(_notes(first)),
         assumptions=dict(header["assumptions"]),
+        findings=_findings(recording, shown, fits=limited.fits and full is None),
     )
+
+
+def _findings(recording: Recording, shown: Replay, *, fits: bool) -> tuple[Finding, ...]:
+    """What fills the memory; of a job that fits, what should not be there."""
+    found = of_full_memory(full_memory(recording, shown))
+    return tuple(each for each in found if not fits or each.kind != MOSTLY)
 
 
 def second_run(first: Source) -> str:

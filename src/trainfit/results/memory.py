@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.contents import Metered, Note
+from trainfit.results.findings import Finding
 from trainfit.results.gpus import Constant
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
@@ -366,7 +367,8 @@ class MemoryReport:
 
     ``second_run`` is the command for the second recording, where there is only one.
     ``timeline`` are the peaks of equal parts of the last whole step, ``timeline_phases`` the
-    phase of each. ``step`` is what an optimizer step consists of.
+    phase of each. ``step`` is what an optimizer step consists of, ``findings`` say what should not
+    be in the memory at its peak.
     """
 
     file: str
@@ -390,6 +392,7 @@ class MemoryReport:
     notes: tuple[str, ...]
     assumptions: Mapping[str, int]
     step: StepMakeup | None = None
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -20,6 +20,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.notes import profile_note, protection_notes
+from trainfit.report.sections.finding import finding_items
 from trainfit.report.sections.memory_charts import (
     kind_title,
     modules_chart,
@@ -318,6 +319,7 @@ def memory_subject(report: MemoryReport) -> Subject:
                 ),
                 quantities(report.memory),
             ),
+            *section("Why", finding_items(report.findings, detail=3)),
             *section("Largest allocations at the peak", _allocations(report)),
             *peak_sections(peak.by_kind_bytes, peak.by_module_bytes, report.gpu_memory_bytes),
             *section("Allocated over the last step", Output(timeline) if timeline else None),

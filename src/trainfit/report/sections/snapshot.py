@@ -9,24 +9,19 @@ from trainfit.report.blocks import (
     WHOLE,
     Facts,
     Headline,
-    Item,
     Subject,
     Table,
     Tile,
-    Tone,
     facts,
-    items,
-    rows,
     section,
     table,
 )
 from trainfit.report.notes import plain
-from trainfit.results.findings import Finding, Severity
+from trainfit.report.sections.finding import finding_items
 from trainfit.results.memory import SettingOutcome
 from trainfit.results.snapshot import SnapshotOwner, SnapshotReport
 from trainfit.results.text import count, percent, share, size
 
-_TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
 _OWNERS: Final = 20
 
 
@@ -41,7 +36,7 @@ def snapshot_subject(report: SnapshotReport) -> Subject:
             tiles=_tiles(report),
         ),
         (
-            *section("Why", items([_item(each) for each in report.findings], "cause")),
+            *section("Why", finding_items(report.findings, detail=2)),
             *section("Allocated then", _kinds(report)),
             *section("Made by", _owners(report), _files(report)),
             *section("Allocator", _allocator(report), _settings(report)),
@@ -72,24 +67,6 @@ def _tiles(report: SnapshotReport) -> tuple[Tile, ...]:
     if report.requested_bytes is not None:
         tiles.insert(0, Tile("Asked for", size(report.requested_bytes), tone="bad"))
     return tuple(tiles)
-
-
-def _item(finding: Finding) -> Item:
-    fixes = [
-        ("fix" if not number else "or", _fix(fix.action, fix.cost), WHOLE * (number > 1))
-        for number, fix in enumerate(finding.fixes)
-    ]
-    place = (("at", str(finding.place)),) if finding.place is not None else ()
-    return Item(
-        finding.title,
-        tone=_TONES[finding.severity],
-        rows=rows(("cause", finding.cause, 5), *place, *fixes),
-        detail=2,
-    )
-
-
-def _fix(action: str, cost: str) -> str:
-    return f"{action} ({cost})" if cost else action
 
 
 def _kinds(report: SnapshotReport) -> Facts | None:
