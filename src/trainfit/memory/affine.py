@@ -110,11 +110,10 @@ def _permuted(recording: Recording, setup: _Setup, order: IntArray, head: IntArr
     columns["alloc_op"][: setup.allocs] = ranks[by_op]
     columns |= _kernels(recording, new_op)
     tail = _renumbered(recording.events[setup.events :], new_alloc)
-    header = dict(recording.header)
-    if header.get("parameters") is not None:
-        header["parameters"] = [
-            [int(new_alloc[alloc]), *rest] for alloc, *rest in header["parameters"]
-        ]
+    header = recording.header.copy()
+    parameters = header.get("parameters")
+    if parameters is not None:
+        header["parameters"] = [[int(new_alloc[alloc]), *rest] for alloc, *rest in parameters]
     events = np.concatenate([head, tail])
     return dataclasses.replace(recording, header=header, events=events, **columns)
 

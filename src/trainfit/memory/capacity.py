@@ -160,7 +160,7 @@ def context_parts(recording: Recording) -> tuple[Constant, ...]:
     if parts:
         return parts
     low, high = recording.header["context_range_bytes"]
-    value = int(recording.header["context_bytes"])
+    value = recording.header["context_bytes"]
     return (Constant(CONTEXT, value, min(low, value), max(high, value), "assumed", "assumed"),)
 
 

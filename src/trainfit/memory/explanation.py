@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -57,12 +56,12 @@ def summarize(
     if outcome is None:
         outcome = replayed(recording, settings)
     stream = outcome.stream
-    others = int(header.get("other_processes_bytes") or 0)
+    others = header.get("other_processes_bytes") or 0
     return RecordingSummary(
         file=file,
-        gpu=str(header["gpu"]),
-        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
-        torch=str(header["torch"]),
+        gpu=header["gpu"],
+        gpu_memory_bytes=header["gpu_memory_bytes"],
+        torch=header["torch"],
         steps=recording.steps,
         operators=len(recording.op_name),
         memory=figures(outcome, context_parts(recording)),
@@ -75,31 +74,31 @@ def summarize(
         pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
         other_processes_bytes=others,
         profile=str(header.get("profile", "")),
-        notes=tuple(map(str, header.get("notes", ()))),
+        notes=tuple(header.get("notes") or ()),
         step=recording.makeup,
-        structured_notes=tuple(complete((), map(str, header.get("notes", ())), assumptions)),
-        protection=_told(Protection, header, "protection"),
-        coverage=_told(Coverage, header, "coverage"),
+        structured_notes=tuple(complete((), header.get("notes") or (), assumptions)),
+        protection=_told(Protection, header.get("protection")),
+        coverage=_told(Coverage, header.get("coverage")),
     )
 
 
 def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
     """The recording on its own GPU, as far as it was limited by it."""
     header = recording.header
-    others = int(header.get("other_processes_bytes") or 0)
+    others = header.get("other_processes_bytes") or 0
     return replay(
         Stream.of(recording),
-        capacity_bytes=int(header["gpu_memory_bytes"]) - others if header["limited"] else UNLIMITED,
-        context_bytes=int(header["context_bytes"]),
+        capacity_bytes=header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
+        context_bytes=header["context_bytes"],
         settings=settings or recorded_settings(recording),
     )
 
 
-def _told(kind: type[_T], header: Mapping[str, Any], name: str) -> _T | None:
+def _told(kind: type[_T], told: object) -> _T | None:
     """What else the header holds of the run; ``None`` where it does not."""
     try:
-        return decode(kind, header[name])
-    except (KeyError, DecodingError):
+        return decode(kind, told)
+    except DecodingError:
         return None
 
 
@@ -166,13 +165,13 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         device.capacity_bytes,
         device.context_bytes,
         device.settings,
-        torch=str(header["torch"]),
+        torch=header["torch"],
     )
     return MemoryReport(
         file=first.file,
-        gpu=str(header["gpu"]),
-        gpu_memory_bytes=int(header["gpu_memory_bytes"]),
-        torch=str(header["torch"]),
+        gpu=header["gpu"],
+        gpu_memory_bytes=header["gpu_memory_bytes"],
+        torch=header["torch"],
         batch_size=first.batch_size,
         memory=figures(shown, context_parts(recording)),
         fits=limited.fits and full is None,
@@ -214,7 +213,7 @@ def second_run(first: Source) -> str:
         return ""
     batch = 2 * first.batch_size
     output = Path(first.file).with_name(f"batch-{batch}.trainfit")
-    words = ["trainfit", "simulate", "--gpu", str(header["gpu"]), "--batch-size", str(batch)]
+    words = ["trainfit", "simulate", "--gpu", header["gpu"], "--batch-size", str(batch)]
     return f"{line_of([*words, '--output', str(output)])} -- {command}"
 
 
@@ -270,8 +269,8 @@ def device_of(recording: Recording) -> Device:
     """The recorded GPU, less what other processes held, with the recorded allocator settings."""
     header = recording.header
     return Device(
-        int(header["gpu_memory_bytes"]) - int(header.get("other_processes_bytes") or 0),
-        int(header["context_bytes"]),
+        header["gpu_memory_bytes"] - (header.get("other_processes_bytes") or 0),
+        header["context_bytes"],
         recorded_settings(recording),
     )
 

@@ -221,6 +221,6 @@ def _compute(recording: Recording, begin: int, end: int) -> str:
 def _has_tf32(recording: Recording) -> bool:
     """From compute capability 8.0 on; a GPU that is in no list may have it."""
     try:
-        return "tfloat32" in find_gpu(str(recording.header["gpu"])).tensor_flops
+        return "tfloat32" in find_gpu(recording.header["gpu"]).tensor_flops
     except GpuNameError:
         return True

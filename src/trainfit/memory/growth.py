@@ -116,6 +116,6 @@ def _until_full(
     if not growth:
         return None
     header = recording.header
-    others = int(header.get("other_processes_bytes") or 0)
-    free = int(header["gpu_memory_bytes"]) - others - int(header["context_bytes"]) - reserved_bytes
+    others = header.get("other_processes_bytes") or 0
+    free = header["gpu_memory_bytes"] - others - header["context_bytes"] - reserved_bytes
     return len(uses) + max(free, 0) // growth

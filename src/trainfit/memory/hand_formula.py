@@ -179,8 +179,8 @@ class _Comparison:
         unexplained = self._unexplained(rows)
         return HandReport(
             file=source.file,
-            gpu=str(recording.header["gpu"]),
-            torch=str(recording.header["torch"]),
+            gpu=recording.header["gpu"],
+            torch=recording.header["torch"],
             batch_size=source.batch_size,
             parameters=numbers(self._parameters),
             optimizer=str(recording.header.get("optimizer") or ""),

@@ -51,7 +51,7 @@ def optimizer_table(recording: Recording) -> OptimizerTable | None:
     if not trained or not recording.steps:
         return None
     gpu = dataclasses.replace(
-        find_gpu("custom:24GiB"), memory_bytes=int(recording.header["gpu_memory_bytes"])
+        find_gpu("custom:24GiB"), memory_bytes=recording.header["gpu_memory_bytes"]
     )
     rows, measured = [], 0
     for name, make in _OPTIMIZERS.items():

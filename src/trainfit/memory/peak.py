@@ -154,7 +154,7 @@ def remaining(recording: Recording, stream: Stream, outcome: Replay) -> Remainin
     return Remaining(
         after_step_bytes=_kinds(recording, last, outcome.granted),
         kept_bytes=None if kept is None else _kinds(recording, kept, outcome.granted),
-        context_bytes=int(recording.header["context_bytes"]),
+        context_bytes=recording.header["context_bytes"],
     )
 
 

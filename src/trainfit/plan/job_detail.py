@@ -155,7 +155,7 @@ def detail_of_plan(result: PlanResult, path: Path) -> JobDetail:
         memory=step_memory(recording, outcome, batch),
         work=_work(recording, result.gpu, result.cpu),
         batches=_batches(recording, pair, largest),
-        gpu_bytes=_gpus(result.gpu, int(recording.header["gpu_memory_bytes"])),
+        gpu_bytes=_gpus(result.gpu, recording.header["gpu_memory_bytes"]),
     )
 
 
@@ -165,7 +165,7 @@ def timeline_of(result: PlanResult | Recording, name: str) -> StepTimeline | Non
     Raises :class:`ResultFileError` for a damaged recording in the file ``name``.
     """
     if isinstance(result, Recording):
-        return _timeline(result, str(result.header["gpu"]))
+        return _timeline(result, result.header["gpu"])
     if not result.recordings:
         return None
     return _timeline(result.recordings[0].recording(Path(name)), result.gpu, result.cpu)
@@ -179,7 +179,7 @@ def _timeline(recording: Recording, name: str, cpu: HostCpu | None = None) -> St
 def _of_recording(recording: Recording, outcome: Replay) -> JobDetail:
     """Of one recorded run, which was replayed."""
     header = recording.header
-    batch, gpu = header.get("batch_size"), str(header["gpu"])
+    batch, gpu = header.get("batch_size"), header["gpu"]
     return JobDetail(
         memory=step_memory(recording, outcome, batch if isinstance(batch, int) else None),
         work=_work(recording, gpu),

@@ -43,7 +43,7 @@ def note_first_run(
                 f"{size(peaks[1].peak_reserved)} reserved",
                 CHANGES,
             )
-    for text in recording_of(first).header.get("notes", ()):
+    for text in recording_of(first).header.get("notes") or ():
         notes.add(str(text), MAY_CHANGE)
 
 

@@ -365,7 +365,7 @@ def _other_gpus(job: PlannedJob) -> tuple[str, ...]:
 
 def _environment(trace: Trace) -> dict[str, str]:
     return {
-        "torch": str(recording_of(trace).header["torch"]),
+        "torch": recording_of(trace).header["torch"],
         "python": platform.python_version(),
         "machine": platform.machine(),
     }

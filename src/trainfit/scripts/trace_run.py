@@ -308,7 +308,7 @@ class Runner:
             autocast=self._autocast.used,
             autocast_at=self._autocast.where,
             gpu_operators=len(recording.op_name) if recording is not None else 0,
-            module_calls=int(recording.header["module_calls"]) if recording is not None else 0,
+            module_calls=recording.header["module_calls"] if recording is not None else 0,
             optimizers=self._interventions.optimizers,
             forward=self._interventions.forward_calls(),
             compute=self._interventions.compute(),

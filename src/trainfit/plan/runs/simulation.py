@@ -125,13 +125,14 @@ def _described(
     out_of_memory: str | None,
 ) -> Recording:
     """The recording with what is known of its command: batch size, script, words, end."""
-    header = dict(recording.header)
+    header = recording.header.copy()
     if out_of_memory is not None:
         header["out_of_memory"] = out_of_memory
-    for name in ("protection", "coverage"):
-        told = getattr(trace.outcome, name)
-        if told is not None:
-            header[name] = json.loads(as_json(told))
+    protection, coverage = trace.outcome.protection, trace.outcome.coverage
+    if protection is not None:
+        header["protection"] = json.loads(as_json(protection))
+    if coverage is not None:
+        header["coverage"] = json.loads(as_json(coverage))
     header["script"], header["template"] = command.name, line_of(command.words)
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader

@@ -199,7 +199,7 @@ class Tracer:
         child = _child(process, folder, started, self._limit, self._stopped, look)
         outcome, recording = _outcome(folder, child, self._limit), _recording(folder)
         if recording is not None:
-            needed.saw(str(recording.header["torch"]))
+            needed.saw(recording.header["torch"])
         return Trace(outcome, recording, child.output, interrupt)
 
     def _start(self, folder: Path, environment: Mapping[str, str], grows: bool) -> Process:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import typing
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,26 +42,72 @@ class Parameter:
     trained: bool
 
 
-def check_header(header: Mapping[str, Any]) -> None:
+class KnownHeader(TypedDict):
+    """What every recording says of its run."""
+
+    gpu: str
+    gpu_memory_bytes: int
+    context_bytes: int
+    context_range_bytes: list[int]
+    torch: str
+    assumptions: dict[str, int]
+    limited: bool
+
+
+class RecordingHeader(KnownHeader, total=False):
+    """What a recording says of its run; entries without a value, or that are not there, are not
+    known.
+
+    ``script`` is its name, ``template`` its command for bash with placeholders, ``command`` the
+    launch command that was run. ``optimizer`` is a class, ``alloc_conf`` what
+    ``PYTORCH_ALLOC_CONF`` has, ``out_of_memory`` the message with which the simulated GPU was full.
+    ``parameters`` are ``[allocation, shape, dtype, is trained]`` each, ``context_parts`` those of
+    the context, ``notes`` what a result has to say of the profile and of these. ``protection`` is
+    what kept the script from changing files
+    (:class:`~trainfit.results.runs.script.Protection`), ``coverage`` what was among the steps
+    (:class:`~trainfit.results.runs.steps.Coverage`), ``step`` what one consists of
+    (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where none was counted).
+    """
+
+    batch_size: int | None
+    script: str | None
+    template: str | None
+    optimizer: str | None
+    alloc_conf: str | None
+    parameters: list[Any] | None
+    out_of_memory: str | None
+    context_parts: list[Any] | None
+    other_processes_bytes: int | None
+    profile: str | None
+    notes: list[str] | None
+    protection: dict[str, Any] | None
+    coverage: dict[str, Any] | None
+    command: str | None
+    step: dict[str, Any] | None
+    module_calls: int
+
+
+def check_header(header: RecordingHeader) -> None:
     """Raise ``ValueError`` unless it has what it must, of the types that it must be of."""
-    for key, kind in _HEADER.items():
-        if type(header.get(key)) is not kind:
-            raise ValueError(f"{key} is {header.get(key)!r}")
-    for key, kind in _OPTIONAL_HEADER.items():
-        if type(header.get(key)) not in (kind, type(None)):
-            raise ValueError(f"{key} is {header.get(key)!r}")
+    for key, hint in typing.get_type_hints(RecordingHeader).items():
+        value, kinds = header.get(key), typing.get_args(hint) if _is_optional(hint) else (hint,)
+        allowed = [typing.get_origin(kind) or kind for kind in kinds]
+        if key not in KnownHeader.__annotations__:
+            allowed.append(type(None))
+        if type(value) not in allowed:
+            raise ValueError(f"{key} is {value!r}")
     if [type(each) for each in header["context_range_bytes"]] != [int, int]:
         raise ValueError("context_range_bytes is not a pair of numbers")
     decode_context_parts(header)
 
 
-def decode_parameters(header: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
+def decode_parameters(header: RecordingHeader) -> tuple[Parameter, ...] | None:
     """The model's parameters; ``None``: not recorded. Raises ``ValueError``."""
     entries = header.get("parameters")
     return None if entries is None else tuple(_parameter(entry) for entry in entries)
 
 
-def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
+def decode_context_parts(header: RecordingHeader) -> tuple[Constant, ...]:
     """The context's parts as the header holds them; none: not recorded.
 
     Raises ``ValueError``.
@@ -69,45 +115,8 @@ def decode_context_parts(header: Mapping[str, Any]) -> tuple[Constant, ...]:
     return tuple(decode(Constant, part) for part in header.get("context_parts") or ())
 
 
-#: What the header says of the run, with the types of its values.
-_HEADER: Final[Mapping[str, type]] = {
-    "gpu": str,
-    "gpu_memory_bytes": int,
-    "context_bytes": int,
-    "context_range_bytes": list,
-    "torch": str,
-    "assumptions": dict,
-    "limited": bool,
-}
-
-
-#: Further entries: the batch size where it is known, the script's name, its command
-#: for bash with placeholders ("template"), the class of the optimizer, the allocator's settings as
-#: ``PYTORCH_ALLOC_CONF`` has them, of each parameter ``[allocation, shape, dtype, is
-#: trained]``, the message with which the simulated GPU was full, the parts of the context, what
-#: other processes held, the calibration profile, what a result has to say of these, what kept
-#: the script from changing files (:class:`~trainfit.results.runs.script.Protection`), what
-#: was among the steps (:class:`~trainfit.results.runs.steps.Coverage`), the
-#: launch command that was run, and what an optimizer step consists of (a
-#: :class:`~trainfit.results.runs.steps.StepMakeup`; there without a value where no step was
-#: counted).
-_OPTIONAL_HEADER: Final[Mapping[str, type]] = {
-    "batch_size": int,
-    "script": str,
-    "template": str,
-    "optimizer": str,
-    "alloc_conf": str,
-    "parameters": list,
-    "out_of_memory": str,
-    "context_parts": list,
-    "other_processes_bytes": int,
-    "profile": str,
-    "notes": list,
-    "protection": dict,
-    "coverage": dict,
-    "command": str,
-    "step": dict,
-}
+def _is_optional(hint: Any) -> bool:
+    return type(None) in typing.get_args(hint)
 
 
 def _parameter(entry: Any) -> Parameter:
@@ -166,7 +175,7 @@ class Recording(Displayed):
     dtypes are indices of :mod:`trainfit.results.runs.steps`, which says what the columns hold.
     """
 
-    header: Mapping[str, Any]
+    header: RecordingHeader
     strings: tuple[str, ...]
     op_name: IntArray
     op_phase: IntArray
@@ -316,7 +325,8 @@ class Recording(Displayed):
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
                 columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
-            header, strings = dict(document["header"]), tuple(map(str, document["strings"]))
+            header = cast(RecordingHeader, dict(document["header"]))
+            strings = tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
             recording.check()
         except ResultFileError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from trainfit.results.runs.recording import (
     USED,
     IntArray,
     Recording,
+    RecordingHeader,
 )
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.device.settling import StepUse, step_uses
@@ -161,7 +162,7 @@ class Recorder:
         columns = (np.array(each, dtype=np.int64) for each in (self._events, self._alloc_bytes))
         return step_uses(*columns)
 
-    def finish(self, header: Mapping[str, Any]) -> Recording:
+    def finish(self, header: RecordingHeader) -> Recording:
         """The recording so far; may be called while the run goes on."""
         columns = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in _COLUMNS}
         table = np.array(self._kernel_table, dtype=np.int64).reshape(-1, len(_KERNEL_ROW))
