@@ -29,8 +29,9 @@ NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # For two cores: a fifth of the time they wait for child processes. 0: in one process. The files
-# come in the order of tests/conftest.py, not those of most tests first. Tests marked alone follow: those in tests/loader and tests/watch/real one at a time, those in
-# tests/watch/sampler, which wait for processes and use no core, next to each other.
+# come in the order of tests/conftest.py, not those of most tests first. Tests marked alone follow:
+# those in tests/loader and tests/watch/real one at a time, those in tests/watch/sampler, which wait
+# for processes and use no core, next to each other.
 PYTEST_WORKERS ?= 3
 WAITING_WORKERS ?= 4
 
@@ -69,8 +70,8 @@ test-alone: .venv/.dev-ready
 # The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
 # command says which none does.
 test-newest:
-	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
+	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
+		--no-loadscope-reorder -m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
 		@tests/newest/chosen.txt
 	$(NEWEST)/python -m tests.newest.touched
 

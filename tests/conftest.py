@@ -76,6 +76,12 @@ def pytest_collection_finish() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Who gives tests out to workers collects none itself."""
+    gc.enable()
+
+
 @pytest.fixture
 def warm() -> Iterator[None]:
     """Simulated runs that the test starts are forked from a warm process (``helpers_warm``)."""
