@@ -16,7 +16,7 @@ import trainfit
 from helpers_cli import ROOT
 from helpers_cli import trainfit as run
 from trainfit.cli.automation import LAUNCH
-from trainfit.report.plan.launch import LaunchForm, LaunchScriptError, launch_script
+from trainfit.report.writers.launch_script import LaunchForm, LaunchScriptError, launch_script
 from trainfit.results.changes import LaunchPart
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import LoaderResult

@@ -166,8 +166,8 @@ def _said(value: float, unit: MetricUnit) -> str:
 # ``--format``: a result as something else than a screen or its whole document.
 
 
-#: The forms of a launch line: :data:`trainfit.report.plan.launch.LaunchForm`, which takes long to
-#: import.
+#: The forms of a launch line: :data:`trainfit.report.writers.launch_script.LaunchForm`, which takes
+#: long to import.
 LAUNCH: Final = ("sh", "sbatch", "docker")
 METRICS: Final = "metrics"
 SARIF: Final = "sarif"
@@ -191,13 +191,13 @@ def formatted(result: Metered, options: argparse.Namespace) -> str | None:
     """As ``--format`` asks for it; ``None``: it does not.
 
     Raises :class:`UsageError` for what such a result has not,
-    :class:`trainfit.report.plan.launch.LaunchScriptError` where the job does not fit.
+    :class:`trainfit.report.writers.launch_script.LaunchScriptError` where the job does not fit.
     """
     form = options.format
     if form is None:
         return None
     from trainfit.report.doctor import sarif_text
-    from trainfit.report.plan.launch import launch_script
+    from trainfit.report.writers.launch_script import launch_script
     from trainfit.results.doctor import DoctorResult
     from trainfit.results.plan import PlanResult
 

@@ -16,12 +16,10 @@ from rich.text import Text
 from trainfit.cli.common import UsageError
 from trainfit.report.blocks import Subject
 from trainfit.report.layout import Line, Style, lines_of, plain_text
-from trainfit.report.plan.facts import plan_screen
-from trainfit.report.plan.text import plan_text
+from trainfit.report.sections.plan import plan_subject
 from trainfit.report.writers.terminal import screen, whole
 from trainfit.results.files.writing import is_replaceable
 from trainfit.results.plan import PlanResult
-from trainfit.results.text import columns as screen_columns
 from trainfit.results.text import printable
 
 
@@ -117,7 +115,7 @@ def print_subject(
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
     """Likewise; the printed document of a plan has no timeline."""
     json = result.printed() if options.json else ""
-    print_shown(result, options, lambda plan: plan_screen(plan, screen_columns()), plan_text, json)
+    print_subject(result, options, plan_subject, json)
 
 
 def print_lines(shown: Sequence[Line] | str, *, stderr: bool = False) -> None:
@@ -136,11 +134,6 @@ def make_console(*, stderr: bool = False) -> Console:
     """The terminal; NO_COLOR, of which rich leaves bold and dim, means no styles at all."""
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)
-
-
-def styled(result: PlanResult, columns: int) -> list[Text]:
-    """The lines of a plan's screen as a terminal of so many columns shows them."""
-    return [_text(line) for line in plan_screen(result, columns)]
 
 
 def _text(line: Line) -> Text:

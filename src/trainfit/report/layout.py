@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainfit.results.text import columns, count, wrapped
+from trainfit.results.text import columns, count, printable, wrapped
 
 #: Lines of a default screen; what has no room on it is shown by ``--explain``.
 LINES: Final = 25
@@ -157,6 +158,45 @@ def shortened(text: str, most: int, first: str = "", rest: str = "  ") -> str:
     if len(lines) > most:
         lines = [*lines[: most - 1], cut_short(lines[most - 1])]
     return "\n".join(lines)
+
+
+# ---
+# Commands: broken between options.
+
+
+#: A word of a bash command line, quotes and all.
+_WORD: Final = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+
+
+def command_lines(command: str, indent: int = 2, width: int | None = None) -> str:
+    """A bash command, indented and broken between options: bash reads it as one line."""
+    most = width or columns()
+    lines: list[str] = []
+    for group in _option_groups(shell_words(command)):
+        if lines and len(lines[-1]) + 1 + len(group) <= most - 2:
+            lines[-1] += " " + group
+        else:
+            lines.append(" " * (indent + 2 if lines else indent) + group)
+    return " \\\n".join(printable(line) for line in lines)
+
+
+def shell_words(command: str) -> list[str]:
+    """The words of a bash command line, as they are written."""
+    return _WORD.findall(command)
+
+
+def _option_groups(words: Sequence[str]) -> list[str]:
+    """An option and its values stay together."""
+    groups: list[str] = []
+    previous_is_option = False
+    for word in words:
+        is_option = word.startswith("-")
+        if previous_is_option and not is_option and "=" not in groups[-1]:
+            groups[-1] += " " + word
+        else:
+            groups.append(word)
+        previous_is_option = is_option
+    return groups
 
 
 # ---

@@ -20,27 +20,21 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
+from trainfit.report.notes import note_text, plain
 from trainfit.report.sections.batch import noise_subject, trade_subject
 from trainfit.report.sections.comparison import comparison_subject as runs_subject
 from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
-from trainfit.report.sections.loader import loader_sections, loader_subject
+from trainfit.report.sections.loader import loader_subject
 from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import recording_subject
 from trainfit.report.sections.pace import pace_subject
-from trainfit.report.sections.plan import (
-    command_sections,
-    plan_headline,
-    plan_memory,
-    remedy_sections,
-)
+from trainfit.report.sections.plan import plan_subject
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.report.sections.speed import (
     rehearsal_headline,
     rehearsal_sections,
-    speed_sections,
 )
 from trainfit.report.sections.watch import (
     watch_headline,
@@ -92,11 +86,7 @@ def notes_section(subjects: Sequence[tuple[str, Subject]]) -> list[Section]:
 
 
 def _notes(result: Any) -> Iterator[Note]:
-    if isinstance(result, PlanResult):
-        yield from plan_notes(result)
-        yield from plain(protection_notes(result.protection))
-    else:
-        yield from plain(getattr(result, "notes", ()))
+    yield from plain(getattr(result, "notes", ()))
 
 
 _Build = Callable[[Entry], Subject]
@@ -164,7 +154,8 @@ def _figures_of(kind: str, heads: Sequence[tuple[str, Headline]]) -> Table | Non
 def subject_of(entry: Entry, others: Sequence[Entry] = ()) -> Subject:
     """What the page says of one result, next to ``others``."""
     if isinstance(entry.result, PlanResult):
-        found = _plan(entry, with_loader=not any(_is_loader(other) for other in others))
+        alone = not any(isinstance(other.result, LoaderResult) for other in others)
+        found = plan_subject(entry.result, entry.detail, with_loader=alone)
     else:
         kinds = (build for kind, build in _SUBJECTS.items() if isinstance(entry.result, kind))
         found = next(kinds, _unknown)(entry)
@@ -177,27 +168,6 @@ def _rank(entry: Entry, order: Sequence[type]) -> int:
 
 def _named(part: Section, name: str) -> Section:
     return Section(f"{part.title} · {name}", part.blocks, part.answer) if name else part
-
-
-def _is_loader(entry: Entry) -> bool:
-    return isinstance(entry.result, LoaderResult)
-
-
-def _plan(entry: Entry, *, with_loader: bool = True) -> Subject:
-    """With what the plan holds of the DataLoader, unless the page has a result of its own on it."""
-    result: PlanResult = entry.result
-    loading = result.loading if with_loader else None
-    found = loading.result if loading is not None else None
-    return Subject(
-        plan_headline(result),
-        (
-            *command_sections(result),
-            *plan_memory(result, entry.detail),
-            *speed_sections(result, entry.detail),
-            *remedy_sections(result),
-            *(loader_sections(found, settings=False) if found is not None else ()),
-        ),
-    )
 
 
 def _of(make: Callable[[Any], Subject]) -> _Build:
@@ -230,7 +200,7 @@ def _unknown(entry: Entry) -> Subject:
 
 #: How the page of each kind of result is made, in the order of the page.
 _SUBJECTS: Final[Mapping[type, _Build]] = {
-    PlanResult: _plan,
+    PlanResult: _of(plan_subject),
     GpuComparison: _of(comparison_subject),
     RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
     LoaderResult: _of(loader_subject),

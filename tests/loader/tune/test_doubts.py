@@ -21,7 +21,6 @@ from helpers_loader import probe, result
 from helpers_report import on_one_line, whole
 from tests.loader.calibration.test_constants import TWO_CORES, readings, truth
 from tests.loader.tune.test_search import fitted, goal, real
-from tests.report.plan.test_text import PLAN
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.loader.bottleneck import limit
@@ -33,8 +32,8 @@ from trainfit.loader.measure.probe_runs import Readings
 from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
 from trainfit.loader.verdicts import decide, doubts
-from trainfit.report.plan.loading import loading_section
 from trainfit.report.sections.loader import loader_subject
+from trainfit.report.sections.loading import verdict_words
 from trainfit.results.dataloader import Confirmed, Doubt, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.speed import DataLoading
@@ -338,12 +337,11 @@ def test_a_result_of_before_is_shown_as_it_was() -> None:
 def test_a_plan_says_it_too() -> None:
     loading = DataLoading(busy_result(), 8, True, "loader", 2.0)
     assert loading.evidence == "busy"
-    text = " ".join(loading_section(loading, PLAN).split())
+    assert loading.result is not None
+    text = verdict_words(loading, loading.result)
     assert "the DataLoader is the limit by up to 2.00×" in text
-    assert "4× as many batches (predicted: the machine was busy)" in text
-    assert "others kept 1 core busy: it stays" in text
     loading = DataLoading(busy_result(), 8, True, "gpu", 2.0)
-    assert "the GPU is the limit" in loading_section(loading, PLAN)
+    assert "the GPU is the limit" in verdict_words(loading, busy_result())
 
 
 # --- For real ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import helpers_machines
 from helpers_loader import MIB, probe, result
+from helpers_report import plan_text
 from tests.report.plan.test_text import PLAN
 from trainfit.cli.values import processor, rented_cpu
 from trainfit.hardware.gpu.lookup import RENTED, find_rented
@@ -24,7 +25,6 @@ from trainfit.plan.dataloader import other_cpu
 from trainfit.plan.dataloader.other_cpu import CoreHere, core_factor, other_input
 from trainfit.plan.dataloader.section import with_loading
 from trainfit.plan.launch import with_launch
-from trainfit.report.plan.text import plan_text
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import CoreAdvice, LoaderResult
 from trainfit.results.plan import HostCpu, PlanResult

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from helpers_loader import probe, result
+from helpers_report import plan_screen, plan_text
 from tests.report.plan.test_text import PLAN
 from trainfit.report.page import Entry, page_of
-from trainfit.report.plan.facts import screen_text
-from trainfit.report.plan.speed import answer
-from trainfit.report.plan.text import plan_text
+from trainfit.report.sections.plan_facts import answer
 from trainfit.report.writers.markdown import markdown
 from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
 from trainfit.results.plan import HostCpu, PlanResult, run_rate, with_run_rate
@@ -62,10 +61,10 @@ def test_the_headline_is_what_the_run_will_have() -> None:
         "busy; the GPU alone would do 12.6)"
     )
     assert said in answer(found)
-    for text in (screen_text(found), plan_text(found), markdown(page_of([Entry("plan", found)]))):
+    for text in (plan_screen(found), plan_text(found), markdown(page_of([Entry("plan", found)]))):
         flat = " ".join(text.split())
         assert said in flat and "20 s" in flat
-    assert "epoch 20 s (by the DataLoader)" in " ".join(screen_text(found).split())
+    assert "epoch 20 s (by the DataLoader)" in " ".join(plan_screen(found).split())
     kept = PlanResult.from_json(with_run_rate(found).to_json(), Path("x"))
     assert kept.run == run
 

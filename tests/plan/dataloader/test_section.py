@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from helpers_cli import ROOT, error_line, json_of, trainfit
 from helpers_loader import result
+from helpers_report import plan_text
 from tests.report.plan.test_text import PLAN, section, with_now
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.dataloader.section import (
@@ -24,7 +25,6 @@ from trainfit.plan.dataloader.section import (
     with_loading,
 )
 from trainfit.plan.launch import with_launch
-from trainfit.report.plan.text import plan_text
 from trainfit.results.changes import changes_by_hand
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import TrainfitError

@@ -13,8 +13,13 @@ from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.launch import with_launch
-from trainfit.report.plan.facts import facts
-from trainfit.report.plan.launch import change_lines, left_out_text, parts_section, threads_text
+from trainfit.report.sections.launch import (
+    change_lines,
+    left_out_text,
+    part_reason,
+    threads_text,
+)
+from trainfit.report.sections.plan_facts import facts
 from trainfit.results.changes import AllocatorTrial, LaunchPart, changes_by_hand
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import CoreAdvice, LoaderResult, SettingReason, VariableAdvice
@@ -97,10 +102,10 @@ def test_a_variable_that_no_library_can_read_goes(is_measured: bool) -> None:
     assert (part.status, part.present, part.value) == ("not set", "abc", "")
     assert part.reason.startswith("removed: it is ignored (OpenMP expects a positive integer)")
     assert part.reason.endswith("; no gain") == is_measured
-    said = next(fact.text for fact in facts(plan) if fact.label == "variables")
+    said = next(fact.text for fact in facts(plan).rows if fact.label == "variables")
     assert said.startswith("OMP_NUM_THREADS=abc removed: it is ignored")
     assert "OMP_NUM_THREADS" not in left_out_text(plan.launch_parts)
-    assert "was abc, removed: it is ignored" in parts_section([part])
+    assert "was abc, removed: it is ignored" in part_reason(part)
 
 
 def test_one_that_is_replaced_needs_no_measured_gain() -> None:
@@ -154,7 +159,7 @@ def test_a_value_in_a_configuration_file_is_changed_there(
         assert first == "change train.py:12: DataLoader(…, batch_size=24)"
         return
     assert first == f"change {name}:{line}"
-    assert f"in {name}, was 8: " in " ".join(parts_section([part]).split())
+    assert f"in {name}, was 8: " in part_reason(part)
 
 
 def test_cores_that_the_command_chooses_are_kept() -> None:
@@ -243,7 +248,7 @@ def test_planned_twice_it_is_the_same() -> None:
 
 def test_the_text() -> None:
     plan, _ = launched(result(variables=(OMP,), reasons=(WHY, MKL, CORES)), allocator=allocator())
-    text = parts_section(plan.launch_parts)
+    text = "\n".join(map(part_reason, plan.launch_parts))
     assert "  OMP_NUM_THREADS=1          set: 3 times as many" not in text
     assert "OMP_NUM_THREADS=1" in text and "[measured, this machine]" in text
     assert "not set: all cores are of one kind" in text
@@ -254,4 +259,3 @@ def test_the_text() -> None:
     assert left_out_text(plan.launch_parts) == (
         "MKL_NUM_THREADS, CPU affinity: no gain; PYTORCH_CUDA_ALLOC_CONF: not needed: it fits"
     )
-    assert parts_section(()) == ""

@@ -61,7 +61,8 @@ _PARTS, _LEAST = 3, 0.01
 #: Groups of alike allocations that are listed, and what of the growth with the batch size is.
 _GROUPS: Final = 8
 _GROWING: Final = 6
-_INTERVALS: Final = f"{percent(RANGE_COVERAGE)} prediction intervals"
+#: What the intervals of memory are.
+INTERVALS: Final = f"{percent(RANGE_COVERAGE)} prediction intervals"
 _QUANTITIES: Final = (
     ("allocated", "allocated"),
     ("reserved", "reserved"),
@@ -79,7 +80,7 @@ def figures_table(columns: Mapping[str, MemoryFigures], detail: int = 0) -> Tabl
         (title, *(_cell(memory, key) for memory in columns.values())) for key, title in _QUANTITIES
     ]
     head = ("At the peak", *columns)
-    return table_of(head, rows, f"Predicted, with {_INTERVALS}", detail=detail)
+    return table_of(head, rows, f"Predicted, with {INTERVALS}", detail=detail)
 
 
 def quantities(memory: MemoryFigures) -> Facts | None:
@@ -93,7 +94,7 @@ def quantities(memory: MemoryFigures) -> Facts | None:
         ("reserved", "torch.cuda.max_memory_reserved()"),
         ("device", f"nvidia-smi: reserved + {size(memory.context_bytes)} {_context_name(memory)} "
                    f"({context_basis(memory)}{between})"),
-        ("intervals", f"{_INTERVALS}; {percent(RANGE_EXCEEDED)} "
+        ("intervals", f"{INTERVALS}; {percent(RANGE_EXCEEDED)} "
                       "of measured jobs used more than their upper ends" if has_range else ""),
     )  # fmt: skip
 
@@ -240,7 +241,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         ),
         (
             *section(
-                f"Memory on {summary.gpu} ({_INTERVALS})",
+                f"Memory on {summary.gpu} ({INTERVALS})",
                 figures_table({"this run": summary.memory}),
                 peak_facts(summary.by_kind_bytes, summary.by_module_bytes,
                            summary.memory.allocated_bytes),
@@ -308,7 +309,7 @@ def memory_subject(report: MemoryReport) -> Subject:
         ),
         (
             *section(
-                f"Memory on {report.gpu}{batch} ({_INTERVALS})",
+                f"Memory on {report.gpu}{batch} ({INTERVALS})",
                 figures_table({"this run": report.memory}),
                 peak_facts(peak.by_kind_bytes, peak.by_module_bytes, peak.allocated_bytes),
                 facts(

@@ -1,4 +1,4 @@
-"""A plan's answer; the job on several GPUs; its prediction compared with a real run."""
+"""A plan: the answer, what to run, and why; batch sizes, precision, remedies, the DataLoader."""
 
 from __future__ import annotations
 
@@ -8,26 +8,47 @@ from typing import Final
 
 from trainfit.report.blocks import (
     Command,
+    Facts,
     Headline,
     Item,
     Items,
     Section,
+    Subject,
     Table,
     Tile,
     Tone,
+    facts,
+    items,
+    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.plan.facts import facts
-from trainfit.report.plan.launch import change_lines
-from trainfit.report.plan.remedies import fix_lines, fix_title
-from trainfit.report.plan.speed import BOUNDS, answer, step_at
-from trainfit.report.sections.memory import figures_table, peak_sections, quantities
+from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
+from trainfit.report.sections import plan_facts
+from trainfit.report.sections.launch import change_lines
+from trainfit.report.sections.loader import loader_sections
+from trainfit.report.sections.loading import loading_facts
+from trainfit.report.sections.memory import (
+    INTERVALS,
+    figures_table,
+    peak_facts,
+    peak_sections,
+    quantities,
+)
 from trainfit.report.sections.memory_charts import by_batch
-from trainfit.results.changes import LaunchPart
-from trainfit.results.plan import JobDetail, PlanResult, run_rate
-from trainfit.results.speed import StepSpeed
-from trainfit.results.text import count, duration, percent, rate, size, times
+from trainfit.report.sections.plan_facts import BOUNDS, answer, fix_lines, fix_title, step_at
+from trainfit.report.sections.real_runs import versus_cpu_facts
+from trainfit.report.sections.speed import speed_sections
+from trainfit.report.steps import only_seen, step_lines
+from trainfit.results.changes import Combination, ExtraCompute, LaunchPart, Remedies, Remedy
+from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.results.files.contents import Note
+from trainfit.results.findings import Finding
+from trainfit.results.gpus import NO_TENSOR_CORES
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import Inference, JobDetail, PlanResult, run_rate
+from trainfit.results.speed import KNEE, StepSpeed
+from trainfit.results.text import count, duration, percent, rate, share, size, times
 
 _STATUS: Final = {
     "set": "set",
@@ -44,41 +65,103 @@ _LOADER: Final = {
 _ORDER: Final = ("set", "by hand", "kept", "not set", "cannot tell")
 
 
-def plan_headline(result: PlanResult) -> Headline:
-    """Fits or not, what limits, what to run."""
-    return Headline(
-        kind="Plan",
-        tone="good" if result.can_start else "bad",
-        text=answer(result),
-        limit=_limit(result),
-        subject=f"{result.command} on {result.gpu}",
-        commands=(Command(result.launch, "Run"),) if result.can_start else (),
-        changes=tuple(change_lines(result.launch_parts)),
-        tiles=_tiles(result),
+_BASIS: Final = {
+    "two traces": "from two simulated batch sizes",
+    "one trace a batch size": "each one simulated",
+    "one trace": "only the current one was simulated",
+}
+
+
+_CHANGES: Final = {
+    "nothing": "training: the same",
+    "precision": "training: the same in lower precision",
+    "training": "CHANGES TRAINING",
+}
+
+
+def plan_subject(
+    result: PlanResult, detail: JobDetail | None = None, *, with_loader: bool = True
+) -> Subject:
+    """All of a plan, with what its recordings tell (``detail``).
+
+    ``with_loader``: with what it holds of the DataLoader.
+    """
+    now = result.now
+    noted = plan_notes(result)
+    detailed = result.basis_detail if now.largest_batch is not None else ""
+    notes = [
+        *(note for note in noted if note.kind != "action"),
+        *([Note("note", detailed)] if detailed else []),
+        *plain(protection_notes(result.protection)),
+    ]
+    actions = [note_text(note) for note in noted if note.kind == "action"]
+    loading = result.loading if with_loader else None
+    measured = loading.result if loading is not None else None
+    return Subject(
+        Headline(
+            kind="Plan",
+            tone="good" if now.fits else "bad",
+            text=answer(result),
+            limit=_limit(result),
+            subject=f"{result.command} on {result.gpu}",
+            commands=(Command(result.launch, "Run"),) if result.can_start else (),
+            changes=(*change_lines(result.launch_parts), *actions),
+            tiles=_tiles(result),
+        ),
+        (
+            *_memory(result),
+            *section("Batch size and speed (predicted)", plan_facts.facts(result)),
+            *section(fix_title(result), _fixes(result)),
+            *section("Why these settings", _reasons(result)),
+            *section(_batch_title(result), _batches(result)),
+            *section("Mixed precision (AMP)", *_precision(result)),
+            *peak_sections(now.by_kind_bytes, now.by_module_bytes, result.gpu_memory_bytes, detail),
+            *section("Memory by batch size", by_batch(result, detail) if detail else None),
+            *speed_sections(result, detail),
+            *section("Is a GPU worth it?", versus_cpu_facts(result.versus_cpu, result.speed)
+                     if result.versus_cpu is not None else None),
+            *section("Gradients (inference: no optimizer step was seen)",
+                     *gradients_facts(result.inference)),
+            *remedies_sections(result.remedies),
+            *section("Data loading", loading_facts(loading, result) if loading else None),
+            *(loader_sections(measured, settings=False) if measured is not None else ()),
+        ),
+        tuple(notes),
+    )  # fmt: skip
+
+
+def _memory(result: PlanResult) -> list[Section]:
+    now, best = result.now, result.chosen.recommended_batch
+    present = f"batch size {now.batch_size}" if now.batch_size else "the current batch size"
+    columns = {present: now.memory}
+    other = f"AMP {result.chosen.amp}" if result.chosen is not now else ""
+    if result.recommended is not None and best and (best != now.batch_size or other):
+        columns[f"batch size {best}, {other or 'recommended'}"] = result.recommended
+    others = result.other_processes_bytes
+    return section(
+        f"Memory on {result.gpu}, AMP {now.amp} ({INTERVALS})",
+        figures_table(columns),
+        peak_facts(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
+        facts(("held", f"{size(others)} by other processes" if others else "", 20)),
+        quantities(now.memory),
     )
 
 
-def command_sections(result: PlanResult) -> list[Section]:
-    """Each parameter with its reason and evidence, and what decides."""
+def _fixes(result: PlanResult) -> Items | None:
+    tone: Tone = "plain" if result.fits else "warn"
+    return items([Item(line, tone, detail=6) for line in fix_lines(result)])
+
+
+def _reasons(result: PlanResult) -> Table | None:
+    """Each parameter with its reason and evidence."""
     parts = sorted(_grouped(result.launch_parts), key=lambda part: _ORDER.index(part.status))
-    reasons = table_of(
+    return table_of(
         ("Parameter", "Value", "Why", "Evidence"),
         [(part.name, _value(part), part.reason or "reason not known", _evidence(part))
          for part in parts],
         "Each part of the launch command, and what was left out of it",
         marked=[place for place, part in enumerate(parts) if part.status in ("set", "by hand")],
     )  # fmt: skip
-    deciding = table_of(
-        ("Subject", "What decides"), [(fact.label, fact.text) for fact in facts(result)]
-    )
-    return section("Why these settings", reasons, deciding)
-
-
-def remedy_sections(result: PlanResult) -> list[Section]:
-    """What would lower the memory, and all that was tried."""
-    fixes = [Item(line, "warn" if not result.fits else "plain") for line in fix_lines(result)]
-    listed = Items(tuple(fixes)) if fixes else None
-    return section(fix_title(result), listed, _remedies(result))
 
 
 def _grouped(parts: Sequence[LaunchPart]) -> list[LaunchPart]:
@@ -187,41 +270,315 @@ def _evidence(part: LaunchPart) -> str:
     return ", ".join(each for each in (part.evidence, part.machine) if each) or "-"
 
 
-def _remedies(result: PlanResult) -> Table | None:
-    """What was tried, with what each saves and costs."""
-    remedies = result.remedies
-    if remedies is None:
-        return None
-    tried = [each for each in remedies.items if each.status != "not applicable"]
-    order = sorted(tried, key=lambda each: -(each.saved_bytes or 0))
-    return table_of(
-        ("Remedy", "Device memory", "Saves", "Largest batch", "Step", "Training", "How"),
-        [
-            (
-                each.title,
-                size(each.memory.device_bytes) if each.memory is not None else "-",
-                size(each.saved_bytes, signed=False),
-                "-" if each.largest_batch is None else str(each.largest_batch),
-                percent(each.step_change, signed=True),
-                each.changes_detail or each.changes,
-                "; ".join(each.how) or each.reason,
-            )
-            for each in order
-        ],
-        f"All {len(order)} remedies that were tried, each alone (the step's change is predicted)",
-        numeric=(1, 2, 3, 4),
-        folded=True,
+# -- batch sizes -------------------------------------------------------------------------------
+
+
+def _batch_title(result: PlanResult) -> str:
+    amp = f" with AMP {result.chosen.amp}" if result.chosen is not result.now else ""
+    return f"Batch size{amp} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
+
+
+def _batches(result: PlanResult) -> Facts | None:
+    chosen = result.chosen
+    largest, limits = chosen.largest_batch, chosen.limits
+    makeup = [("a step", line) for line in step_lines(result.step)]
+    if largest is None:
+        why = limits.reason if limits is not None else ""
+        kept = "the current one does not fit"
+        if result.now.fits:
+            kept = f"the current one{f' ({why})' if why else ' fits'}"
+        return facts(
+            *makeup, ("recommended", kept), ("others", f"not known: {result.basis_detail}")
+        )
+    if not largest:
+        return facts(*makeup, ("largest batch", "not even one sample fits"))
+    bound = _at_least(limits, largest)
+    return facts(
+        *makeup,
+        ("largest batch", f"{largest}{f' ({bound})' if bound else ''}"),
+        *_recommended(result),
+        lines=5,
     )
 
 
-def plan_memory(result: PlanResult, detail: JobDetail | None) -> list[Section]:
-    """Sections on a plan's memory."""
-    now, best = result.now, result.chosen.recommended_batch
-    columns = {f"batch size {now.batch_size or 'as it is'}": now.memory}
-    if result.recommended is not None and best and best != now.batch_size:
-        columns[f"batch size {best} (recommended)"] = result.recommended
+def _recommended(result: PlanResult) -> list[tuple[str, str]]:
+    chosen, memory = result.chosen, result.recommended
+    best, limits = chosen.recommended_batch, chosen.limits
+    told = []
+    if limits is not None and limits.data_set is not None and _is_bound(limits):
+        told.append(("data set", f"{limits.data_set} samples: at most one batch"))
+    if not best:
+        return [*told, ("recommended", _none(result))]
+    free = percent(result.headroom_share, decimals=1)
+    margin = f"with {free} of the GPU free, as set"
+    if not result.headroom_is_set:
+        margin = f"with a {free} safety margin (upper bound of the prediction interval)"
+    why = "the current one; " if best == result.now.batch_size else ""
+    why += _why(best, limits, margin)
+    if limits is not None and limits.memory is not None and best < limits.memory:
+        least = _at_least(limits, limits.memory)
+        told.append(("with the margin", f"{limits.memory}: {least}{'; ' if least else ''}largest "
+                                        f"batch {margin}"))  # fmt: skip
+    has_tensor_cores = result.gpu_sources.get("tensor_flops") != NO_TENSOR_CORES
+    if has_tensor_cores and best >= 8 and best % 8 == 0 and result.basis == "two traces":
+        why += ", as a multiple of 8 (tensor cores)"
+    told.append(("recommended", f"{best}: {why}"))
+    if memory is not None:
+        told.append(("its memory", _three(memory)))
+    told.append(("checked", _checked(result.batch_check)))
+    if limits is not None and limits.epoch_steps is not None:
+        steps = count(limits.epoch_steps, "step")
+        told.append(("an epoch", f"of {limits.data_set} samples is then {steps}"))
+    if limits is not None and limits.noise_scale is not None:
+        text = "as given; about here (within 3 times) the same loss needs twice the samples"
+        told.append(("noise scale", f"{limits.noise_scale:.0f}: {text}"))
+    return told
+
+
+def _three(memory: MemoryFigures) -> str:
+    return (
+        f"allocated {size(memory.allocated_bytes)}, reserved {size(memory.reserved_bytes)}, "
+        f"device {size(memory.device_bytes)}"
+    )
+
+
+def _checked(check: BatchCheck | None) -> str:
+    """Was it simulated, and how far from it was what followed from other batch sizes?"""
+    if check is None:
+        return ""
+    if check.reason:
+        return f"not simulated itself: {check.reason}"
+    shares = (("reserved", check.peak_share), ("step", check.step_share))
+    against = ", ".join(f"{what} {share:+.1%}" for what, share in shares if share is not None)
+    return f"simulated itself; against the rule from others: {against}" if against else ""
+
+
+def _at_least(limits: BatchLimits | None, batch: int) -> str:
+    """Said of a figure above which none was simulated."""
+    if limits is None or not limits.at_least:
+        return ""
+    full = "the data set has no more"
+    return f"at least; {full if limits.is_data_set(batch) else 'no larger batch was simulated'}"
+
+
+def _is_bound(limits: BatchLimits) -> bool:
+    """Does the data set bound the batch size before memory does?"""
+    return limits.memory is None or (limits.data_set or 0) <= limits.memory
+
+
+def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
+    """Why this batch size and no other."""
+    if limits is not None and limits.reason:
+        return limits.reason
+    if limits is None or limits.memory is None or best >= limits.memory:
+        return f"largest batch {margin}"
+    if best == limits.data_set:
+        return "the whole data set"
+    if limits.trains is not None:
+        return (
+            f"the smallest with {percent(KNEE)} of the fastest training at this noise scale "
+            "(predicted)"
+        )
+    return (
+        f"saturation batch size (smallest with {percent(KNEE)} of the best throughput; predicted)"
+    )
+
+
+def _none(result: PlanResult) -> str:
+    best, limits = result.chosen.recommended_batch, result.chosen.limits
+    if limits is not None and limits.reason:
+        return f"none: {limits.reason}"
+    free = f"{percent(result.headroom_share, decimals=1)} of the GPU free"
+    return f"none: no {'simulated ' if best is None else ''}batch size leaves {free}"
+
+
+# -- precision, gradients ----------------------------------------------------------------------
+
+
+def _precision(result: PlanResult) -> list[Table | Facts | None]:
+    other, choice = result.other_amp, result.amp_choice
+    if other is None and choice is None:
+        return []
+    sides = [side for side in (result.now, other) if side is not None]
+    reasons: tuple[str, ...] = ()
+    if choice is not None:
+        reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason,
+                   *map(_hazard, choice.told_hazards))  # fmt: skip
     return [
-        *section("Memory", figures_table(columns), quantities(now.memory)),
-        *peak_sections(now.by_kind_bytes, now.by_module_bytes, result.gpu_memory_bytes, detail),
-        *section("Memory by batch size", by_batch(result, detail) if detail else None),
+        table_of(
+            ("AMP", "Allocated", "Reserved", "Largest batch", "Step (predicted)"),
+            [
+                (
+                    side.amp,
+                    size(side.memory.allocated_bytes),
+                    size(side.memory.reserved_bytes),
+                    "-" if side.largest_batch is None else str(side.largest_batch),
+                    duration(side.step_s),
+                )
+                for side in sides
+            ],
+            numeric=(1, 2, 3, 4),
+        ),
+        facts(*(("" if at else "chosen", text) for at, text in enumerate(filter(None, reasons)))),
     ]
+
+
+def _hazard(hazard: Finding) -> str:
+    place = f" ({hazard.place})" if hazard.place is not None else ""
+    return f"hazard in {hazard.subject}{place}: {hazard.title}" + (
+        f"; {hazard.fix.action}" if hazard.fixes else ""
+    )
+
+
+def gradients_facts(inference: Inference | None) -> list[Facts | None]:
+    """Memory with and without gradients, of a script that does not train."""
+    if inference is None:
+        return []
+    failed = f"not simulated: {inference.failure}"
+    with_, without = inference.with_gradients, inference.without_gradients
+    does = "records" if inference.records_gradients else "does not record"
+    wrap = "wrap the model calls in `with torch.no_grad():`"
+    return [
+        facts(
+            ("the script", f"{does} gradients"),
+            ("under torch.no_grad()", _three(without) if without is not None else failed),
+            ("with gradients", _three(with_) if with_ is not None else failed),
+            ("change", wrap if inference.records_gradients else ""),
+        )
+    ]
+
+
+# -- remedies ----------------------------------------------------------------------------------
+
+
+def remedies_sections(tried: Remedies | None) -> list[Section]:
+    """Every remedy that was tried, best first, with its price and what to change."""
+    if tried is None:
+        return []
+    if tried.before is None:
+        return section("Remedies", facts(("none tried", tried.failure)))
+    before = tried.before
+    at = f"batch size {tried.batch_size}" if tried.batch_size else "the current batch size"
+    won = [_remedy(each, before, tried.largest_batch) for each in tried.won]
+    none = "" if tried.won else "none of the applicable ones lowers the memory"
+    return section(
+        f"Remedies at {at}",
+        facts(
+            ("order", "by memory saved per percent of extra compute (each simulated by itself over "
+                      f"{tried.steps} steps)"),
+            ("result", none),
+        ),
+        items(won),
+        facts(*_others(tried), lines=4),
+        _together(tried.combination),
+    )  # fmt: skip
+
+
+def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -> Item:
+    assert remedy.memory is not None
+    kind = {"estimated": "not simulated", "replayed": "replayed"}.get(remedy.status, "")
+    largest = ""
+    if remedy.largest_batch is not None:
+        was = "" if largest_before is None else f"{largest_before} -> "
+        largest = f"{was}{remedy.largest_batch}"
+    changes = _CHANGES[remedy.changes]
+    changes += f": {remedy.changes_detail}" if remedy.changes_detail else ""
+    seen = remedy.found if remedy.name == "checkpoint" else ""
+    return Item(
+        f"{remedy.title} [{remedy.name}]" + ("" if remedy.fits else ": does not fit"),
+        "plain" if remedy.fits else "warn",
+        kind,
+        rows(
+            ("memory", _before_after(before, remedy.memory)),
+            ("largest batch", largest),
+            ("training", changes),
+            ("step", _step(remedy.step_change)),
+            ("extra", _extra(remedy.extra)),
+            ("because", remedy.reason),
+            ("found", seen),
+            *(("change", each) for each in remedy.how),
+        ),
+        (Command(remedy.launch, "Run"),) if remedy.launch is not None else (),
+    )
+
+
+def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
+    pairs = (
+        ("allocated", before.allocated_bytes, after.allocated_bytes),
+        ("reserved", before.reserved_bytes, after.reserved_bytes),
+        ("device", before.device_bytes, after.device_bytes),
+    )
+    text = ", ".join(f"{name} {_pair(one, two)}" for name, one, two in pairs)
+    saved = before.device_bytes - after.device_bytes
+    return f"{text} (-{share(saved, before.device_bytes)})" if saved > 0 else text
+
+
+def _pair(one: int, two: int) -> str:
+    """Two sizes; the unit is written once where they have the same."""
+    first, second = size(one), size(two)
+    if first.partition(" ")[2] == second.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} -> {second}"
+
+
+def _extra(extra: ExtraCompute | None) -> str:
+    if extra is None:
+        return ""
+    named = {
+        "FLOPs": extra.flops_share,
+        "bytes moved": extra.traffic_share,
+        "operators": extra.operators_share,
+    }
+    return ", ".join(f"{name} {percent(part, signed=True)}" for name, part in named.items())
+
+
+def _step(change: float | None) -> str:
+    return "" if change is None else f"a step {percent(change, signed=True)} (predicted)"
+
+
+def _others(tried: Remedies) -> Iterator[tuple[str, str]]:
+    """What makes the step faster, what wins no memory, what failed."""
+    if tried.faster:
+        named = ", ".join(
+            f"{each.name} ({percent(each.step_change or 0.0, signed=True)})"
+            for each in tried.faster
+        )
+        yield "faster step", f"{named} (predicted)"
+    won = {each.name for each in tried.won}
+    none = [each for each in tried.items if each.saved_bytes is not None and each.name not in won]
+    if none:
+        yield "no memory saved", ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
+    for each in tried.items:
+        if each.status == "failed":
+            yield "failed", f"{each.name}: {each.reason}"
+
+
+def _nothing(remedy: Remedy) -> str:
+    """What a remedy changes that saves nothing, and why it does not, where that is known."""
+    change = _more(-(remedy.saved_bytes or 0))
+    return f"{change}: {remedy.reason}" if remedy.reason else change
+
+
+def _more(nbytes: int) -> str:
+    sign = "+" if nbytes > 0 else "-"
+    return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
+
+
+def _together(combination: Combination | None) -> Items | None:
+    if combination is None:
+        return None
+    names, memory = " + ".join(combination.names), combination.memory
+    if memory is None:
+        return items([Item(f"{names}: could not be simulated", "warn", "together",
+                           rows(("because", combination.failure)))])  # fmt: skip
+    fits = "fits" if combination.fits else "does not fit either"
+    batch = "" if combination.batch_size is None else str(combination.batch_size)
+    told = rows(
+        ("memory", _three(memory)),
+        ("batch size", batch),
+        ("step", _step(combination.step_change)),
+        ("extra", _extra(combination.extra)),
+        ("change", "as for each of them"),
+    )
+    launch = (Command(combination.launch, "Run"),)
+    return items([Item(f"{names}: {fits}", "plain", "together", told, launch)])

@@ -9,6 +9,7 @@ from typing import Any, Final
 from trainfit.report.blocks import (
     Chart,
     Command,
+    Facts,
     Headline,
     Section,
     Table,
@@ -34,16 +35,20 @@ from trainfit.report.charts import (
     x,
     y,
 )
-from trainfit.report.plan.facts import epoch_text
-from trainfit.report.plan.speed import BOUNDS
 from trainfit.report.rehearsal import CAUSES, cause_words, verdict_line
+from trainfit.report.sections.plan_facts import BOUNDS, epoch_text, limit_text
+from trainfit.results.changes import LEAST_FASTER
 from trainfit.results.plan import JobDetail, PlanResult, run_rate
 from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.speed import KNEE, Limit, OperatorTime, Speed, StepWork
+from trainfit.results.speed import KNEE, Limit, OperatorTime, RunRate, Speed, StepWork
 from trainfit.results.text import byte_rate, count, duration, percent, rate, size, with_prefix
 
 #: Operators that are drawn, and rows of their table.
 _BARS, _ROWS = 15, 30
+#: Kinds of kernels that are named.
+_KINDS: Final = 5
+#: Rows of the table over batch sizes.
+_CURVE: Final = 14
 #: The share of the GPU's time from which an operator is a point of the roofline.
 _LEAST: Final = 0.002
 #: Two times that differ by less are the same.
@@ -69,17 +74,6 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
     if speed is None:
         return of_work(work)
     now = speed.now
-    low, high = now.range_s
-    parts = facts(
-        ("step", f"{duration(now.seconds)} (90% prediction interval {duration(low)} to "
-                 f"{duration(high)}){_at(now.batch_size)}"),
-        ("limited by", BOUNDS[now.bound]),
-        ("GPU, kernels together", duration(now.gpu_s)),
-        ("CPU, launching them", duration(now.host_s)),
-        ("copies host ↔ GPU", duration(now.copies_s) if now.copies_s else ""),
-        ("MFU", percent(speed.mfu, decimals=1) if speed.mfu is not None else ""),
-        ("epoch", epoch_text(result)),
-    )  # fmt: skip
     answer = f"A step needs {duration(now.seconds)} (predicted), limited by {BOUNDS[now.bound]}."
     run = run_rate(result)
     if run is not None and run.limit == "loader":
@@ -89,7 +83,7 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
         *section(
             "Time of a step",
             *_charts(work),
-            parts,
+            speed_facts(speed, run_rate(result), epoch_text(result)),
             Text(f"Constants: {speed.constants}."),
             answer=answer,
         ),
@@ -98,11 +92,77 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
     ]
 
 
-def _constants(speed: Speed, work: StepWork | None) -> str:
-    text = f"Constants: {speed.constants}."
-    if work is not None and abs(work.gpu_s / speed.now.gpu_s - 1) > _SAME:
-        text += " Phases and operators are costed without the calibration profile: "
-        text += f"{duration(work.gpu_s)} together."
+def speed_facts(speed: Speed, run: RunRate | None = None, epoch: str = "") -> Facts | None:
+    """Time of a step, what bounds it; the launched ``run`` with its DataLoader."""
+    now = speed.now
+    low, high = now.range_s
+    return facts(
+        ("step", f"{duration(now.seconds)} (90% prediction interval {duration(low)} to "
+                 f"{duration(high)}){_at(now.batch_size)}"),
+        ("limited by", BOUNDS[now.bound]),
+        ("GPU, kernels together", duration(now.gpu_s)),
+        ("CPU, launching them", duration(now.host_s)),
+        ("copies host ↔ GPU", duration(now.copies_s) if now.copies_s else ""),
+        ("MFU", percent(speed.mfu, decimals=1) if speed.mfu is not None else ""),
+        ("kernels", _kernels(speed)),
+        ("CUDA graphs", _graphs(speed)),
+        ("paced", _paced(speed)),
+        ("the run", _run(run) if run is not None else ""),
+        ("epoch", epoch),
+        *(("note", note) for note in speed.notes),
+        lines=5,
+    )  # fmt: skip
+
+
+def _kernels(speed: Speed) -> str:
+    """The kinds of kernels that most of the time goes to."""
+    total = sum(speed.by_kind_s.values())
+    largest = sorted(speed.by_kind_s.items(), key=lambda each: -each[1])[:_KINDS]
+    named = (f"{name.replace('_', ' ')} {percent(each / total)}" for name, each in largest if total)
+    return ", ".join(named)
+
+
+def _run(run: RunRate) -> str:
+    """A step of the launched run, where that is not the GPU's alone."""
+    if run.limit == "gpu":
+        return ""
+    least, most = ("at least ", "at most ") if run.is_bound else ("", "")
+    samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    at = f" at batch size {run.batch_size}" if run.batch_size else ""
+    return f"{least}{duration(run.step_s)} a step{samples}{at}{limit_text(run)}"
+
+
+def _graphs(speed: Speed) -> str:
+    """Gain of CUDA graphs, where launches cost something."""
+    now, graphed = speed.now.seconds, speed.graphed_s
+    if graphed is None or graphed > (1 - LEAST_FASTER) * now:
+        return ""
+    text = (
+        f'with CUDA graphs (torch.compile, mode="reduce-overhead") at best {duration(graphed)}, '
+        "if no kernel waits for its launch"
+    )
+    return text
+
+
+def _paced(speed: Speed) -> str:
+    """What lower clocks of the CPU do to a call, from the least to the most, where they do
+    something."""
+    paced, now = speed.paced, speed.now.seconds
+    if paced is None or not paced.slowed:
+        return ""
+    highest, lowest = paced.slowed[0], paced.slowed[-1]
+    head = f"{count(paced.launches, 'launch', 'launches')} a call"
+    if lowest.seconds - now < LEAST_FASTER * now:
+        text = f"{head}: the GPU is the limit, and a lower CPU clock between calls has no effect"
+    else:
+        clock = paced.core_hz / 1e9
+        ends = f"{highest.core_share * clock:.2g} to {lowest.core_share * clock:.2g} GHz"
+        more = f"{duration(max(0.0, highest.seconds - now))} to {duration(lowest.seconds - now)}"
+        text = (
+            f"{head}: where the CPU's clock falls between calls at a fixed rate, to {ends} instead "
+            f"of {clock:.2g}, expect {duration(highest.seconds)} to {duration(lowest.seconds)}, "
+            f"{more} more; `trainfit pace` measures it"
+        )
     return text
 
 
@@ -356,6 +416,8 @@ def _throughput(result: PlanResult, speed: Speed) -> Chart | None:
     label = "batch size" + (" (logarithmic)" if wide else "")
     across = x("batch", label, scale=scale)
     up = y("rate", "samples/s", scale={"domainMin": 0})
+    wanted = [n for n, each in enumerate(curve) if each.batch_size in (best, speed.knee)]
+    shown = thinned(curve, _CURVE, wanted)
     spec = chart(
         260,
         says,
@@ -377,11 +439,11 @@ def _throughput(result: PlanResult, speed: Speed) -> Chart | None:
         ("Batch size", "Step", "Samples/s", "Limited by"),
         [
             (str(e.batch_size), duration(e.seconds), rate(e.samples_per_s), BOUNDS[e.bound])
-            for e in curve
+            for e in shown
         ],
         "Predicted steps by batch size",
         (0, 1, 2),
-        [n for n, each in enumerate(curve) if each.batch_size == best],
+        [n for n, each in enumerate(shown) if each.batch_size == best],
     )
     note = "The band is the 90% prediction interval."
     return Chart("Throughput against batch size (predicted)", says, spec, table, note)

@@ -29,7 +29,15 @@ from trainfit.report.blocks import (
     Text,
     Tone,
 )
-from trainfit.report.layout import LINES, Line, Style, cut_short, table, table_rows
+from trainfit.report.layout import (
+    LINES,
+    Line,
+    Style,
+    command_lines,
+    cut_short,
+    table,
+    table_rows,
+)
 from trainfit.report.notes import note_text, short_place
 from trainfit.results.files.contents import Note, Severity
 from trainfit.results.text import columns, count, instructions, printable, wrapped
@@ -52,7 +60,7 @@ _CELL: Final = (40, 24)
 _STEP: Final = 8
 _ROW: Final = 3
 #: How dispensable blank lines are: below the answer, the command, and between sections.
-_BLANKS: Final = (40, 45, 70)
+_BLANKS: Final = (60, 65, 75)
 #: Rank of the first note of a severity.
 _NOTES: Final[dict[Severity, int]] = {
     "changes the figures": 6,
@@ -62,8 +70,6 @@ _NOTES: Final[dict[Severity, int]] = {
 _PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|µs|s|h|min)\b)")
 _FIXED: Final = "\u00a0"
-#: A word of a bash command line, quotes and all.
-_WORD: Final = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,37 +107,6 @@ def whole(subject: Subject) -> list[Line]:
     """All of it."""
     pieces = [piece for piece in _pieces(subject, whole=True) if piece.rank <= WHOLE]
     return _rendered(pieces, _titles(subject))
-
-
-def command_lines(command: str, indent: int = 2, width: int | None = None) -> str:
-    """A bash command, indented and broken between options: bash reads it as one line."""
-    most = width or columns()
-    lines: list[str] = []
-    for group in _option_groups(shell_words(command)):
-        if lines and len(lines[-1]) + 1 + len(group) <= most - 2:
-            lines[-1] += " " + group
-        else:
-            lines.append(" " * (indent + 2 if lines else indent) + group)
-    return " \\\n".join(printable(line) for line in lines)
-
-
-def shell_words(command: str) -> list[str]:
-    """The words of a bash command line, as they are written."""
-    return _WORD.findall(command)
-
-
-def _option_groups(words: Sequence[str]) -> list[str]:
-    """An option and its values stay together."""
-    groups: list[str] = []
-    previous_is_option = False
-    for word in words:
-        is_option = word.startswith("-")
-        if previous_is_option and not is_option and "=" not in groups[-1]:
-            groups[-1] += " " + word
-        else:
-            groups.append(word)
-        previous_is_option = is_option
-    return groups
 
 
 # -- what gives way ------------------------------------------------------------------------------
@@ -184,9 +159,8 @@ def _more(hidden: Sequence[Piece], kept: Sequence[Piece], titles: Sequence[str])
         if piece.noun:
             counts[piece.noun] = counts.get(piece.noun, 0) + 1
     shown = {piece.group for piece in kept if not piece.is_blank}
-    absent = dict.fromkeys(
-        titles[piece.group] for piece in hidden if piece.group not in shown and not piece.noun
-    )
+    gone = (piece.group for piece in hidden if piece.group not in shown and not piece.noun)
+    absent = dict.fromkeys(titles[group].partition(" (")[0] for group in gone)
     parts = [count(number, f"more {noun}") for noun, number in counts.items()]
     parts += [_text(title[:1].lower() + title[1:] if title.split()[0][1:].islower() else title)
               for title in absent if title]  # fmt: skip
@@ -249,7 +223,7 @@ class _Form:
         if head.limit:
             yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
         if head.subject:
-            yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 26)
+            yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 47)
         yield Piece((Line(""),), 0, _BLANKS[0])
         for command in head.commands:
             yield from self.command(command, 1, 0)

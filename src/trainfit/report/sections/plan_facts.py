@@ -1,70 +1,133 @@
-"""A plan on one screen: the answer, the launch command, the facts that decide, notes."""
+"""What a plan says in short: its answer, the facts that decide, what would make a job fit."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from trainfit.report.layout import LINES, Line, ScreenBlock, Style, cut_short, plain_text, within
-from trainfit.report.memory_parts import kinds_text, memory_rows, modules_text
-from trainfit.report.notes import note_text, plan_notes, protection_notes, short_place
-from trainfit.report.plan.launch import (
-    change_lines,
-    launch_lines,
-    left_out_text,
-    removed_text,
-    threads_text,
-)
-from trainfit.report.plan.loading import effect_text, helps, input_text
-from trainfit.report.plan.remedies import fix_lines, fix_title
-from trainfit.report.plan.speed import answer, full_after, step_at
+from trainfit.report.blocks import Facts
+from trainfit.report.blocks import facts as facts_of
+from trainfit.report.notes import protection_notes
+from trainfit.report.sections.launch import left_out_text, removed_text, threads_text
+from trainfit.report.sections.loading import effect_text, helps, input_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, shapes_text, step_lines
+from trainfit.results.changes import Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
-from trainfit.results.files.contents import Note
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
-from trainfit.results.speed import StepSpeed
-from trainfit.results.text import WIDEST, count, duration, printable, size, times, wrapped
+from trainfit.results.speed import RunRate, StepSpeed
+from trainfit.results.text import count, duration, rate, size, times
+
+#: A rate that differs from another by less does not differ.
+_SAME: Final = 1.05
+#: Rates that differ by less are one and the same.
+_EQUAL: Final = 1e-6
+#: What may limit a step.
+BOUNDS: Final = {
+    "tensor cores": "Tensor cores",
+    "shader cores": "CUDA cores",
+    "bandwidth": "memory bandwidth",
+    "launches": "kernel launches on the CPU",
+    "host copies": "copies between host and GPU",
+}
+
+
+# ---
+# The answer in one or two sentences.
+
+
+def answer(result: PlanResult) -> str:
+    """Fits or not, the largest batch size, the recommended one, and how fast that is."""
+    return " ".join(part for part in (_fits(result), _batches(result)) if part)
+
+
+def _fits(result: PlanResult) -> str:
+    now, chosen = result.now, result.chosen
+    need, there = size(now.memory.device_bytes), size(result.gpu_memory_bytes)
+    at = ""
+    if now.batch_size and (now.batch_size != chosen.recommended_batch or chosen is not now):
+        at = f" at batch size {now.batch_size}"
+    if chosen is not now:
+        at += f" with AMP {now.amp}"
+    if now.fits and (until := full_after(result)) is not None:
+        return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
+    if now.fits:
+        return f"Fits: {need} of {there}{at}."
+    only = " (no simulated size fits)" if now.largest_batch == 0 else ""
+    return f"Does not fit: needs {need} of {there}{at}{only}."
+
+
+def _batches(result: PlanResult) -> str:
+    chosen = result.chosen
+    best, limits = chosen.recommended_batch, chosen.limits
+    if result.now.fits and full_after(result) is not None:
+        return "No batch size is recommended."
+    amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
+    if chosen.largest_batch is None:
+        if best:
+            return f"Recommended batch {best}{amp}{_speed(result)}."
+        return f"Other batch sizes are not known{_speed(result)}."
+    if chosen.largest_batch == 0:
+        return f"Not even one sample fits{amp}."
+    more = "at least " if limits is not None and limits.at_least else ""
+    largest = f"Largest batch {more}{chosen.largest_batch}"
+    if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
+        largest += " (larger ones not simulated)"
+    if result.samples is not None and chosen.largest_batch >= result.samples:
+        largest = f"Any batch size fits (the data set has {result.samples} samples)"
+    if best:
+        return f"{largest}, recommended {best}{amp}{_speed(result)}."
+    why = ": none leaves the safety margin" if best == 0 else ""
+    return f"{largest}, none recommended{why}."
+
+
+def full_after(result: PlanResult) -> str | None:
+    """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
+    pattern = result.pattern
+    if pattern is None or pattern.course != "growing" or pattern.unit != "optimizer step":
+        return None
+    if result.chosen.recommended_batch or pattern.steps_until_full is None:
+        return None
+    return count(pattern.steps_until_full, "optimizer step")
+
+
+def _speed(result: PlanResult) -> str:
+    """How fast the run will be at the recommended batch size, else at the current one."""
+    run = run_rate(result)
+    if run is None:
+        return ""
+    what = "call" if result.inference is not None else "step"
+    least, most = ("at least ", "at most ") if run.is_bound else ("", "")
+    samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+
+
+def limit_text(run: RunRate) -> str:
+    """What is to be said of the DataLoader next to a run's rate; empty where it keeps up."""
+    if run.limit == "loader":
+        alone = f"need {duration(run.gpu_step_s)}"
+        if run.gpu_samples_per_s:
+            alone = f"do {rate(run.gpu_samples_per_s)}"
+        marked = f", {BUSY}" if run.loader == "busy" else ""
+        return f": the DataLoader is the limit{marked}; the GPU alone would {alone}"
+    if run.limit == "gpu only":
+        return "; GPU step only: the DataLoader was not measured"
+    return "; GPU step only: the DataLoader's rate is not known" if run.limit == "unknown" else ""
+
+
+def step_at(result: PlanResult, batch: int | None) -> StepSpeed | None:
+    """The step at this batch size, where it is known."""
+    return result.speed.at(batch) if result.speed is not None else None
+
 
 # ---
 # Facts that decide a plan, each as a short text with a name.
 
 
-#: A rate that differs from another by less does not differ.
-_SAME = 1.05
-#: Rates that differ by less are one and the same.
-_EQUAL = 1e-6
-
-_BOUNDS = {
-    "tensor cores": "Tensor cores",
-    "shader cores": "shader cores",
-    "bandwidth": "memory bandwidth",
-    "launches": "kernel launches",
-    "host copies": "host copies",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Fact:
-    """``rank`` says how dispensable it is where room is scarce; 0 is always shown."""
-
-    label: str
-    text: str
-    rank: int = 0
-
-
-#: Texts (without control characters made visible yet) that are shown in this order; empty ones
-#: are left out.
-Producer = Callable[[PlanResult], str]
-
-
-def facts(result: PlanResult) -> list[Fact]:
-    """All facts that have a text."""
-    found = [Fact(label, producer(result), rank) for label, rank, producer in _PRODUCERS]
-    return [fact for fact in found if fact.text]
+def facts(result: PlanResult) -> Facts | None:
+    """All that have a text, with how dispensable each is."""
+    return facts_of(*((label, producer(result), rank) for label, rank, producer in _PRODUCERS))
 
 
 def _batch(result: PlanResult) -> str:
@@ -146,11 +209,11 @@ def _step(result: PlanResult) -> str:
         return ""
     best = step_at(result, now.recommended_batch)
     differs = best is not None and best is not speed.now
-    text = f"{_time(speed.now)}, limited by {_BOUNDS[speed.now.bound]}"
+    text = f"{_time(speed.now)}, limited by {BOUNDS[speed.now.bound]}"
     if differs and best is not None:
         text = f"batch size {now.batch_size}: {text}; {now.recommended_batch}: {_time(best)}"
         if best.bound != speed.now.bound:
-            text += f", limited by {_BOUNDS[best.bound]}"
+            text += f", limited by {BOUNDS[best.bound]}"
     epoch = epoch_text(result)
     return f"{text}; epoch {epoch}" if epoch else text
 
@@ -176,7 +239,7 @@ def _time(step: StepSpeed) -> str:
 def _makeup(result: PlanResult) -> str:
     """Samples of an optimizer step, where they are not those of a batch."""
     lines = step_lines(result.step)
-    return lines[0].removeprefix("micro-batch ") if lines else ""
+    return lines[0] if lines else ""
 
 
 def _shapes(result: PlanResult) -> str:
@@ -257,7 +320,9 @@ def _cpu(result: PlanResult) -> str:
 
 def _coverage(result: PlanResult) -> str:
     what = "step" if result.inference is None else "call"
-    return coverage_text(result.coverage, result.steps, what)
+    torch = result.environment.get("torch", "?")
+    run = f"{count(result.steps, what)}, torch {torch}, {duration(round(result.seconds))}"
+    return "; ".join(filter(None, (run, coverage_text(result.coverage, result.steps, what))))
 
 
 def _files(result: PlanResult) -> str:
@@ -266,12 +331,12 @@ def _files(result: PlanResult) -> str:
 
 #: Kinds of faults of a DataLoader by which its workers give wrong samples.
 _WRONG_DATA = ("shared_handle", "handle_before_fork", "iterable_not_sharded")
-#: What is shown, in this order: its name, its rank (see :class:`Fact`), its text.
-_PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
+#: What is shown, in this order: its name, its detail, its text.
+_PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
     ("AMP", 30, _amp),
     ("step", 10, _step),
-    ("micro-batch", 25, _makeup),
+    ("samples", 25, _makeup),
     ("shapes", 22, _shapes),
     ("DataLoader", 20, _loader),
     ("fault", 5, _wrong_data),
@@ -285,170 +350,64 @@ _PRODUCERS: tuple[tuple[str, int, Producer], ...] = (
 )
 
 
-#: Columns from which it has at most so many lines, and the fewest that it is laid out for.
-COLUMNS: Final = 80
-NARROWEST: Final = 52
-
-#: Lines of a launch command from which it is one long line, which a terminal wraps and from which
-#: it can be copied as well.
-_LAUNCH_LINES: Final = 5
-#: Lines of a fact or a note at most, and notes.
-_FACT_LINES: Final = 2
-_NOTES: Final = 3
-_LABEL: Final = 12
-_PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
-
-_UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|s|h|min)\b)")
-_FIXED: Final = "\u00a0"
+# ---
+# What would make a job fit, or lower its memory: a line each.
 
 
-def plan_screen(result: PlanResult, columns: int = COLUMNS) -> list[Line]:
-    """At most :data:`LINES` lines of ``columns``, but for words that are longer.
-
-    A terminal of fewer columns than :data:`COLUMNS` gets more lines.
-    """
-    width = max(NARROWEST, min(columns, WIDEST))
-    notes = plan_notes(result)
-    blocks = [
-        *_answer(result, width),
-        *_launch(result, notes, width),
-        *_memory(result, width),
-        *_facts(result, width),
-        *_fixes(result, width),
-        *_notes([note for note in notes if note.kind != "action"], width),
-    ]
-    if width >= COLUMNS:
-        blocks = within(blocks, LINES - 1)
-    hidden = len(notes) - sum(block.notes for block in blocks)
-    lines = [line for block in blocks for line in block.lines]
-    return [*lines, Line(_more(result, hidden, width), "quiet")]
+#: Lines that are shown, and GPUs that are named.
+MOST, _GPUS = 3, 3
 
 
-def screen_text(result: PlanResult) -> str:
-    """The same as plain text."""
-    return plain_text(plan_screen(result))
+def fix_title(result: PlanResult) -> str:
+    """What the lines of :func:`fix_lines` do."""
+    return "What would make it fit" if not result.now.fits else "What lowers the memory"
 
 
-def _answer(result: PlanResult, width: int) -> list[ScreenBlock]:
-    style: Style = "good" if result.now.fits else "bad"
-    text = wrapped(printable(answer(result)), "", "  ", width)
-    return [ScreenBlock(tuple(Line(line, style) for line in text.split("\n"))), _blank(92)]
-
-
-def _launch(result: PlanResult, notes: Sequence[Note], width: int) -> list[ScreenBlock]:
-    """The launch command, and what the user has to change because it cannot."""
-    blocks = []
-    if result.can_start:
-        text = launch_lines(result.launch, 2, width)
-        if text.count("\n") >= _LAUNCH_LINES:
-            text = f"  {printable(result.launch)}"
-        blocks.append(ScreenBlock(tuple(map(Line, text.split("\n")))))
-    changes = change_lines(result.launch_parts)
-    for number, change in enumerate(changes):
-        rank = 0 if not number else 30 + number
-        blocks.append(ScreenBlock(_wrapped(_shortened(change), "  - ", width), rank))
-    for number, note in enumerate(note for note in notes if note.kind == "action"):
-        rank = 0 if not number + len(changes) else 40 + number
-        blocks.append(ScreenBlock(_wrapped(_short(note), "  - ", width), rank, notes=1))
-    return [*blocks, _blank(91)] if blocks else []
-
-
-def _memory(result: PlanResult, width: int) -> list[ScreenBlock]:
-    now, chosen = result.now, result.chosen
+def fix_lines(result: PlanResult) -> list[str]:
+    """The best few, the best first; for a job that fits only what was asked for."""
+    grows = full_after(result) is not None
+    fits, tried = result.now.fits, result.remedies
+    lines = _remedies(tried, fits, grows=grows) if tried is not None else []
+    if result.now.fits:
+        return lines[:MOST]
+    now, other = result.now, result.other_amp
+    first = []
+    chosen = result.chosen
     best = chosen.recommended_batch
-    other_amp = f", {chosen.amp}" if chosen is not now else ""
-    differs = best != now.batch_size or bool(other_amp)
-    both = result.recommended is not None and best is not None and differs
-    present = f"batch size {now.batch_size}" if now.batch_size else "the current batch size"
-    gpu, amp = printable(result.gpu), f"AMP {printable(now.amp)}"
-    where = f"{gpu}, {amp}" if both else f"{gpu} at {present}, {amp}"
-    title = wrapped(f"Memory on {where} (90% prediction interval)", "", "  ", width)
-    columns, titles = [now.memory], list[str]()
-    if both and result.recommended is not None and width >= COLUMNS:
-        columns.append(result.recommended)
-        second = f"batch size {best}{other_amp or ', recommended'}"
-        titles = [present, printable(second)]
-    rows = [
-        *(Line(line, "title") for line in title.split("\n")),
-        *map(Line, memory_rows(columns, titles)),
-    ]
-    total = now.memory.allocated_bytes
-    kinds, modules = kinds_text(now.by_kind_bytes, total), modules_text(now.by_module_bytes, total)
-    blocks = [ScreenBlock(tuple(rows))]
-    if kinds:
-        blocks.append(ScreenBlock(_wrapped(kinds, f"  {'at the peak':<21}", width), 12))
-    if modules:
-        blocks.append(ScreenBlock(_wrapped(modules, f"  {'in modules':<21}", width), 45))
-    return blocks
+    if best and (best != now.batch_size or chosen is not now):
+        amp = f" with AMP {chosen.amp}" if chosen is not now else ""
+        first.append(f"batch size {best}{amp}, as in the command above")
+    elif now.largest_batch:
+        first.append(f"batch size {now.largest_batch}, without a safety margin")
+    if other is not None and other.fits:
+        first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
+    elif other is not None and other.largest_batch and not now.largest_batch:
+        first.append(f"AMP {other.amp}: up to batch size {other.largest_batch}")
+    larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
+    room = MOST - bool(larger)
+    found = [*first[:1], *lines, *first[1:]][:room] + larger
+    return found or ["no single GPU of the catalogue; use a smaller model or input"]
 
 
-def _facts(result: PlanResult, width: int) -> list[ScreenBlock]:
-    title = ScreenBlock((Line("Batch size and speed (predicted)", "title"),), 70)
-    found = [
-        ScreenBlock(_wrapped(_shortened(fact.text), f"  {fact.label:<{_LABEL}}", width), fact.rank)
-        for fact in facts(result)
-    ]
-    return [title, *found] if found else []
+def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
+    """Those that suffice; together where none does alone."""
+    won = [each for each in remedies.won if fits_already or each.fits]
+    lines = [_fix(each, grows=grows) for each in won]
+    together = remedies.combination
+    if not lines and together is not None and together.memory is not None:
+        fits = "" if together.fits else " (does not fit either)"
+        names = " + ".join(together.names)
+        lines.append(f"{names}: {size(together.memory.device_bytes)}{fits}")
+    return lines
 
 
-def _fixes(result: PlanResult, width: int) -> list[ScreenBlock]:
-    lines = fix_lines(result)
-    if not lines:
-        return []
-    found = [
-        ScreenBlock((Line(_fitted(f"  - {printable(text)}", width)),), 6 + 15 * number)
-        for number, text in enumerate(lines)
-    ]
-    return [ScreenBlock((Line(fix_title(result), "title"),)), *found]
-
-
-def _fitted(line: str, width: int) -> str:
-    return line if len(line) <= width else cut_short(line, width)
-
-
-def _notes(notes: Sequence[Note], width: int) -> list[ScreenBlock]:
-    shown = notes[:_NOTES]
-    if not shown:
-        return []
-    found = []
-    for number, note in enumerate(shown):
-        serious = note.severity == "changes the figures"
-        rank = 3 if serious and not number else 48 + 20 * number - 10 * serious
-        lines = _wrapped(_short(note), "  - ", width)
-        if not number:
-            lines = (Line("Notes", "title"), *lines)
-        found.append(ScreenBlock(lines, rank, notes=1))
-    return found
-
-
-def _more(result: PlanResult, hidden: int, width: int) -> str:
-    """Where to read more, and how the figures came about, as far as that has room."""
-    what = "optimizer step" if result.inference is None else "model call"
-    torch = printable(result.environment.get("torch", "?"))
-    more = f"{count(hidden, 'more note')} and details" if hidden else "Details"
-    steps, seconds = f"{count(result.steps, what)} simulated", duration(round(result.seconds))
-    facts = ((steps, f"torch {torch}", seconds), (steps, seconds), (steps,))
-    said = [f"{more}: --explain ({', '.join(each)})" for each in facts]
-    return next((each for each in said if len(each) <= width), f"{more}: --explain")
-
-
-def _blank(rank: int) -> ScreenBlock:
-    return ScreenBlock((Line(""),), rank)
-
-
-def _wrapped(text: str, first: str, width: int) -> tuple[Line, ...]:
-    """At most :data:`_FACT_LINES` lines; what does not fit into them ends in an ellipsis."""
-    whole = _UNIT.sub(_FIXED, printable(text))  # no line break between a number and its unit
-    lines = wrapped(whole, first, " " * len(first), width).replace(_FIXED, " ").split("\n")
-    if len(lines) > _FACT_LINES:
-        lines = [*lines[: _FACT_LINES - 1], cut_short(lines[_FACT_LINES - 1], width)]
-    return tuple(map(Line, lines))
-
-
-def _short(note: Note) -> str:
-    return _shortened(note_text(note, short=True))
-
-
-def _shortened(text: str) -> str:
-    """Places in the user's code without the folders that they lie in."""
-    return _PLACE.sub(lambda found: short_place(found[0]), text)
+def _fix(remedy: Remedy, *, grows: bool) -> str:
+    """Without a largest batch size where memory ``grows`` until it is full."""
+    parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
+    if remedy.largest_batch and not grows:
+        parts.append(f"largest batch {remedy.largest_batch}")
+    if remedy.step_change is not None:
+        parts.append(f"a step {round(100 * remedy.step_change):+d}%")
+    if remedy.changes == "training":
+        parts.append("changes training")
+    return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"

@@ -1,165 +1,24 @@
-"""A launch command as text: over several lines, the reason of each part, as a script to keep."""
+"""The launch line of a plan as a script to keep: for a shell, Slurm's sbatch, or docker run.
+
+What the plan does not know is no option, but a comment that says so.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Final, Literal
 
-from trainfit.report.plan.speed import answer
-from trainfit.results.changes import NOT_NEEDED, LaunchPart, changes_by_hand
+from trainfit.report.layout import command_lines, shell_words
+from trainfit.report.sections.launch import change_lines, part_reason
+from trainfit.report.sections.plan_facts import answer
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.plan import PlanResult
-from trainfit.results.text import GIB, columns, count, duration, printable, size, wrapped
+from trainfit.results.text import GIB, count, duration, printable, size, wrapped
 from trainfit.version import __version__
-
-#: A word of a bash command line, quotes and all.
-_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
-
-
-def launch_lines(launch: str, indent: int = 2, width: int | None = None) -> str:
-    """The launch command, indented and broken between options; bash reads it as one line."""
-    width = width or columns()
-    lines: list[str] = []
-    for group in _option_groups(shell_words(launch)):
-        if lines and len(lines[-1]) + 1 + len(group) <= width - 2:
-            lines[-1] += " " + group
-        else:
-            lines.append(" " * (indent + 2 if lines else indent) + group)
-    return " \\\n".join(printable(line) for line in lines)
-
-
-def shell_words(command: str) -> list[str]:
-    """The words of a bash command line, as they are written."""
-    return _WORD.findall(command)
-
-
-def _option_groups(words: list[str]) -> list[str]:
-    """An option and its values stay together."""
-    groups: list[str] = []
-    previous_is_option = False
-    for word in words:
-        is_option = word.startswith("-")
-        if previous_is_option and not is_option and "=" not in groups[-1]:
-            groups[-1] += " " + word
-        else:
-            groups.append(word)
-        previous_is_option = is_option
-    return groups
-
-
-# ---
-# Reasons for the parts of a launch command.
-
-
-#: Where the text of a part begins.
-_COLUMN = 31
-
-
-def parts_section(parts: Sequence[LaunchPart]) -> str:
-    """A line for each part: its value, the reason, and what that is from; empty without any."""
-    if not parts:
-        return ""
-    return "\n".join(["Why each part", *map(_part, parts)])
-
-
-def _part(part: LaunchPart) -> str:
-    start = f"  {printable(_headed(part))}".ljust(_COLUMN)
-    text = printable(f"{_reason(part)}{_evidence(part)}")
-    if len(start) <= _COLUMN:
-        return wrapped(text, start, " " * _COLUMN)
-    return "\n".join([start.rstrip(), wrapped(text, " " * _COLUMN, " " * _COLUMN)])
-
-
-def part_reason(part: LaunchPart) -> str:
-    """A part with its reason and what that is from, in one line."""
-    return f"{_headed(part)}: {_reason(part)}{_evidence(part)}"
-
-
-def _headed(part: LaunchPart) -> str:
-    if part.status in ("not set", "cannot tell"):
-        return part.name
-    if part.where == "wrapper":
-        return part.value
-    return f"{part.name}={part.value}"
-
-
-def _reason(part: LaunchPart) -> str:
-    was = f"was {part.present}: " if part.present and part.present != part.value else ""
-    before = {
-        "set": was,
-        "kept": "kept: " if part.where != "script" else "",
-        "not set": f"was {part.present}, " if _is_removed(part) else "not set: ",
-        "by hand": f"in {_file(part)}, {was}",
-        "cannot tell": "cannot tell: ",
-    }
-    return before[part.status] + (part.reason or "reason not known")
-
-
-def _file(part: LaunchPart) -> str:
-    """Where a change by hand is made: a configuration file's line is named, a script is not."""
-    name = part.place.rpartition(":")[0]
-    return "the script" if not name or name.endswith(".py") else name
-
-
-def _evidence(part: LaunchPart) -> str:
-    if not part.evidence:
-        return ""
-    return f" [{part.evidence}{f', {part.machine}' if part.machine else ''}]"
-
-
-def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
-    """What the user has to change in the script, a line for each place."""
-    return [
-        f"change {place}: {line}" if place else f"change in the script: {line}"
-        for place, line in changes_by_hand(parts)
-    ]
-
-
-def threads_text(parts: Sequence[LaunchPart]) -> str:
-    """Variables and cores that go before the command, and why; empty without any."""
-    found = [part for part in parts if part.where in ("environment", "wrapper")]
-    told = [part for part in found if part.status == "set" or _is_overruled(part)]
-    reasons = dict.fromkeys(f"{part.reason}{_evidence(part)}" for part in told)
-    return f"{' '.join(map(_headed, told))}: {'; '.join(reasons)}" if told else ""
-
-
-def _is_overruled(part: LaunchPart) -> bool:
-    """Kept, although another value is recommended."""
-    return part.status == "kept" and part.where == "environment" and "recommended" in part.reason
-
-
-def _is_removed(part: LaunchPart) -> bool:
-    """A variable that is set now, and should not be."""
-    return part.status == "not set" and part.where == "environment" and bool(part.present)
-
-
-def removed_text(parts: Sequence[LaunchPart]) -> str:
-    """Variables whose values no library can use, and what became of them; empty without any."""
-    found = filter(_is_removed, parts)
-    return "; ".join(
-        f"{part.name}={part.present} {part.reason.partition('; ')[0]}" for part in found
-    )
-
-
-def left_out_text(parts: Sequence[LaunchPart]) -> str:
-    """What was considered and not set; the reasons are in the whole report."""
-    found = [part for part in parts if part.status == "not set" and not _is_removed(part)]
-    needless = [part.name for part in found if part.reason.startswith(NOT_NEEDED)]
-    others = [part.name for part in found if not part.reason.startswith(NOT_NEEDED)]
-    texts = [f"{', '.join(others)}: no gain"] if others else []
-    texts += [f"{', '.join(needless)}: {NOT_NEEDED}"] if needless else []
-    return "; ".join(texts)
-
-
-# ---
-# The launch line of a plan as a script to keep: for a shell, Slurm's sbatch, or docker run.
-#
-# What the plan does not know is no option, but a comment that says so.
-
 
 LaunchForm = Literal["sh", "sbatch", "docker"]
 
@@ -191,7 +50,7 @@ def _sh(result: PlanResult) -> Iterator[str]:
     yield from _head(result)
     yield "set -eu"
     yield ""
-    yield launch_lines(result.launch, 0, _WIDTH)
+    yield command_lines(result.launch, 0, _WIDTH)
 
 
 def _sbatch(result: PlanResult) -> Iterator[str]:
@@ -228,7 +87,7 @@ def _sbatch(result: PlanResult) -> Iterator[str]:
     yield from _head(result)
     yield "set -eu"
     yield ""
-    yield launch_lines(result.launch, 0, _WIDTH)
+    yield command_lines(result.launch, 0, _WIDTH)
 
 
 def _docker(result: PlanResult) -> Iterator[str]:
@@ -254,7 +113,7 @@ def _docker(result: PlanResult) -> Iterator[str]:
     options += [f"-e {each}" for each in variables]
     lines = ["docker run", *options, '"$IMAGE"']
     yield " \\\n  ".join(printable(line) for line in lines) + " \\"
-    yield launch_lines(" ".join(words), 2, _WIDTH)
+    yield command_lines(" ".join(words), 2, _WIDTH)
 
 
 _FORMS: Final[Mapping[LaunchForm, Callable[[PlanResult], Iterator[str]]]] = {
