@@ -44,14 +44,15 @@ _SUFFIXES: Final = {
 _UNITS: Final = {
     "s": "p50 p95 p99 most started_monotonic started_unix",
     "Hz": "hz_range",
-    "bytes": "allocated cached beyond others free",
+    "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
     "samples": "batch_size best best_from best_to data_set effective_batch flat_from flat_to knee "
                "largest_batch micro_batch noise_scale recommended_batch reference run_batch "
                "samples trains memory",
     "batches": "batches dropped epoch_batches first_batch loader_batches prefetch_factor settled "
                "accumulation",
-    "steps": "epoch_steps last_step first_lost_step first_step light_steps out_of_memory_step "
+    "steps": "epoch_steps kept_gradients zero_rates last_step first_lost_step first_step "
+             "light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "
              "steps_seen steps_then steps_until_full steps_used",
     "epochs": "epochs epochs_begun",
@@ -65,16 +66,19 @@ _UNITS: Final = {
     "elements": "fill_elements fill_rows l2_elements longest_elements median_elements "
                 "matmul_balance_size",
     "currency": "budget cost",
-    "factor": "beta1 beta2 core_speed core_speeds detectable effect efficiency factor gain scaling "
+    "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
+              "gain scaling "
               "speed step_change tensor_speedup contention variation interval",
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
-    "count": "adamw_parameters assumptions batch_tensors bus_bits count files link_width "
+    "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
+             "events failures retries device_allocations_per_step files frozen loss_divisors "
+             "micro_batches optimized trained_numbers without_gradient link_width "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "
-        "exit_code gpu gpu_pstate index line link_generation link_generation_max node "
+        "exit_code gpu gpu_index gpu_pstate index line link_generation link_generation_max node "
         "numa_node pid rank shape tier version",
 }  # fmt: skip
 _UNIT_OF: Final = {key: unit for unit, keys in _UNITS.items() for key in keys.split()}

@@ -190,7 +190,7 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
     number = facts.micro_batches
     yield Finding(
         "loss_not_divided",
-        "info",
+        "warning",
         f"The losses of {number} micro-batches are added, not averaged: gradients are {number}× "
         "those of one batch of the same samples",
         (Evidence("micro-batches of a step", str(number)),),

@@ -148,7 +148,7 @@ def _of_a_step(held: HeldMemory) -> bool:
 
 
 def _loaded(memory: FullMemory) -> Iterator[Finding]:
-    """A checkpoint on the GPU beside the model that it was loaded into."""
+    """A checkpoint on the GPU in addition to the model that it was loaded into."""
     models = sum(held.nbytes for held in memory.held if held.kind == "parameter")
     for held in memory.held:
         share = memory.share(held.nbytes)
@@ -157,7 +157,8 @@ def _loaded(memory: FullMemory) -> Iterator[Finding]:
         yield Finding(
             "checkpoint_on_gpu",
             "warning",
-            f"{size(held.nbytes)} were read from a file onto the GPU and are kept beside the model",
+            f"{size(held.nbytes)} were read from a file onto the GPU and are kept in addition to "
+            "the model",
             (Evidence("loaded", held.nbytes, "bytes"),),
             "torch.load puts tensors where they were when they were saved",
             (Fix("torch.load(FILE, map_location='cpu'), and `del` it after load_state_dict"),),

@@ -17,7 +17,7 @@ from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
-from trainfit.results.command_line import line_of
+from trainfit.results.files.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError

@@ -13,7 +13,7 @@ from trainfit.hardware.machine.limits import misread
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import loader_values
 from trainfit.plan.sizing.recommendation import accumulation_for
-from trainfit.results.command_line import line_of
+from trainfit.results.files.command_line import line_of
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 from trainfit.results.plan import PlanResult
 from trainfit.results.speed import DataLoading

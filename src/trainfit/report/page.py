@@ -47,12 +47,11 @@ from trainfit.results.files.contents import Note, Severity
 from trainfit.results.files.documents import ResultFile
 from trainfit.results.gpus import GpusResult, Profile
 from trainfit.results.loader import LoaderResult
-from trainfit.results.memory import RecordingSummary
+from trainfit.results.memory import RecordingSummary, SnapshotReport
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
-from trainfit.results.snapshot import SnapshotReport
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 from trainfit.version import __version__

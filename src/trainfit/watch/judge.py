@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trainfit.results.command_line import line_of
+from trainfit.results.files.command_line import line_of
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
 from trainfit.results.text import duration

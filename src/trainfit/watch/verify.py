@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, Protocol
 
-from trainfit.results.command_line import line_of
 from trainfit.results.comparison import Comparison, Verification, VerifiedRun
+from trainfit.results.files.command_line import line_of
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables

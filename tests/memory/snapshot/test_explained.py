@@ -14,7 +14,7 @@ import torch
 import trainfit
 from tests.memory.snapshot import scenarios
 from trainfit.memory.snapshot.report import explain_snapshot
-from trainfit.results.snapshot import SnapshotReport
+from trainfit.results.memory import SnapshotReport
 
 MIB = 1 << 20
 Explain = Callable[..., SnapshotReport]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from helpers_python import answering
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
-from trainfit.results.command_line import quote
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.files.command_line import quote
 
 
 @pytest.fixture(autouse=True)

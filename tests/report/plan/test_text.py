@@ -19,8 +19,8 @@ from trainfit.plan.sizing.curve import Curve, saturation_batch, tile_of
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
-from trainfit.results.command_line import quote
 from trainfit.results.configuration import BatchCheck, Configuration
+from trainfit.results.files.command_line import quote
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult

@@ -22,12 +22,12 @@ from trainfit.results.doctor import DoctorResult
 from trainfit.results.gpus import GpusResult, Profile
 from trainfit.results.kinds import read
 from trainfit.results.loader import LoaderResult
+from trainfit.results.memory import SnapshotReport
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
-from trainfit.results.snapshot import SnapshotReport
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 

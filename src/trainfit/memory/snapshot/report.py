@@ -26,8 +26,7 @@ from trainfit.memory.snapshot.origin import (
 from trainfit.memory.snapshot.replay import HistoryReplay, compare_on
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Place
-from trainfit.results.memory import SettingOutcome
-from trainfit.results.snapshot import SnapshotOwner, SnapshotReport
+from trainfit.results.memory import SettingOutcome, SnapshotOwner, SnapshotReport
 
 #: Owners that the result has.
 _OWNERS: Final = 40

@@ -25,7 +25,7 @@ from trainfit.plan.command.tunables import (
     placeholders,
 )
 from trainfit.plan.command.wrappers import Launcher, launcher_of, launcher_of_module, refuse
-from trainfit.results.command_line import line_of, words_of
+from trainfit.results.files.command_line import line_of, words_of
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 

@@ -29,7 +29,7 @@ from trainfit.plan.runs.failures import (
     what_happened,
 )
 from trainfit.plan.runs.tracing import ending
-from trainfit.results.command_line import quote
+from trainfit.results.files.command_line import quote
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.loader import LoaderResult
 from trainfit.results.rehearsal import Predicted, Rehearsal

@@ -21,7 +21,7 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
-from trainfit.results.command_line import line_of
+from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.memory import RecordingSummary

@@ -9,12 +9,14 @@ from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
 from trainfit.results.findings import Finding, Severity
 
 _TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
+#: How much more dispensable the others are.
+_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
 
 
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
-    """The findings as they come; a screen has causes and up to two fixes of those it has room
-    for."""
-    return items([_item(each, detail) for each in findings], "finding")
+    """The findings as they come; a screen has up to two fixes of those it has room for, ``detail``
+    of the critical ones."""
+    return items([_item(each, detail + _LESS[each.severity]) for each in findings], "finding")
 
 
 def _item(finding: Finding, detail: int) -> Item:

@@ -25,6 +25,7 @@ from trainfit.report.blocks import (
 from trainfit.report.blocks import table as table_of
 from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
 from trainfit.report.sections import plan_facts
+from trainfit.report.sections.finding import finding_items
 from trainfit.report.sections.launch import change_lines
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts
@@ -109,6 +110,7 @@ def plan_subject(
             tiles=_tiles(result),
         ),
         (
+            *section("What is wrong", finding_items(result.findings, detail=1)),
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
             *section(fix_title(result), _fixes(result)),

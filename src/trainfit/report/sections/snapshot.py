@@ -18,8 +18,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.notes import plain
 from trainfit.report.sections.finding import finding_items
-from trainfit.results.memory import SettingOutcome
-from trainfit.results.snapshot import SnapshotOwner, SnapshotReport
+from trainfit.results.memory import SettingOutcome, SnapshotOwner, SnapshotReport
 from trainfit.results.text import count, percent, share, size
 
 _OWNERS: Final = 20
