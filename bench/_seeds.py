@@ -139,8 +139,8 @@ def ms(seconds: float) -> str:
 def changes(advice: Sequence[Mapping[str, Any]]) -> str:
     """Changes beyond the settings: the predicted gain, or the share of the time it concerns."""
     return ", ".join(
-        f"{each['kind']} {each['gain']:.2f}x"
-        if each["gain"] is not None
+        f"{each['kind']} {each['fixes'][0]['gain']:.2f}x"
+        if each["fixes"][0]["gain"] is not None
         else f"{each['kind']} (concerns {percent(each['share'] or 0.0)} of the time)"
         for each in advice
     )

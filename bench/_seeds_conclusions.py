@@ -32,7 +32,7 @@ def cause(machine: Answer) -> Answer:
 
 def finding(script: Answer, rule: str) -> Answer:
     """The first finding of a rule in the script."""
-    found = [each for each in script["script"]["findings"] if each["rule"] == rule]
+    found = [each for each in script["script"]["findings"] if each["kind"] == rule]
     return found[0]
 
 
@@ -59,9 +59,9 @@ def upper_limit(plan: Answer) -> Verdict:
 @row("symptom", "torch.cuda.device_count() is 0", "doctor-cpu-only-torch", "doctor-no-driver",
      "doctor-version-mismatch")  # fmt: skip
 def none_seen(build: Answer, driver: Answer, mismatch: Answer) -> Verdict:
-    names = ", ".join(cause(each)["cause"] for each in (build, driver, mismatch))
+    names = ", ".join(cause(each)["kind"] for each in (build, driver, mismatch))
     return holds(
-        len({cause(each)["cause"] for each in (build, driver, mismatch)}) == 3,
+        len({cause(each)["kind"] for each in (build, driver, mismatch)}) == 3,
         f"each cause is told from the others: {names} (docs/checks.md has all)",
     )
 
@@ -69,7 +69,7 @@ def none_seen(build: Answer, driver: Answer, mismatch: Answer) -> Verdict:
 @row("command", "nvidia-smi, then another PyTorch", "doctor-cpu-only-torch",
      "doctor-version-mismatch")  # fmt: skip
 def reinstall(build: Answer, mismatch: Answer) -> Verdict:
-    fixes = [cause(each)["fixes"][0]["command"].split(" --index")[0] for each in (build, mismatch)]
+    fixes = [cause(each)["fixes"][0]["action"].split(" --index")[0] for each in (build, mismatch)]
     return condition(f"only where the build is the cause: `{fixes[0]}`; where the driver is, "
                      f"`{fixes[1]}`")  # fmt: skip
 
@@ -267,7 +267,7 @@ def heat(machine: Answer) -> Verdict:
     found = only(machine["checks"], name="gpu-temperature")
     return holds(
         found["verdict"] == "good",
-        f"checked: {found['summary'].split(': ')[-1]}; clocks lowered by heat are a cause",
+        f"checked: {found['title'].split(': ')[-1]}; clocks lowered by heat are a cause",
     )
 
 
@@ -275,7 +275,8 @@ def heat(machine: Answer) -> Verdict:
 @row("practice", "Move data to the GPU right before the network", "doctor-script")
 def right_before(script: Answer) -> Verdict:
     found = finding(script, "cuda-in-dataset")
-    return agrees(f"rule cuda-in-dataset finds a copy in the data set (line {found['line']}) and "
+    line = found["place"]["line"]
+    return agrees(f"rule cuda-in-dataset finds a copy in the data set (line {line}) and "
                   "writes the move into the loop")  # fmt: skip
 
 
@@ -311,8 +312,8 @@ def whole_set(plan: Answer, memory: Answer) -> Verdict:
 
 @row("practice", "tensor.to(device) rather than tensor.cuda()", "doctor-script")
 def to_device(script: Answer) -> Verdict:
-    found = [each for each in script["script"]["findings"] if each["rule"] == "hard-coded-cuda"]
-    assert "torch.cuda.is_available()" in found[0]["rewrite"]
+    found = [each for each in script["script"]["findings"] if each["kind"] == "hard-coded-cuda"]
+    assert "torch.cuda.is_available()" in found[0]["fixes"][0]["action"]
     return agrees(f"rule hard-coded-cuda, {len(found)} lines, each with that rewrite")
 
 

@@ -71,11 +71,11 @@ def utilisation(machine: Answer) -> Verdict:
 @row("symptom", "One GPU at 90%, the other at 50%: an uneven load", "doctor-server")
 def uneven(machine: Answer) -> Verdict:
     count = len(machine["machine"]["gpus"]["value"])
-    shared = [each for each in machine["checks"] if each["cause"] == "gpu_shared"]
-    narrow = [each for each in machine["checks"] if each["cause"] == "pcie_width_reduced"]
+    shared = [each for each in machine["checks"] if each["kind"] == "gpu_shared"]
+    narrow = [each for each in machine["checks"] if each["kind"] == "pcie_width_reduced"]
     return condition(
-        f"`doctor` finds what makes one of {count} GPUs slower ({shared[0]['summary']}; "
-        f"{narrow[0]['summary']}); an uneven load of the script itself needs the GPUs"
+        f"`doctor` finds what makes one of {count} GPUs slower ({shared[0]['title']}; "
+        f"{narrow[0]['title']}); an uneven load of the script itself needs the GPUs"
     )
 
 
@@ -305,8 +305,9 @@ def small_batch(plan: Answer) -> Verdict:
 
 @row("practice", "Several GPUs by DataParallel or DistributedDataParallel", "doctor-script")
 def several(script: Answer) -> Verdict:
-    found = only(script["script"]["findings"], rule="data-parallel")
-    return condition(f"not DataParallel (line {found['line']}): {found['reason'].split(':')[0]}; "
+    found = only(script["script"]["findings"], kind="data-parallel")
+    line, cause = found["place"]["line"], found["cause"].partition(":")[0]
+    return condition(f"not DataParallel (line {line}): {cause}; "
                      "what several GPUs gain is not planned, one process is")  # fmt: skip
 
 

@@ -215,14 +215,14 @@ def powersave(machine: Answer) -> Verdict:
     found = only(machine["checks"], name="frequency")
     assert found["verdict"] == "cannot_tell"
     return condition(
-        f"{found['summary']}: the governor's name alone is no verdict, `trainfit pace` measures it"
+        f"{found['title']}: the governor's name alone is no verdict, `trainfit pace` measures it"
     )
 
 
 @row("command", "sudo cpupower frequency-set -g performance", "doctor-machine", "pace-article")
 def performance(machine: Answer, pace: Answer) -> Verdict:
     found = only(machine["checks"], name="frequency")
-    (fix,) = [each for each in found["fixes"] if "cpupower" in each["command"]]
+    (fix,) = [each for each in found["fixes"] if "cpupower" in each["action"]]
     return answered(
         f"named with its undo ({fix['undo'].split('&&')[0].strip()}) and cost ({fix['cost']}); "
         f"`pace --fix governor` proves it and `pace --undo` ends it"

@@ -246,6 +246,6 @@ def oversubscribed(found: Answer, script: Answer) -> Verdict:
     before = rate(found, num_workers=present["num_workers"], library_threads=None)
     after = rate(found, num_workers=best["num_workers"],
                  library_threads=best["library_threads"])  # fmt: skip
-    threads = only(script["checks"], name="threads")["summary"]
+    threads = only(script["checks"], name="threads")["title"]
     text = f"{before:.3g} to {after:.3g} batches/s with the limit ({cores(found)}); {threads}"
     return agrees(text) if after > 1.05 * before else differs(text)

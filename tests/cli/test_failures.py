@@ -77,7 +77,7 @@ def watched(folder: Path, script: str, *words: str) -> tuple[WatchResult, str]:
 def test_watch_says_first_why_a_run_did_not_begin(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, SCRIPT)
     assert result.findings[0].kind == "not_picklable"
-    assert "open it in the worker" in result.findings[0].action
+    assert "open it in the worker" in result.findings[0].fix.action
     assert f"collate_fn or worker_init_fn {CAUSE}" in " ".join(printed.split())
 
 
@@ -159,7 +159,7 @@ with socket.socket() as taken:
 def test_watch_tells_of_a_failure_before_any_training(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, PORT)
     assert result.findings[0].kind == "port_in_use"
-    assert "--standalone" in result.findings[0].action
+    assert "--standalone" in result.findings[0].fix.action
     assert not result.steps and "nothing was recorded" not in printed
 
 
