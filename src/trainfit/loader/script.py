@@ -70,7 +70,7 @@ class Script:
         use: Callable[[LoaderObservation], None],
     ) -> None:
         self._records = records
-        self._target, gpu = spec.given()
+        self._target, gpu = spec.script_and_gpu()
         self._limit_s, self._late, self._use = limit_s, late, use
         self._simulation = Simulation(gpu, limited=False, command=spec.command)
         self._loaders = LoaderTracker(keep=True)

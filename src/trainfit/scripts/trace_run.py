@@ -69,7 +69,7 @@ class Runner:
     def __init__(self, spec: RunSpec, stem: Stem | None = None) -> None:
         self._stem = stem
         self._spec = spec
-        _, gpu = spec.given()
+        _, gpu = spec.script_and_gpu()
         self._simulation = Simulation(
             gpu, limited=spec.limited, constants=spec.constants, command=spec.command
         )
@@ -95,7 +95,7 @@ class Runner:
 
     def run(self) -> None:
         """Run the script to its stop or its end and write recording and outcome."""
-        target, _ = self._spec.given()
+        target, _ = self._spec.script_and_gpu()
         words = [target.name, *target.args]
         with self._simulation:
             self._loaders.install(self._patches)
@@ -174,7 +174,7 @@ class Runner:
         self._simulation.cycle.counts_every_pass = spec.count == "backwards"
         self._begin()
         self._simulation.go_on()
-        target, _ = spec.given()
+        target, _ = spec.script_and_gpu()
         return [target.name, *target.args]
 
     def _is_run(self) -> bool:

@@ -153,7 +153,7 @@ class LoadingProcess:
 
     def run(self) -> Loaded:
         """Wait until it ends or its time is over; no process outlives the call."""
-        self._spec.request()
+        self._spec.write()
         environment = {**os.environ, **self._command.environment()}
         self._began = self._clock()
         process = OwnProcess(

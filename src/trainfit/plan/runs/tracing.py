@@ -168,7 +168,7 @@ class Tracer:
             batch_size=None if batch is None else int(batch),
             folder=str(folder),
             tells_early=early is not None,
-        ).request()
+        ).write()
         environment = {**os.environ, **command.environment(**values)}
         # A script that was forked at its arguments has its constants by then.
         grows = not (spec.interventions or spec.survey or constants)
@@ -268,7 +268,7 @@ def run_real(
 ) -> Child:
     """Run a script for real by ``main`` of ``module``, as ``spec`` says; ``variables`` are added
     to its environment."""
-    spec.request()
+    spec.write()
     environment = {**os.environ, **command.environment(), **(variables or {})}
     return run_child(command, module, Path(spec.folder), environment, spec.time_limit_s)
 

@@ -167,7 +167,7 @@ class RunSpec(Exchanged):
         differs = (*sorted(self.values.items()), *sorted(self.variables.items()))
         return hash((differs, self.force, self.interventions, self.survey, self.sample))
 
-    def given(self) -> tuple[Target, GpuSpec]:
+    def script_and_gpu(self) -> tuple[Target, GpuSpec]:
         """The script and the simulated GPU, which every simulated run has."""
         assert self.target is not None and self.gpu is not None
         return self.target, self.gpu
@@ -182,11 +182,9 @@ class RunSpec(Exchanged):
         """The file of what was recorded."""
         return Path(self.folder) / RECORDING_FILE
 
-    def request(self) -> Path:
+    def write(self) -> None:
         """Write it into its folder, for the process to read."""
-        path = Path(self.folder) / REQUEST_FILE
-        path.write_text(self.to_json())
-        return path
+        (Path(self.folder) / REQUEST_FILE).write_text(self.to_json())
 
 
 #: The command as it is written.
