@@ -145,6 +145,8 @@ def _now(speed: Speed) -> list[str]:
         f"{duration(now.seconds)}{samples}; 90% prediction interval {duration(low)} to "
         f"{duration(high)}"
     )
+    if now.wide_for:
+        first += f", wide for {' and '.join(now.wide_for)}"
     parts = [f"kernels {duration(now.gpu_s)}", f"launches {duration(now.host_s)}"]
     if now.copies_s > 0.01 * now.seconds:
         parts.append(f"copies {duration(now.copies_s)}")
