@@ -25,10 +25,10 @@ _SPREADS: Final = {
     "small matmuls": 0.20,
     "attention": 0.15,
     "short attention": 0.30,
-    "convolutions": 0.20,
+    "convolutions": 0.22,
     "grouped and depthwise convolutions": 0.30,
     "recurrent layers": 0.40,
-    "memory-bound kernels": 0.15,
+    "memory-bound kernels": 0.17,
     "look-ups, resampling and pooling": 0.30,
     "sorts": 0.40,
     "operators without a FLOP rule": 1.0,
@@ -36,7 +36,7 @@ _SPREADS: Final = {
 }
 _CLASSES: Final = tuple(_SPREADS)
 #: What all kernels have in common: the card's clocks, its cooling, the library's version.
-_COMMON: Final = 0.06
+_COMMON: Final = 0.07
 #: The same where a calibration profile measured the card.
 _CALIBRATED: Final = 0.03
 #: Where a core's speed was measured, launches are known so far.
@@ -44,7 +44,7 @@ _MEASURED_CORE: Final = 0.20
 #: A class is named that has so much of the variance that is not common to all, if the interval is
 #: wider than this.
 _NAMED_SHARE: Final = 0.25
-_NARROW: Final = 0.12
+_NARROW: Final = 0.13
 _LARGE, _MEDIUM = 1e10, 1e9
 _SHORT: Final = 2048
 
