@@ -302,7 +302,7 @@ MODULES: Final[dict[str, Callable[[str, dict[str, str]], Act]]] = {
 # --- Networks of convolutions ---------------------------------------------------------------------
 
 #: Images a second of one GPU in training: https://github.com/NVIDIA/DeepLearningExamples, PyTorch,
-#: ConvNets, resnet50v1.5 (DGX A100 with 80 GB, and DGX-1 with V100 of 16 GB); batch size, and AMP in
+#: ConvNets, resnet50v1.5 (DGX A100 with 80 GB, DGX-1 with V100 of 16 GB); batch size, and AMP in
 #: channels-last.
 _RESNETS: Final = (
     ("A100 80GB SXM", 256, False, 938),

@@ -6,7 +6,10 @@ L40S, B200), modules of Liger-Kernel's benchmarks and NVIDIA's ResNet-50 (DeepLe
 of the last accepted run is bench/kernel_accuracy.json: a median or a 90th percentile that is more
 than 2 points worse fails. --accept writes this run's in its place (of all rows only).
 
-    python bench/kernel_accuracy.py --truth DIR [--quick] [--json] [--accept]
+--left-out predicts each of the four GPUs by its datasheet and the design of the architecture next
+to its own, as if nothing had been measured on it; matmuls and attention only, without a goal.
+
+    python bench/kernel_accuracy.py --truth DIR [--quick] [--json] [--accept | --left-out]
 
 Exit status: 0 if nothing is worse and every goal holds, 1 if not, 2 for bad input.
 """
@@ -28,6 +31,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
 import _kernel_rows as rows  # noqa: E402
+
+from trainfit.speed import products  # noqa: E402
 
 ACCEPTED = HERE / "kernel_accuracy.json"
 FILES = ("kernels_gemm_bf16.csv", "kernels_attention_bf16.csv", "modules_liger.csv")
@@ -72,16 +77,19 @@ class Line:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
+    if options.left_out:
+        print_table([Line.of(each) for each in left_out(options.truth)], {})
+        return 0
     lines = [Line.of(each) for each in compared(options.truth, QUICK if options.quick else 1)]
     accepted = read_accepted()
     worse = list(worsened(lines, accepted, QUICK_LEEWAY if options.quick else LEEWAY))
-    if options.accept:
-        write_accepted(lines)
-        worse = []
     if not options.json:
         print_table(lines, accepted)
         for text in worse:
-            print(f"worse: {text}")
+            print(f"worse{', accepted' if options.accept else ''}: {text}")
+    if options.accept:
+        write_accepted(lines)
+        worse = []
     details = {"lines": [dataclasses.asdict(line) for line in lines], "worse": worse}
     return finish(figures(lines, worse), options.json, details)
 
@@ -91,6 +99,25 @@ def compared(folder: Path, every: int) -> Iterable[rows.Compared]:
     for source in (rows.products, rows.attention, rows.modules):
         yield from (each for each in source(folder, every) if len(each.measured_s))
     yield from rows.networks()
+
+
+#: Of GPUs the architecture (compute capability) whose design stands for theirs when left out.
+NEIGHBOURS: Final = {
+    "A100 80GB SXM": ((8, 0), (8, 9)),
+    "L40S": ((8, 9), (8, 0)),
+    "H100 SXM": ((9, 0), (10, 0)),
+    "B200": ((10, 0), (9, 0)),
+}
+
+
+def left_out(folder: Path) -> Iterable[rows.Compared]:
+    """Each GPU's matmuls and attention by the design of another architecture."""
+    designs = dict(products.DESIGNS)
+    for gpu, (own, other) in NEIGHBOURS.items():
+        products.DESIGNS[own] = designs[other]
+        for source in (rows.products, rows.attention):
+            yield from (each for each in source(folder, 1) if each.gpu == gpu)
+        products.DESIGNS[own] = designs[own]
 
 
 def worsened(lines: Iterable[Line], accepted: Mapping[str, Line], leeway: float) -> Iterable[str]:
@@ -148,6 +175,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--truth", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--quick", action="store_true", help=f"one row of {QUICK}")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--left-out", action="store_true", help="each by another architecture")
     parser.add_argument("--accept", action="store_true", help=f"write {ACCEPTED.name}")
     options = parser.parse_args(argv)
     for name in FILES:

@@ -29,7 +29,8 @@ class StepSpeed:
     ``range_s`` is the 90% prediction interval. ``gpu_s`` is the time of its kernels together,
     ``host_s`` the CPU time to launch them, ``copies_s`` copies between host and device.
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
-    a core busy, launching and in waits for the GPU (``None``: an older result).
+    a core busy, launching and in waits for the GPU (``None``: an older result). ``wide_for`` names
+    the classes of kernels that make the interval wide, the widest first.
     """
 
     batch_size: int | None
@@ -41,6 +42,7 @@ class StepSpeed:
     bound: Bound
     samples_per_s: float | None = None
     core_s: float | None = None
+    wide_for: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -126,6 +126,3 @@ FITTED: Final = Efficiency(
     source="fitted to published steps of timm's models on an RTX 3090 and an RTX 4090; other GPUs "
     "by their datasheets",
 )
-#: Of measured over predicted step times of models that nothing was fitted to, what nine of ten lie
-#: between (docs/figures.md).
-RANGE: Final = (0.8, 1.35)

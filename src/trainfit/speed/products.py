@@ -109,7 +109,7 @@ AMPERE: Final = Design(
 )
 #: Of L40S: a large L2; memory without ECC (with it, :data:`INLINE_ECC` of that).
 ADA: Final = Design(
-    1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.03, attention=0.60, softmax=17.0
+    1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.08, attention=0.60, softmax=17.0
 )
 #: Persistent kernels, clusters that share operands; of H100 SXM.
 HOPPER: Final = Design(
@@ -147,15 +147,18 @@ VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=1.
 AMPERE_GDDR: Final = dataclasses.replace(
     AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
 )
-BLACKWELL_GDDR: Final = dataclasses.replace(ADA, share=0.76, fed_share=0.93)
+BLACKWELL_GDDR: Final = dataclasses.replace(
+    ADA, share=0.76, fed_share=0.93, memory=0.90, streams=0.90
+)
 
 
 def design_of(gpu: GpuSpec) -> Design:
     """That of the GPU's architecture."""
-    return _DESIGNS[max(since for since in _DESIGNS if since <= gpu.capability)]
+    return DESIGNS[max(since for since in DESIGNS if since <= gpu.capability)]
 
 
-_DESIGNS: Final = {
+#: By the compute capability that each is of, and of all after it up to the next.
+DESIGNS: Final = {
     (0, 0): VOLTA,
     (8, 0): AMPERE,
     (8, 6): AMPERE_GDDR,

@@ -18,6 +18,7 @@ from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
+from trainfit.speed.spread import Spread, spread_of
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import CODES, COLUMNS, Floats, Work, one_off, steady
 
@@ -137,7 +138,7 @@ class StepTime:
     ``copies_s`` what copies between host and device take. ``by_kind_s`` divides ``gpu_s``.
     ``core_s`` is how long the step keeps a core busy: launching, and in waits for the GPU, in which
     CUDA spins (cudaDeviceScheduleAuto, the default, unless there are more contexts than CPUs;
-    integrated GPUs sleep).
+    integrated GPUs sleep). ``spread`` is how far from it the truth may be.
     """
 
     seconds: float
@@ -147,6 +148,7 @@ class StepTime:
     bound: Bound
     by_kind_s: Mapping[str, float]
     core_s: float
+    spread: Spread
 
 
 def step_time(work: Work, machine: Machine) -> StepTime:
@@ -177,6 +179,13 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         _bound(costed.times, machine, seconds, host_s, copies_s),
         by_kind,
         host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
+        spread_of(
+            work,
+            seconds,
+            timeline.end_s - ended,
+            core_measured=machine.core_measured,
+            calibrated=bool(machine.profile),
+        ),
     )
 
 

@@ -512,3 +512,62 @@ def test_a_copy_that_did_not_fit_is_not_the_next_operators() -> None:
         simulation.end_step()
     work = Work.of_step(simulation.recording, simulation.recording.steps - 1)
     assert not work.is_kind("pointwise_reordered").any()
+
+
+# --- Operators that are not PyTorch's -----------------------------------------------------------
+
+
+def library(name: str, *operators: tuple[str, Any]) -> Any:
+    """Operators with shape functions only, as a package's kernels have them."""
+    found = torch.library.Library(name, "FRAGMENT")
+    for definition, fake in operators:
+        found.define(definition)
+        torch.library.register_fake(f"{name}::{definition.partition('(')[0]}", fake, lib=found)
+    return found
+
+
+def test_an_operator_without_a_flop_rule_is_told_apart() -> None:
+    keep = library("trainfit_test_kernels", ("mixed(Tensor x) -> Tensor", torch.empty_like))
+
+    def act() -> Any:
+        source = tensor(64, 64)
+        return lambda: torch.ops.trainfit_test_kernels.mixed(source)
+
+    (row,) = launched(act)
+    assert row["kind"] == "unknown" and moved(row) == (2 * 64 * 64, 2 * 64 * 64)
+    del keep
+
+
+def test_weights_of_four_bits_are_looked_up_before_or_within_their_product() -> None:
+    """bitsandbytes' operators: a matrix of 4-bit weights becomes dense, or meets a few rows."""
+    keep = library(
+        "bitsandbytes",
+        (
+            "dequantize_4bit(Tensor A, Tensor absmax, int blocksize, str quant_type, "
+            "int[] shape, ScalarType dtype) -> Tensor",
+            lambda A, absmax, blocksize, kind, shape, dtype: A.new_empty(shape, dtype=dtype),
+        ),
+        (
+            "gemv_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, Tensor code, "
+            "int blocksize) -> Tensor",
+            lambda A, B, shape, absmax, code, blocksize: A.new_empty(*A.shape[:-1], shape[0]),
+        ),
+    )
+
+    def act() -> Any:
+        packed, scales = tensor(128 * 64 // 2, dtype=torch.uint8), tensor(128, dtype=torch.float32)
+        code, x = tensor(16, dtype=torch.float32), tensor(1, 1, 64)
+
+        def run() -> None:
+            bnb = torch.ops.bitsandbytes
+            bnb.dequantize_4bit(packed, scales, 64, "nf4", [128, 64], torch.float16)
+            bnb.gemv_4bit(x, packed, [128, 64], scales, code, 64)
+
+        return run
+
+    dense, product = launched(act)
+    assert dense["kind"] == "pointwise" and dense["rows"] == 128 * 64
+    assert dense["written"] == HALF * 128 * 64
+    assert product["kind"] == "matmul" and product["flops"] == 2 * 128 * 64
+    assert (product["rows"], product["columns"], product["depth"]) == (1, 128, 64)
+    del keep

@@ -265,13 +265,14 @@ def test_kinds_of_equal_constants_are_told_as_one() -> None:
 
 
 def test_libraries_reach_less_of_blackwells_tensor_cores() -> None:
-    """Where an RTX 4090 reaches its rate; copies are as fast."""
+    """Where an RTX 4090 clocks above its rate."""
     blackwell = find_gpu("RTX 5090")
     ada = dataclasses.replace(blackwell, capability=(8, 9))
     large, copy = product(8192, 8192, 8192), row("pointwise", read=1 << 30, written=1 << 30)
     slow, fast = times(large, copy, gpu=blackwell), times(large, copy, gpu=ada)
-    assert slow[0] == pytest.approx(fast[0] * 1.03 / 0.93, rel=0.02)
-    assert slow[1] == fast[1]
+    assert slow[0] == pytest.approx(fast[0] * 1.08 / 0.93, rel=0.02)
+    # GDDR7 is used a little less well than GDDR6X.
+    assert slow[1] == pytest.approx(fast[1] / 0.9, rel=0.02)
 
 
 def test_codes_of_inline_ecc_pass_the_same_bus() -> None:

@@ -16,7 +16,7 @@ from trainfit.results.plan import HostCpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import byte_rate, ghz
-from trainfit.speed.efficiency import FITTED, RANGE
+from trainfit.speed.efficiency import FITTED
 from trainfit.speed.step import REFERENCE_HZ, Machine, StepTime, step_time, with_rates
 from trainfit.speed.work import Work, WorkLaw
 
@@ -116,17 +116,18 @@ def samples_per_batch(recording: Recording, batch: int | None) -> float | None:
 def speed_of(took: StepTime, batch: int | None, per_batch: float | None = 1.0) -> StepSpeed:
     """A step's time with the range that the truth lies in, and its rate: a step has ``per_batch``
     samples (:func:`samples_per_batch`) for each of ``batch``."""
-    low, high = RANGE
+    spread = took.spread
     return StepSpeed(
         batch,
         took.seconds,
-        (took.seconds * low, took.seconds * high),
+        (took.seconds * spread.low, took.seconds * spread.high),
         took.gpu_s,
         took.host_s,
         took.copies_s,
         took.bound,
         batch * per_batch / took.seconds if batch and per_batch and took.seconds > 0 else None,
         took.core_s,
+        spread.wide_for,
     )
 
 

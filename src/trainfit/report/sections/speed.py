@@ -99,6 +99,7 @@ def speed_facts(speed: Speed, run: RunRate | None = None, epoch: str = "") -> Fa
     return facts(
         ("step", f"{duration(now.seconds)} (90% prediction interval {duration(low)} to "
                  f"{duration(high)}){_at(now.batch_size)}"),
+        ("interval", f"wide for {' and '.join(now.wide_for)}" if now.wide_for else ""),
         ("limited by", BOUNDS[now.bound]),
         ("GPU, kernels together", duration(now.gpu_s)),
         ("CPU, launching them", duration(now.host_s)),

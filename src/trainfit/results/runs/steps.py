@@ -124,6 +124,7 @@ class Coverage:
 #: kernel, the host waits here until the GPU has done everything, "stream_wait": until the row's
 #: stream has; "event": number ``rows`` is recorded; "event_wait": the row's stream goes on after
 #: event ``rows`` of stream ``columns``; "event_synchronize": the host does, after one of the row's;
+#: "unknown": of an operator that is not PyTorch's and has no FLOP rule: counted are its bytes;
 #: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's).
 KINDS: Final = (
     "matmul",
@@ -176,6 +177,7 @@ KINDS: Final = (
     "convolution_3x3",
     "convolution_3x3_input_gradient",
     "graph",
+    "unknown",
 )
 
 #: Rows of these kinds are no kernels.

@@ -48,6 +48,24 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     ]
 
 
+@launched_by("dequantize_4bit")
+def _dequantized(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """bitsandbytes' weights of 4 bits become a dense matrix: each value is looked up."""
+    read, written = bytes_of(tensors_in(list(call.values()))), bytes_of(tensors_in(result))
+    return [Kernel("pointwise", dtype_of(result), 0, read, written, result._spec.numel)]
+
+
+@launched_by("gemv_4bit")
+def _by_four_bits(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A few rows times such a matrix of ``shapeB`` (columns, depth), looked up on the way."""
+    columns, depth = call["shapeB"]
+    rows = call["A"]._spec.numel // max(1, depth)
+    read = bytes_of(tensors_in(list(call.values())))
+    work = flops or 2 * rows * columns * depth
+    written = bytes_of(tensors_in(result))
+    return [Kernel("matmul", dtype_of(result), work, read, written, rows, columns, depth)]
+
+
 def _first(call: Arguments, *names: str) -> Any:
     return next(call[name] for name in names if name in call)
 

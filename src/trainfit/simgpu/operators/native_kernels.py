@@ -87,6 +87,10 @@ _KINDS: Final[tuple[tuple[str, str], ...]] = (
     ("bernoulli", "fill"),
     ("random", "fill"),
 )
+#: Namespaces of PyTorch's own operators; what others compute is not known without a FLOP rule.
+_PYTORCHS: Final = frozenset(
+    ("aten", "prims", "prim", "c10d", "_c10d_functional", "inductor", "torchvision", "quantized")
+)
 #: These read nothing of what they write to.
 _BLIND: Final = ("fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_")
 
@@ -108,6 +112,8 @@ def by_operands(
         # Of a table only the rows that are asked for are read, or changed.
         rows = min(read_bytes, written_bytes)
         read_bytes, written_bytes = rows, written_bytes if made and name != "index_put_" else rows
+    if func.namespace not in _PYTORCHS and not flops and torch.Tag.pointwise not in func.tags:
+        kind = "unknown"
     first = next(iter([*made, *given]), None)
     dtype = dtype_of(first) if first is not None else "float32"
     launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1

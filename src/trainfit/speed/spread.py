@@ -1,0 +1,113 @@
+"""The prediction interval of a step, from how well the kernels are known that it consists of.
+
+Each class of kernels has an error of its own, by measured kernels (``bench/kernel_accuracy.py``,
+``bench/speed_accuracy.py``). Within a step it is taken to be alike for a class's kernels, and
+independent between classes: a step's interval is wide where much of its time lies in kernels
+that are little known, and these are named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+import numpy as np
+
+from trainfit.results.runs.steps import KINDS
+from trainfit.speed.work import Floats, Work
+
+#: By class: nine of ten steps' sums of its kernels lie within this of what is predicted
+#: (logarithm).
+_SPREADS: Final = {
+    "large matmuls": 0.10,
+    "matmuls of 1 to 10 GFLOP": 0.13,
+    "small matmuls": 0.20,
+    "attention": 0.15,
+    "short attention": 0.30,
+    "convolutions": 0.22,
+    "grouped and depthwise convolutions": 0.30,
+    "recurrent layers": 0.40,
+    "memory-bound kernels": 0.17,
+    "look-ups, resampling and pooling": 0.30,
+    "sorts": 0.40,
+    "operators without a FLOP rule": 1.0,
+    "launches by the CPU": 0.35,
+}
+_CLASSES: Final = tuple(_SPREADS)
+#: What all kernels have in common: the card's clocks, its cooling, the library's version.
+_COMMON: Final = 0.07
+#: The same where a calibration profile measured the card.
+_CALIBRATED: Final = 0.03
+#: Where a core's speed was measured, launches are known so far.
+_MEASURED_CORE: Final = 0.20
+#: A class is named that has so much of the variance that is not common to all, if the interval is
+#: wider than this.
+_NAMED_SHARE: Final = 0.25
+_NARROW: Final = 0.13
+_LARGE, _MEDIUM = 1e10, 1e9
+_SHORT: Final = 2048
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Of a step: factors on its time between which nine of ten lie, and which classes of kernels
+    make it wide, the widest first."""
+
+    low: float
+    high: float
+    wide_for: tuple[str, ...] = ()
+
+
+def spread_of(
+    work: Work, seconds: Floats, step_s: float, *, core_measured: bool, calibrated: bool
+) -> Spread:
+    """Of a step of ``step_s`` whose kernels take ``seconds`` each."""
+    totals = np.bincount(classes_of(work), weights=seconds, minlength=len(_CLASSES))
+    waits = max(0.0, step_s - float(totals.sum()))
+    totals[_CLASSES.index("launches by the CPU")] = waits
+    spreads = dict(_SPREADS)
+    if core_measured:
+        spreads["launches by the CPU"] = _MEASURED_CORE
+    shares = totals / max(float(totals.sum()), 1e-12)
+    parts = (shares * np.array(list(spreads.values()))) ** 2
+    common = _CALIBRATED if calibrated else _COMMON
+    width = math.sqrt(common**2 + float(parts.sum()))
+    named: list[str] = []
+    if width > _NARROW:
+        order = np.argsort(-parts)
+        named = [_CLASSES[each] for each in order if parts[each] > _NAMED_SHARE * parts.sum()]
+    return Spread(math.exp(-width), math.exp(width), tuple(named))
+
+
+def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Of each kernel its class, as an index of all."""
+    found = _OF_KINDS[work.column("kind")].copy()
+    flops = work.column("flops")
+    products = work.is_kind("matmul")
+    found[products & (flops < _LARGE)] = _CLASSES.index("matmuls of 1 to 10 GFLOP")
+    found[products & (flops < _MEDIUM)] = _CLASSES.index("small matmuls")
+    fused = work.is_kind("attention", "attention_gradient")
+    found[fused & (work.column("rows") < _SHORT)] = _CLASSES.index("short attention")
+    return found
+
+
+def _class_of_kind(name: str) -> int:
+    by_start = {
+        "matmul": "large matmuls",
+        "attention": "attention",
+        "convolution": "convolutions",
+        "grouped": "grouped and depthwise convolutions",
+        "depthwise": "grouped and depthwise convolutions",
+        "recurrent": "recurrent layers",
+        "indexing": "look-ups, resampling and pooling",
+        "resampling": "look-ups, resampling and pooling",
+        "pooling": "look-ups, resampling and pooling",
+        "sorting": "sorts",
+        "unknown": "operators without a FLOP rule",
+    }
+    found = (named for start, named in by_start.items() if name.startswith(start))
+    return _CLASSES.index(next(found, "memory-bound kernels"))
+
+
+_OF_KINDS: Final = np.array([_class_of_kind(name) for name in KINDS], dtype=np.int64)
