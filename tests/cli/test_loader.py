@@ -54,7 +54,7 @@ def test_a_command_is_tuned_and_its_result_shown_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())  # where lines break depends on the path of the checkout
     assert "infer.py:24: TensorDataset, batch size 64" in said
-    assert "a step of the GPU needs 40 ms: given" in said
+    assert "a step 40 ms: given" in said
     assert '"confirm": 1' in said
     assert "infer.py until its first step" in done.stderr and "2 workers" in done.stderr
     again = trainfit("show", "--explain", "tuned.json", cwd=tmp_path)

@@ -14,7 +14,8 @@ from trainfit.results.text import columns, laid_out_for, wrapped
 RECORDING = str(RESULTS / "recording-v1.trainfit")
 #: Commands to copy are never broken into lines, and a path cannot be.
 WHOLE = re.compile(
-    r"^ *(fix|undo|to try|next:|tried:|.*next: trainfit|trainfit) |^ *(Recording: )?\S+$"
+    r"^ *(fix|undo|to try|write:|try the fix:|next:|tried:|.*next: trainfit|trainfit) "
+    r"|^ *(Recording: )?\S+$"
 )
 COMMANDS = (
     *(("show", str(RESULTS / name)) for name in FILES),

@@ -54,7 +54,8 @@ SCREENS: tuple[tuple[str, ...], ...] = (
 )
 #: Commands to copy are never broken into lines, and a path or a name cannot be.
 WHOLE = re.compile(
-    r"^ *(fix|undo|to try|next:|tried:|next: trainfit|trainfit|python) |^ *(Recording: )?\S+$"
+    r"^ *(fix|undo|to try|write:|try the fix:|next:|tried:|next: trainfit|trainfit|python) "
+    r"|^ *(Recording: )?\S+$"
     r"|^ *DataLoader\(|.*; next: trainfit |^Recording: |^ *(\| |.*:\d+:\d+ )|.*\S{50}"
 )
 
@@ -138,7 +139,7 @@ def test_the_answer_comes_first(
         "plan": "Fits: ",
         "gpu-comparison": "Fastest: RTX 4090: ",
         "recording": "Fits: ",
-        "loader": "CANNOT TELL which settings are best",
+        "loader": "Cannot tell which settings are best",
         "rehearsal": "The DataLoader costs 62% of the GPU's time",
         "watch": "The DataLoader is the limit",
         "watch-comparison": "No difference of the step time found",
@@ -148,7 +149,7 @@ def test_the_answer_comes_first(
         "noise-scale": "Noise scale 62",
         "doctor": "0 bad, 2 unknown",
         "profile": "Tesla T4",
-        "gpus": "GPU",
+        "gpus": "1 GPU",
     }
     assert first and first.startswith(answers[name.rpartition("-v")[0]])
 

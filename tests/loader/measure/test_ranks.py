@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_loader import machine, probe, result
-from helpers_report import whole
+from helpers_report import on_one_line, whole
 from trainfit.findings.facts import Failure
 from trainfit.loader import tuning
 from trainfit.loader.faults.preflight import run_watched
@@ -264,7 +264,7 @@ def test_the_headline_and_its_reason_have_the_same_numbers() -> None:
     present = Confirmed(found.present, 8.33, 9.0, 0.1, 48, 2.0)
     both = dataclasses.replace(found, confirmed=(*found.confirmed, present))
     assert both.compared() == (9.0, 24.1, "measured")
-    assert "CHANGE the settings: 9.00 → 24.1 batches/s, 2.68× (measured)\n" in whole(
+    assert "Change the settings: 9.00 → 24.1 batches/s, 2.68× (measured)\n" in whole(
         loader_subject(both)
     )
     failed = dataclasses.replace(present, measured_batches_per_s=None)
@@ -274,10 +274,10 @@ def test_the_headline_and_its_reason_have_the_same_numbers() -> None:
 
 
 def test_ranks_are_said() -> None:
-    text = whole(loader_subject(result(ranks=2, machine=machine(usable_cores=8 / 3))))
+    text = on_one_line(whole(loader_subject(result(ranks=2, machine=machine(usable_cores=8 / 3)))))
     assert "2.98× (predicted) for each rank" in text
     assert "the share of one of 2 ranks" in text
-    assert "2.67 usable (of 8 logical allowed" in text
+    assert "(of 8 logical allowed" in text
     said = "1 real run of these settings, each with 2 copies of the DataLoader running, differed"
     assert said in text and "by -3% from the prediction" in text
     assert "rank" not in whole(loader_subject(result()))

@@ -99,9 +99,10 @@ def loader_subject(result: LoaderResult) -> Subject:
 def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Section]:
     """Rates, costs, settings with their reasons, what else would help, faults.
 
-    Without ``settings`` their reasons are left out: a plan has them with its launch command.
+    Without ``settings`` reasons are left out, but for what goes into the script: a plan has them
+    with its launch command.
     """
-    reasons = [_settings(result), _variables(result)] if settings else []
+    reasons = [_settings(result) if settings else None, _variables(result, everywhere=settings)]
     limit = LIMITS[result.limit] if result.verdict in ("change", "keep") else ""
     return [
         *section("DataLoader faults", _faults(result)),
@@ -508,7 +509,8 @@ def _costs(result: LoaderResult) -> Chart | None:
     return Chart("Time of a batch, by part", says, spec, table)
 
 
-def _variables(result: LoaderResult) -> Items | None:
+def _variables(result: LoaderResult, *, everywhere: bool) -> Items | None:
+    """What to set; without ``everywhere`` in the script alone, not before the command."""
     found = [
         Item(
             each.line,
@@ -518,8 +520,9 @@ def _variables(result: LoaderResult) -> Items | None:
              ("gain", times(each.gain) if each.gain is not None else "")),
         )
         for each in result.variables
+        if everywhere or each.where != "environment"
     ]  # fmt: skip
-    if result.cores is not None:
+    if everywhere and result.cores is not None:
         rows = (("why", result.cores.reason), ("evidence", result.cores.evidence))
         found.append(Item(result.cores.prefix, "warn", "cores", rows))
     return items(found)

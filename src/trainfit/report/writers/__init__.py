@@ -1,1 +1,1 @@
-"""Writers of a result's sections: as HTML, as Markdown, as a picture of a chart; traces."""
+"""Writers of a result: its sections on a terminal, as HTML, as Markdown; scripts and traces."""
