@@ -52,6 +52,10 @@ with needed():
 
     #: Turns in circles for so many cycles.
     sleep: Any = torch.cuda._sleep
+    #: Calls a function once CUDA is initialized, at once where it is.
+    when_initialized: Any = torch.cuda._lazy_call
+    record_memory_history: Any = torch.cuda.memory._record_memory_history
+    dump_snapshot: Any = torch.cuda.memory._dump_snapshot
 
 LAZY_INIT = place(torch.cuda, "_lazy_init")
 EXCHANGE_DEVICE = place(torch.cuda, "_exchange_device")

@@ -30,7 +30,7 @@ from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.runs.watched import OOM_KILLED, Ending, RunHeader, WatchedGpu
 from trainfit.results.text import count
 from trainfit.version import __version__
-from trainfit.watch.recorder.process import COMMAND, FOLDER, NOISE_SCALE, STARTED
+from trainfit.watch.recorder.process import COMMAND, FOLDER, MEMORY_HISTORY, NOISE_SCALE, STARTED
 
 _INJECTED: Final = Path(__file__).with_name("recorder") / "inject"
 #: A module of one file that the recorder needs, and that a user's Python may be without.
@@ -82,7 +82,8 @@ class WatchedCommand:
 
     It is recorded in ``folder``; ``None``: it is not. ``output`` is a file descriptor for what the
     command prints; ``None``: where ours goes. ``typed`` is the command as the user typed it, where
-    that differs (placeholders); ``measures_noise``: the gradient noise scale is measured, too.
+    that differs (placeholders); ``measures_noise``: the gradient noise scale is measured, too,
+    ``keeps_memory_history``: the history of the GPU's memory is recorded.
 
     Raises :class:`WatchError` where the command cannot be started.
     """
@@ -95,6 +96,7 @@ class WatchedCommand:
         typed: Sequence[str] | None = None,
         *,
         measures_noise: bool = False,
+        keeps_memory_history: bool = False,
     ) -> None:
         self.folder = folder
         self.started = time.time(), time.monotonic()
@@ -110,6 +112,7 @@ class WatchedCommand:
             environment = injected(folder, self._command, os.environ, self.started)
             if self.recorded:
                 environment[NOISE_SCALE] = "1" if measures_noise else ""
+                environment[MEMORY_HISTORY] = "1" if keeps_memory_history else ""
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         except OSError as error:
             what = error.filename if error.filename is not None else (command or ["?"])[0]

@@ -48,6 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also measure the gradient noise scale: which batch size learns fastest",
     )
+    parser.add_argument(
+        "--memory-history",
+        action="store_true",
+        help="also record the history of GPU memory, and say of what it was full where it runs "
+        "out (some 2 µs for each allocation, and 100 MB of RAM)",
+    )
     _add_verify(parser)
     result = parser.add_argument_group("result")
     result.add_argument("--plain", action="store_true", help="print lines instead of the live view")

@@ -27,7 +27,7 @@ from trainfit.cli.automation import gated
 from trainfit.cli.bug_report import fault_of, report_aside
 from trainfit.cli.common import UsageError, discard_output, only_ascii
 from trainfit.cli.output import given_output, make_console, name_report
-from trainfit.cli.verbs.watched import print_noise, print_result, verified
+from trainfit.cli.verbs.watched import print_noise, print_result, verified, with_memory
 from trainfit.plan.command.parsing import CommandError, parse_command
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
@@ -239,6 +239,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "--noise-scale measures a whole run: trainfit watch --noise-scale -- python train.py"
         )
+    if options.memory_history and (options.verify or not command):
+        raise UsageError(
+            "--memory-history records a run: trainfit watch --memory-history -- python train.py"
+        )
     if options.verify:
         return verified(options, command, _new_folder(options, command))
     if command:
@@ -299,7 +303,8 @@ def _tell(
     options: argparse.Namespace, command: Sequence[str], folder: Path, output: Path | None
 ) -> tuple[WatchResult, bool]:
     """Judge, save and print; ``False``: nothing was recorded, and nothing is left."""
-    result = accepted(judge(load_machines(options.read or [folder])))
+    folders = options.read or [folder]
+    result = with_memory(accepted(judge(load_machines(folders))), folders)
     needed.saw(result.header.torch or "")
     if output is not None:
         result.save(output)
@@ -337,7 +342,12 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
     try:
         output = None if terminal is None else terminal.output
         with WatchedCommand(
-            words, folder, output, typed=command, measures_noise=options.noise_scale
+            words,
+            folder,
+            output,
+            typed=command,
+            measures_noise=options.noise_scale,
+            keeps_memory_history=options.memory_history,
         ) as watched:
             try:
                 if watched.recorded and folder is not None:

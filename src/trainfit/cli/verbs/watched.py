@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from trainfit.cli.common import UsageError
 from trainfit.cli.options.watch import VERIFY_RUNS, VERIFY_STEPS
 from trainfit.cli.output import given_output, print_lines
+from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.plan.command.options import marked
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import (
@@ -28,7 +30,8 @@ from trainfit.report.writers.terminal import screen
 from trainfit.report.writers.terminal import whole as explained
 from trainfit.results.batch import NoiseResult
 from trainfit.results.comparison import Comparison, Verification
-from trainfit.results.runs.watched import RunRecord, noise_path
+from trainfit.results.files.errors import ResultFileError
+from trainfit.results.runs.watched import RunRecord, memory_path, noise_path
 from trainfit.results.text import printable, wrapped
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
@@ -66,6 +69,28 @@ def print_noise(folder: Path, *, wanted: bool, stderr: bool) -> None:
             print(f"trainfit batch explain {name} --to BATCH", file=stream)
     elif wanted:
         print("noise scale not measured; -v gives the reason", file=stream)
+
+
+def with_memory(result: WatchResult, folders: Sequence[Path]) -> WatchResult:
+    """``result`` with what the memory snapshots of its ranks explain, where memory ran out while
+    its history was recorded."""
+    paths = [
+        path for folder in folders for path in sorted(folder.glob(memory_path(Path("*")).name))
+    ]
+    if not paths:
+        return result
+    try:
+        report = explain_snapshot(paths[0])
+    except ResultFileError as error:
+        return dataclasses.replace(result, notes=(*result.notes, str(error)))
+    ended = [each for each in result.findings if each.kind == "gpu_out_of_memory"]
+    others = [each for each in result.findings if each.kind != "gpu_out_of_memory"]
+    note = f"the memory when it ran out: trainfit memory {shlex.quote(str(paths[0]))}"
+    return dataclasses.replace(
+        result,
+        findings=(*ended, *report.findings, *others),
+        notes=(note, *result.notes),
+    )
 
 
 def _lines(result: Result, whole: bool) -> Sequence[Line]:

@@ -168,6 +168,11 @@ def noise_path(stem: Path) -> Path:
     return stem.with_name(f"noise-{stem.name}.json")
 
 
+def memory_path(stem: Path) -> Path:
+    """The file of the memory snapshot of the rank whose files begin with ``stem``."""
+    return stem.with_name(f"memory-{stem.name}.pickle")
+
+
 def plain_uuid(uuid: str) -> str:
     """PyTorch writes a GPU's UUID without its prefix."""
     return uuid.removeprefix("GPU-").lower()

@@ -31,6 +31,8 @@ STARTED: Final = "TRAINFIT_WATCH_STARTED"
 COMMAND: Final = "TRAINFIT_WATCH_COMMAND"
 #: "1": the gradient noise scale is measured, too.
 NOISE_SCALE: Final = "TRAINFIT_WATCH_NOISE_SCALE"
+#: "1": the history of the GPU's memory is recorded, too.
+MEMORY_HISTORY: Final = "TRAINFIT_WATCH_MEMORY_HISTORY"
 
 #: What is replaced for the rest of the process's life.
 _patches: Final = PatchSet()
@@ -83,7 +85,13 @@ def place(folder: str) -> Place:
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")
     command = os.environ.get(COMMAND, " ".join(sys.orig_argv))
     started = (float(unix), float(monotonic)) if monotonic else (time.time(), time.monotonic())
-    return Place(Path(folder), *started, command, os.environ.get(NOISE_SCALE) == "1")
+    return Place(
+        Path(folder),
+        *started,
+        command,
+        os.environ.get(NOISE_SCALE) == "1",
+        os.environ.get(MEMORY_HISTORY) == "1",
+    )
 
 
 def begin(place: Place, late: bool = True) -> Recorder:

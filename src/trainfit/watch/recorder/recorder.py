@@ -27,7 +27,14 @@ import torch
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import Ending, Event, RunHeader, missing_rows, noise_path
+from trainfit.results.runs.watched import (
+    Ending,
+    Event,
+    RunHeader,
+    memory_path,
+    missing_rows,
+    noise_path,
+)
 from trainfit.scripts.step_makeup import loop_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -38,6 +45,7 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
 from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
+from trainfit.watch.recorder.memory_history import MemoryHistory
 from trainfit.watch.recorder.rank_files import RankFiles
 from trainfit.watch.recorder.rank_variables import world
 from trainfit.watch.recorder.step_recorder import StepRecorder
@@ -77,7 +85,8 @@ _LONGEST_TRACEBACK: Final = 20_000
 class Place:
     """Where a run is recorded, and the moment that its times count from, on two clocks.
 
-    ``measures_noise``: the gradient noise scale is measured, too.
+    ``measures_noise``: the gradient noise scale is measured, too, ``keeps_memory_history``: GPU
+    memory's history is recorded.
     """
 
     folder: Path
@@ -85,6 +94,7 @@ class Place:
     started_monotonic: float
     command: str
     measures_noise: bool = False
+    keeps_memory_history: bool = False
 
 
 class Recorder:
@@ -123,6 +133,7 @@ class Recorder:
         self._last_error: BaseException | None = None
         self._ended: tuple[Ending, int | None] | None = None
         self._noise = _noise_scale() if self.place.measures_noise else None
+        self._memory: MemoryHistory | None = None
         self._learning = LearningObserver(user_frame, looked=self._learned)
 
     # -- life ----------------------------------------------------------------------------------
@@ -136,6 +147,8 @@ class Recorder:
         if torch.version.cuda is not None or torch.version.hip is not None:
             self._cuda_hooked = True
             cuda_hooks.install(self, self._cuda_patches, late)
+        if self.place.keeps_memory_history:
+            self._memory = MemoryHistory()
         loaders = LoaderHooks(self)
         fetches = worker_hooks.FetchHooks(self)
         self._removers = [
@@ -193,6 +206,8 @@ class Recorder:
         self.live = False
         if self._noise is not None:
             self._noise.close()
+        if self._memory is not None:
+            self._memory.end()
 
     def in_child(self) -> None:
         """After a fork: the child has nothing to write into the parent's files. One that trains
@@ -356,6 +371,18 @@ class Recorder:
             self._last_error = error
             with contextlib.suppress(Exception):
                 self.event("out_of_memory", text=str(error)[:_LONGEST_TRACEBACK])
+                self._save_memory(error)
+
+    def _save_memory(self, error: BaseException) -> None:
+        """Of the first failure, which may be one of several tries."""
+        if self._memory is None or not isinstance(error, torch.OutOfMemoryError):
+            return
+        if self._files is None:
+            self._claim()
+        if self._files is not None and not (path := memory_path(self._files.stem)).exists():
+            self._memory.save(path)
+            if self._memory.why_not:
+                self.note(f"memory history not recorded: {self._memory.why_not}"[:300])
 
     def ended_by(self, error: BaseException, traceback: str) -> None:
         """The process ends by an exception. Before it trained, that is recorded only where the
