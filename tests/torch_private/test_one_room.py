@@ -164,10 +164,12 @@ class Uses(ast.NodeVisitor):
 
     def visit_Constant(self, node: ast.Constant) -> None:
         text = node.value
-        if isinstance(text, str) and _PATH.search(text):
+        if isinstance(text, str) and _PATH.search(_TOLD.sub("", text)):
             self._add(node, repr(text))
 
 
+#: What PyTorch's documentation tells users to call, and so do we.
+_TOLD: Final = re.compile(r"torch\.cuda\.memory\._(?:record_memory_history|dump_snapshot)\b")
 #: A module or name of PyTorch's that is private, within a text.
 _PATH: Final = re.compile(r"\btorch(?:\.\w+)*\._[A-Za-z]")
 

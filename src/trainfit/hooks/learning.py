@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.results.runs.learning import LearningFacts
+from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import saved_other, version
 
 #: Steps of an optimizer that are looked at one by one; of later ones each of so many.
 _FIRST: Final = 4
@@ -238,7 +240,7 @@ class _Optimizer:
         self._old = None
         for tensor in _tensors(optimizer):
             if tensor.grad is not None:
-                self._old = weakref.ref(tensor.grad), tensor.grad._version
+                self._old = weakref.ref(tensor.grad), version(tensor.grad)
                 return
 
     def has_old_gradients(self, optimizer: Any, passes: int, changes: int) -> bool:
@@ -246,10 +248,10 @@ class _Optimizer:
         once, and so does whatever unscales or clips; setting it to zero would once more."""
         if self._old is None or not passes:
             return False
-        gradient, version = self._old[0](), self._old[1]
+        gradient, before = self._old[0](), self._old[1]
         if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
             return False
-        return bool(gradient._version - version == passes + changes)
+        return version(gradient) - before == passes + changes
 
     def without(self) -> list[tuple[int, str]]:
         """Tensors that need a gradient and never had one."""
@@ -301,7 +303,7 @@ def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
             break
         name = node.name()
         if name.startswith(("Mul", "Div")):
-            value = _number(getattr(node, "_saved_other", None))
+            value = _number(saved_other(node))
             if value is None and scaled and name.startswith("Mul"):
                 scaled, value = False, 1.0
             if not value:
@@ -347,5 +349,4 @@ def _names(model: Any) -> dict[int, str]:
 
 def _behaves_by_mode(model: Any) -> bool:
     """Whether it has layers that compute something else in training."""
-    kinds = torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, kinds) for part in model.modules())
+    return any(isinstance(part, BatchNorm | Dropout) for part in model.modules())

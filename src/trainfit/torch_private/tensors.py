@@ -120,3 +120,8 @@ def apply_function(kind: Any, /, *args: Any, **kwargs: Any) -> Any:
     A classmethod in Python up to PyTorch 2.13, one in C since; both bind alike.
     """
     return _apply(None, kind)(*args, **kwargs)
+
+
+def saved_other(node: Any) -> Any:
+    """What a node of a multiplication or division keeps of its second operand; ``None``: nothing."""
+    return getattr(node, "_saved_other", None)
