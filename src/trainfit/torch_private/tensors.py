@@ -123,5 +123,5 @@ def apply_function(kind: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def saved_other(node: Any) -> Any:
-    """What a node of a multiplication or division keeps of its second operand; ``None``: nothing."""
+    """What a node of a product or quotient keeps of its second operand; ``None``: nothing."""
     return getattr(node, "_saved_other", None)
