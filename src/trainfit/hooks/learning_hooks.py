@@ -17,6 +17,7 @@ from torch.utils import checkpoint
 
 from trainfit.hooks.learning import LearningObserver
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.compiled import traces_original
 
 _Tell = Callable[..., None]
 
@@ -65,6 +66,8 @@ def _around(tell: _Careful, told: _Tell, original: Callable[..., Any]) -> Callab
         tell(told, *args, **kwargs)
         return original(*args, **kwargs)
 
+    if original.__name__ != "backward":  # torch.compile stops before that one in any case
+        traces_original(hook, original)
     return hook
 
 

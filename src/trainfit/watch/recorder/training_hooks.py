@@ -266,7 +266,7 @@ def _autocast(host: Host, enter: Callable[..., Any]) -> Callable[..., Any]:
 
 
 #: Where the code of hooks stands.
-_WITH_HOOKS: Final = ("trainfit.watch.recorder", "trainfit.torch_private")
+_WITH_HOOKS: Final = ("trainfit.watch.recorder", "trainfit.hooks", "trainfit.torch_private")
 #: Modules, and what in them writes a checkpoint.
 _SAVERS: Final = (
     ("safetensors.torch", ("save_file", "save_model")),
