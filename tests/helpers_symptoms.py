@@ -46,7 +46,7 @@ class Symptom:
         if self.found:
             first = next(each for each in result.findings if each.kind == self.found[0])
             assert self.cause in first.cause, first.cause
-            assert self.settings.items() <= first.settings.items(), first.settings
+            assert self.settings.items() <= first.fix.settings.items(), first.fix.settings
 
 
 SYMPTOMS: Final[dict[str, Symptom]] = {

@@ -44,7 +44,7 @@ def test_json_and_a_table_of_step_times(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("micro_batch,seconds\n16,0.05\n64,0.15\n")
     done = trainfit(*ASK, "--noise-scale", "200:150:280", "--data", "t.csv", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
-    assert done.returncode == 0 and found["format"] == "trainfit-batch" and found["version"] == 2
+    assert done.returncode == 0 and found["format"] == "trainfit-batch" and found["version"] == 1
     assert found["noise"] == {"value": 200.0, "low": 150.0, "high": 280.0}
     assert found["critical_batch"] == {"value": 200.0, "low": 50.0, "high": 840.0}
     assert found["trade"]["time"]["value"] == pytest.approx(13.5 / 4.125 / 3)

@@ -174,6 +174,7 @@ for step in range(6):
         x = eval(sys.argv[1])
     net(x).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
 """
 
 

@@ -112,7 +112,7 @@ def test_a_joined_document_of_a_later_version_or_damaged_is_refused(folder: Path
     done = trainfit("report", "later.json", cwd=folder)
     assert "upgrade trainfit" in error_line(done)
     with pytest.raises(ResultFileError, match="damaged"):
-        parted('{"version": 1, "results": [1]}', later)
+        parted('{"version": 1, "written_by": "0.1.0", "results": [1]}', later)
 
 
 def test_the_picture_is_the_first_chart(folder: Path) -> None:

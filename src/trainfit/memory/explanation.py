@@ -295,11 +295,6 @@ def _notes(first: Source) -> list[str]:
     header, notes = first.recording.header, []
     if header.get("out_of_memory"):
         notes.append(f"does not fit: {str(header['out_of_memory']).partition(' If reserved')[0]}")
-    if "parameters" not in header:
-        notes.append(
-            "recorded by an older trainfit: no source lines, no optimizer "
-            "table, and default allocator settings are assumed; re-record it"
-        )
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")
     return notes

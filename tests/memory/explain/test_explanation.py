@@ -448,38 +448,6 @@ def test_defaults_need_no_text() -> None:
 # -- the file --------------------------------------------------------------------------------
 
 
-def test_version_1_is_still_explained(small: Recording, tmp_path: Path) -> None:
-    """Without lines, parameters, settings and batch size, and said so."""
-    import zipfile
-
-    path, old = tmp_path / "new.trainfit", tmp_path / "old.trainfit"
-    small.save(path)
-    added = {"batch_size", "script", "template", "optimizer", "alloc_conf", "parameters"}
-    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(old, "w") as target:
-        for name in archive.namelist():
-            data = archive.read(name)
-            if name == "alloc_line.npy":
-                continue
-            if name == "header.json":
-                document = json.loads(data)
-                document["version"] = 1
-                document["header"] = {
-                    key: value for key, value in document["header"].items() if key not in added
-                }
-                data = json.dumps(document).encode()
-            target.writestr(name, data)
-    recording = Recording.load(old)
-    assert recording.parameters() is None
-    assert set(recording.alloc_line.tolist()) == {-1}
-    assert np.array_equal(recording.events, small.events)
-    report = explain(Source(recording, "old.trainfit", None))
-    assert report.optimizers is None
-    assert report.second_run == ""
-    text = on_one_line(whole(memory_subject(report)))
-    assert "recorded by an older trainfit" in text
-    assert "with --batch-size A,B if they do not contain theirs" in text
-
-
 @pytest.mark.parametrize(
     "parameters",
     [[1], [[0, [1], "float32"]], [[0, [-1], "float32", True]], [[10**9, [1], "float32", True]]],

@@ -205,11 +205,3 @@ def test_a_larger_batch_that_the_gpu_wants_is_named() -> None:
     assert "10% of its throughput at this batch size: 10.0× the samples/s with 128" in text
     waits = dataclasses.replace(measured(0.01), waited_s=(0.004,))
     assert "40% of it waits for the DataLoader" in section(waits)
-
-
-def test_older_files_have_no_cpu(planned: PlanResult, tmp_path: Path) -> None:
-    document = json.loads(planned.to_json())
-    del document["versus_cpu"]
-    document["version"] = 5
-    (tmp_path / "old.json").write_text(json.dumps(document))
-    assert PlanResult.load(tmp_path / "old.json").versus_cpu is None
