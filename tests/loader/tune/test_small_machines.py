@@ -201,7 +201,7 @@ def test_data_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> N
     said = error_line(done)
     assert said.startswith("data.py:Gone: Gone, batch size 4: every run of the loader failed: ")
     assert "FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/0.jpg'; " in said
-    assert "CANNOT TELL which settings are best" in done.stdout
+    assert "Cannot tell which settings are best" in done.stdout
 
 
 @pytest.mark.slow
