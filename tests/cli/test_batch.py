@@ -22,7 +22,7 @@ def test_a_measured_noise_scale_is_explained_and_shown(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("16 → 64 samples a step: ")
-    assert "noise.json: 199 measured steps at batch 16" in done.stdout
+    assert "noise.json: 199 measured steps at batch 16" in " ".join(done.stdout.split())
     assert len(done.stdout.splitlines()) <= 25
     shown = trainfit("show", "trade.json", cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout == done.stdout

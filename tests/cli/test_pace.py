@@ -64,7 +64,7 @@ def test_a_callable(folder: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "policy.py:act at 50, 100 Hz" in done.stdout
-    assert "back to back" in done.stdout and "missed" in done.stdout
+    assert "back to back" in done.stdout and "Missed" in done.stdout
     found = PaceResult.load(folder / "pace.json")
     assert {rate.hz for rate in found.rates} == {50.0, 100.0}
     assert all(rate.calls.count > 20 for rate in found.rates)
@@ -127,7 +127,7 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -
     assert done.returncode == 0, done.stderr
     assert "trainfit: 50 Hz: every 20th call does the work" in done.stderr
     assert "trainfit: 2 Hz: every 20th call does the work, every 10 s" in done.stderr
-    assert "\n50 Hz " in done.stdout and "\n  2 Hz was not measured: " in done.stdout
+    assert "\n  50 Hz " in done.stdout and re.search(r"\n  2 Hz +was not measured: ", done.stdout)
     found = PaceResult.load(folder / "pace.json")
     assert [rate.hz for rate in found.rates] == [50.0]
     assert [each.hz for each in found.unmeasured] == [2.0]
@@ -135,7 +135,7 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -
         "pace", "policy.py:chunk", "--hz", "2", "--duration", "1", "--no-attribution", cwd=folder
     )
     assert nothing.returncode == 2
-    assert nothing.stdout.startswith("Nothing was measured: give --duration 52\n")
+    assert nothing.stdout.startswith("Nothing was measured: give --duration 52.\n")
 
 
 def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
