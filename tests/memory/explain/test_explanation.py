@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
-from helpers_report import on_one_line, whole
+from helpers_report import whole
 from trainfit.memory.explanation import ExplainError, Source, explain
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.growth import step_pattern

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -467,7 +468,8 @@ def test_bad_calibrations(words: tuple[str, ...], says: str, tmp_path: Path) -> 
 
 
 def test_a_damaged_profile_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_text('{"format": "trainfit-profile", "version": 1, "written_by": "0.1.0"}')
+    damaged = {"format": "trainfit-profile", "version": 1, "written_by": "0.1.0"}
+    (tmp_path / "p.json").write_text(json.dumps(damaged))
     with pytest.raises(ResultFileError):
         Profile.load(tmp_path / "p.json")
     done = run("show", "p.json", cwd=tmp_path)
