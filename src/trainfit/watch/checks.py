@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.results.dataloader import LoaderSettings, StartMethod
-from trainfit.results.findings import Unknown
+from trainfit.results.findings import Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import RunHeader, WatchedLoader
 from trainfit.watch import thresholds
@@ -54,6 +55,18 @@ def training_loader(header: RunHeader) -> WatchedLoader | None:
     if not loaders and len(header.loaders) == 1 and header.loaders[0].role == "unknown":
         loaders = list(header.loaders)
     return loaders[-1] if loaders else None
+
+
+def loader_place(header: RunHeader) -> Place | None:
+    """Where the script makes the DataLoader that it trains from; ``None``: not known."""
+    loader = training_loader(header)
+    return None if loader is None else Place.parse(loader.place)
+
+
+def event_place(rank: RankView, kind: str) -> Place | None:
+    """The line that most events of a kind were at; ``None``: none tells it."""
+    told = Counter(each.text for each in rank.record.events if each.kind == kind and each.text)
+    return Place.parse(told.most_common(1)[0][0]) if told else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from trainfit.findings import ranking
 from trainfit.results.command_line import line_of
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
@@ -16,7 +17,7 @@ from trainfit.watch import view as trainings
 from trainfit.watch.measures import ledger
 from trainfit.watch.rules import ending, gpu, host, input, memory, training
 from trainfit.watch.rules.input import USELESS
-from trainfit.watch.rules.rule import Rule, look, worst_first
+from trainfit.watch.rules.rule import Rule, look
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
 
 # ---
@@ -146,15 +147,10 @@ def judge(run: RunRecord) -> WatchResult:
 
 
 def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
-    """Findings, first why the run failed, then by severity; and of what nothing can be said."""
+    """Findings, the most important first; and of what nothing can be said."""
     said = [each for rule in RULES for each in look(rule, view)]
-    findings = sorted((each for each in said if isinstance(each, Finding)), key=_first)
+    findings = sorted((each for each in said if isinstance(each, Finding)), key=ranking.order)
     return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
-
-
-def _first(finding: Finding) -> tuple[bool, int, float, str]:
-    """What ended the run comes before what cost it time."""
-    return finding.kind not in ending.ENDING.kinds, *worst_first(finding)
 
 
 def _notes(run: RunRecord, view: RunView) -> Iterator[str]:

@@ -127,6 +127,7 @@ class CurrentStep:
         self.numbers = StepNumbers()
         self._loss_due = 0.0
         self._light_gpu: GpuStep | None = None
+        self._evaluated_at: str | None = None
         self._begin([])
         self._open_segment()
 
@@ -347,8 +348,8 @@ class CurrentStep:
         )
 
     def _tell(self, row: Row) -> None:
-        if self.phases.seconds[ph.EVALUATION] > 0:
-            self._sink.event("evaluation", seconds=self.phases.seconds[ph.EVALUATION])
+        if (seconds := self.phases.seconds[ph.EVALUATION]) > 0:
+            self._sink.event("evaluation", seconds=seconds, text=self._evaluated_at or "")
         if self._counts.epoch_s is not None:
             self._sink.event("epoch", seconds=self._counts.epoch_s)
         if self._skipped:
