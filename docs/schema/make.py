@@ -42,7 +42,7 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 #: Of numbers whose names do not say it.
 _UNITS: Final = {
-    "s": "p50 p95 p99 most started_monotonic started_unix",
+    "s": "p50 p95 p99 most slow_samples started_monotonic started_unix",
     "Hz": "hz_range",
     "bytes": "allocated cached beyond others free",
     "bytes/step": "growth_interval",
@@ -70,7 +70,7 @@ _UNITS: Final = {
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
-    "count": "adamw_parameters assumptions batch_tensors bus_bits count files link_width "
+    "count": "adamw_parameters assumptions batch_tensors bus_bits count files link_width looks "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "

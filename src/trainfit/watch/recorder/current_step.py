@@ -139,6 +139,11 @@ class CurrentStep:
         return threading.get_ident() == self._thread
 
     @property
+    def thread(self) -> int | None:
+        """The thread that trains."""
+        return self._thread
+
+    @property
     def now(self) -> float:
         """Seconds of the run."""
         return self.phases.clock() - self._origin
