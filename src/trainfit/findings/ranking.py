@@ -14,10 +14,12 @@ _ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
 _SPOILS: Final = frozenset((*learning.KINDS, "loss_not_finite"))
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
+#: Of what costs the same time, the cause of the other: threads that make batches late.
+_CAUSES: Final = frozenset(("thread_oversubscription",))
 #: What no change of the job mends comes after what one does.
 _OUTSIDE: Final = frozenset(("cpu_contention",))
-#: Wanted work, whose share is no loss.
-_WANTED: Final = frozenset(("evaluation_share",))
+#: Wanted work, whose share is not all a loss.
+_WANTED: Final = frozenset(("evaluation_share", "thread_oversubscription"))
 #: Rates above this many times the present one are not told apart.
 _MOST_GAIN: Final = 20.0
 
@@ -32,10 +34,10 @@ def spoils(finding: Finding) -> bool:
     return finding.kind in _SPOILS and finding.is_critical
 
 
-def order(finding: Finding) -> tuple[int, float, str]:
+def order(finding: Finding) -> tuple[int, float, bool, str]:
     """The key that findings of a run are sorted by."""
     place = 0 if ends(finding) else 1 if spoils(finding) else 2 + (finding.severity == "info")
-    return place, -_cost(finding), finding.kind
+    return place, -_cost(finding), finding.kind not in _CAUSES, finding.kind
 
 
 def _cost(finding: Finding) -> float:

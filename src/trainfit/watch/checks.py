@@ -151,10 +151,20 @@ def threads_of_worker(rank: RankView) -> int:
     return max(rank.header.worker_threads.values(), default=1)
 
 
-def is_of_run(rank: RankView, usable: float) -> bool:
-    """Is it the run that fills the cores? Unless measured otherwise."""
+def threads_at_work(processes: Table) -> float:
+    """Threads of a process that compute at the same time, at least: its CPU time over that of its
+    busiest thread. It says the same whatever else runs on the machine; 0: it is one, or not
+    measured."""
+    rows = processes[processes["hottest_thread"] > 0]
+    rows = rows[rows["cpu_cores"] >= thresholds.AT_ALL_BUSY]
+    several = median(rows["cpu_cores"] / rows["hottest_thread"]) or 0.0
+    return several if several >= thresholds.SECOND_THREAD else 0.0
+
+
+def is_of_run(rank: RankView, usable: float, least: float = 0.5) -> bool:
+    """Is it the run that fills the cores, or ``least`` of them? Unless measured otherwise."""
     ours = median(rank.machine["cores_ours"])
-    return ours is None or ours >= 0.5 * usable
+    return ours is None or ours >= least * usable
 
 
 def switches_per_s(rank: RankView) -> float | None:

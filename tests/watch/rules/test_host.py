@@ -443,3 +443,33 @@ def test_of_two_trainings_the_longer_is_judged_and_the_other_told() -> None:
 def test_trainings_of_alike_steps_are_judged_together() -> None:
     result = _two_trainings(0.001)
     assert result.steps == 290 and not any("trains" in each for each in result.notes)
+
+
+# --- Threads, whatever else runs on the machine ---------------------------------------------------
+LOADED = {"cores_busy": 2.0, "cores_ours": 0.8, "runnable": 22.0}
+
+
+def loaded(**changes: Any) -> WatchResult:
+    """On two cores, next to two programs that always want to run."""
+    header = {"usable_cores": 2.0} | changes.pop("header", {})
+    return judge(run_on_cpu(machine=LOADED, header=header, **changes))
+
+
+def test_threads_of_the_main_process_are_found_next_to_other_programs() -> None:
+    main = {"cpu_cores": 0.75, "hottest_thread": 0.07, "involuntary_switches": 500.0}
+    header = {"threads": {"torch": 16}, "loaders": loader(num_workers=1)}
+    result = loaded(header=header, backward_s=0.3, cpu_s=0.02, processes={"main": main})
+    found = result.findings[0]
+    assert found.kind == "thread_oversubscription" and found.is_critical
+    assert "16 threads in the main process" in answer(result)
+    # Its main thread waits for the others, which compute.
+    assert "script_waits" not in kinds(result) and result.limit == "cpu"
+
+
+def test_threads_of_workers_are_found_next_to_other_programs() -> None:
+    processes = {"cpu_cores": 0.5, "hottest_thread": 0.07, "involuntary_switches": 1500.0}
+    header = {"worker_threads": {"torch": 8}, "threads": {"torch": 1}}
+    header |= {"loaders": loader(num_workers=2)}
+    result = loaded(header=header, input_s=0.5, processes=processes)
+    assert kinds(result)[:2] == ["thread_oversubscription", "input_bound"]
+    assert "8 threads in each worker" in answer(result) and "train.py:41" in answer(result)
