@@ -42,7 +42,7 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 #: Of numbers whose names do not say it.
 _UNITS: Final = {
-    "s": "p50 p95 p99 most started_monotonic started_unix",
+    "s": "p50 p95 p99 most slow_samples started_monotonic started_unix",
     "Hz": "hz_range",
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
@@ -73,7 +73,7 @@ _UNITS: Final = {
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
     "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
-             "events failures retries device_allocations_per_step files frozen loss_divisors "
+             "events failures retries device_allocations_per_step files frozen loss_divisors looks "
              "micro_batches optimized trained_numbers without_gradient link_width "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "sm_count trained_parameters tries",

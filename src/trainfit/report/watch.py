@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from trainfit.findings.failure import KINDS
+from trainfit.findings.ranking import ends, gain, headline
 from trainfit.report.layout import (
     Line,
     ScreenBlock,
@@ -33,7 +34,13 @@ from trainfit.results.text import (
     three_digits,
     wrapped,
 )
-from trainfit.results.watch import OTHERS_CORES, USABLE_CORES, MemoryLedger, WatchResult
+from trainfit.results.watch import (
+    LEAST_STEPS,
+    OTHERS_CORES,
+    USABLE_CORES,
+    MemoryLedger,
+    WatchResult,
+)
 
 # ---
 # What bounds a run, its phases and findings, in words.
@@ -66,18 +73,40 @@ _LIMITS: Final = {
 
 
 def answer(result: WatchResult) -> str:
-    """The verdict in one line: why the run failed, if it did and that is known, or its limit."""
-    failure = failure_of(result)
-    return _limit(result) if failure is None else f"The run failed: {title(failure)}"
+    """The verdict in one line: why the run failed, what spoils its result, or what costs most of
+    its time, with the line of the script and what a fix may gain; else what limits the run."""
+    first = headline(result.findings)
+    if first is None:
+        return limit_of(result)
+    text = f"The run failed: {title(first)}" if first.kind in KINDS else title(first)
+    if first.place is not None and str(first.place) not in text:
+        text += f", at {printable(str(first.place))}"
+    gained = gain(first)
+    return f"{text}: {gained}" if gained else text
 
 
 def failure_of(result: WatchResult) -> Finding | None:
-    """Why the run failed, if it did and that is known."""
+    """Why the run failed or stands still, if it does and that is known."""
     first = next(iter(result.findings), None)
-    return first if first is not None and first.kind in KINDS else None
+    return first if first is not None and ends(first) else None
 
 
-def _limit(result: WatchResult) -> str:
+def nothing_found(result: WatchResult) -> str:
+    """Of a run without findings, how much that says; empty of another one."""
+    if not result.steps or result.findings:
+        return ""
+    if result.steps < LEAST_STEPS:
+        return (
+            f"Too few steps to judge: {count(result.steps, 'steady step')}, {LEAST_STEPS} needed."
+        )
+    if not result.unknown:
+        return "Nothing to fix was found."
+    missing = count(len(result.unknown), "check")
+    return f"Nothing to fix was found by the checks that had data; {missing} had none."
+
+
+def limit_of(result: WatchResult) -> str:
+    """The part of the step that limits the run, and its speed."""
     if not result.steps:
         return "No training step was recorded"
     speed = ""
@@ -176,8 +205,8 @@ def _short(result: WatchResult) -> list[Line]:
     blocks = [block(answer(result), style=_style(result))]
     blocks += [block(text, 5 + at) for at, text in enumerate(_context(result))]
     blocks += [made(lines, 20 + 4 * at) for at, lines in enumerate(_phases(result))]
-    if result.steps and not result.findings:
-        blocks.append(block("Nothing to fix was found.", style="good"))
+    if nothing := nothing_found(result):
+        blocks.append(block(nothing, style="good"))
     for at, each in enumerate(result.findings):
         rank = 2 + at if at < _FINDINGS else 50 + at
         blocks.append(ScreenBlock(tuple(_finding(each, whole=False)), rank, notes=1))
@@ -199,8 +228,8 @@ def _whole(result: WatchResult) -> list[Line]:
     for text in _context(result):
         lines += _wrapped(text, "plain")
     lines += [Line(text, "quiet") for row in _phases(result) for text in row]
-    if result.steps and not result.findings:
-        lines.append(Line("Nothing to fix was found.", "good"))
+    if nothing := nothing_found(result):
+        lines.append(Line(nothing, "good"))
     for each in result.findings:
         lines += _finding(each, whole=True)
     for gap in result.unknown:
@@ -219,7 +248,7 @@ def progress_line(result: WatchResult) -> str:
     """One line while the run goes on, for a terminal that cannot be redrawn."""
     failure = failure_of(result)
     if failure is not None:
-        return f"failed: {title(failure)}"
+        return f"failed: {title(failure)}" if failure.kind in KINDS else title(failure)
     if not result.steps or not result.step_s:
         return "no training step yet"
     text = f"{duration(result.step_s)} a step"
@@ -251,8 +280,8 @@ def _context(result: WatchResult) -> Iterator[str]:
         parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")
     if result.mfu is not None:
         parts.append(f"MFU {percent(result.mfu)}")
-    if failure_of(result) is not None and result.steps:
-        yield _limit(result)
+    if headline(result.findings) is not None and result.steps:
+        yield limit_of(result)
     if result.steps:
         yield ", ".join(parts)
     if header.ending in ("failed", "interrupted"):

@@ -19,6 +19,10 @@ VERSION: Final = 1
 _REMAKE: Final = "re-create it with `trainfit watch --output`"
 _WANTED: Final = "give a file that `trainfit watch --output` wrote"
 
+#: Steady steps that a run is judged by, at least: the median of 20 values with 20% spread is off by
+#: 6% (1.25 σ / √n).
+LEAST_STEPS: Final = 20
+
 #: Evidence of the finding "cpu_contention" that a headline shows, too.
 OTHERS_CORES: Final = "cores that other processes keep busy"
 USABLE_CORES: Final = "usable cores"

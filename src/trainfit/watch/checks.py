@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.results.dataloader import LoaderSettings, StartMethod
-from trainfit.results.findings import Unknown
+from trainfit.results.findings import Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import RunHeader, WatchedLoader
 from trainfit.watch import thresholds
@@ -54,6 +55,18 @@ def training_loader(header: RunHeader) -> WatchedLoader | None:
     if not loaders and len(header.loaders) == 1 and header.loaders[0].role == "unknown":
         loaders = list(header.loaders)
     return loaders[-1] if loaders else None
+
+
+def loader_place(header: RunHeader) -> Place | None:
+    """Where the script makes the DataLoader that it trains from; ``None``: not known."""
+    loader = training_loader(header)
+    return None if loader is None else Place.parse(loader.place)
+
+
+def event_place(rank: RankView, kind: str) -> Place | None:
+    """The line that most events of a kind were at; ``None``: none tells it."""
+    told = Counter(each.text for each in rank.record.events if each.kind == kind and each.text)
+    return Place.parse(told.most_common(1)[0][0]) if told else None
 
 
 @dataclass(frozen=True)
@@ -138,10 +151,20 @@ def threads_of_worker(rank: RankView) -> int:
     return max(rank.header.worker_threads.values(), default=1)
 
 
-def is_of_run(rank: RankView, usable: float) -> bool:
-    """Is it the run that fills the cores? Unless measured otherwise."""
+def threads_at_work(processes: Table) -> float:
+    """Threads of a process that compute at the same time, at least: its CPU time over that of its
+    busiest thread. It says the same whatever else runs on the machine; 0: it is one, or not
+    measured."""
+    rows = processes[processes["hottest_thread"] > 0]
+    rows = rows[rows["cpu_cores"] >= thresholds.AT_ALL_BUSY]
+    several = median(rows["cpu_cores"] / rows["hottest_thread"]) or 0.0
+    return several if several >= thresholds.SECOND_THREAD else 0.0
+
+
+def is_of_run(rank: RankView, usable: float, least: float = 0.5) -> bool:
+    """Is it the run that fills the cores, or ``least`` of them? Unless measured otherwise."""
     ours = median(rank.machine["cores_ours"])
-    return ours is None or ours >= 0.5 * usable
+    return ours is None or ours >= least * usable
 
 
 def switches_per_s(rank: RankView) -> float | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from trainfit.findings import ranking
 from trainfit.results.files.command_line import line_of
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
@@ -14,9 +15,10 @@ from trainfit.results.watch import Limit, WatchResult
 from trainfit.watch import checks, measures, thresholds
 from trainfit.watch import view as trainings
 from trainfit.watch.measures import ledger
-from trainfit.watch.rules import ending, gpu, host, input, memory, training
+from trainfit.watch.rules import ending, gpu, host, input, memory, standing, training
 from trainfit.watch.rules.input import USELESS
-from trainfit.watch.rules.rule import Rule, look, worst_first
+from trainfit.watch.rules.own_code import KIND, OTHER_CODE
+from trainfit.watch.rules.rule import Rule, look
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
 
 # ---
@@ -36,6 +38,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "host_bound_launches": "host",
     "one_hot_thread": "script",
     "script_waits": "script",
+    KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -103,8 +106,10 @@ def _bounds(finding: Finding, rank: RankView) -> bool:
 
 RULES: Final[tuple[Rule, ...]] = (
     *ending.RULES,
+    *standing.RULES,
     *input.RULES,
     *host.RULES,
+    OTHER_CODE,
     *gpu.RULES,
     *memory.RULES,
     *training.RULES,
@@ -146,15 +151,24 @@ def judge(run: RunRecord) -> WatchResult:
 
 
 def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
-    """Findings, first why the run failed, then by severity; and of what nothing can be said."""
+    """Findings, the most important first; and of what nothing can be said."""
     said = [each for rule in RULES for each in look(rule, view)]
-    findings = sorted((each for each in said if isinstance(each, Finding)), key=_first)
+    findings = [each for each in said if isinstance(each, Finding)]
+    findings = sorted(_once(findings), key=ranking.order)
     return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
 
 
-def _first(finding: Finding) -> tuple[bool, int, float, str]:
-    """What ended the run comes before what cost it time."""
-    return finding.kind not in ending.ENDING.kinds, *worst_first(finding)
+#: Kinds of which another one says the same with more detail.
+_SAID_BY: Final[Mapping[str, str]] = {"script_waits": KIND, "one_hot_thread": KIND}
+
+
+def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Without those that another finding explains by at least half."""
+    shares = {each.kind: each.share or 0.0 for each in findings}
+    for each in findings:
+        by = shares.get(_SAID_BY.get(each.kind, ""), 0.0)
+        if not by or each.share is None or by < 0.5 * each.share:
+            yield each
 
 
 def _notes(run: RunRecord, view: RunView) -> Iterator[str]:

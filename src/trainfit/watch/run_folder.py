@@ -15,7 +15,7 @@ from trainfit.results.files.writing import state_folder
 #: That a run's first files need at least.
 _LEAST_BYTES: Final = 1 << 14
 #: What the names of a run's files begin with.
-_OURS: Final = ("rank", "machine.", "gpus.", "processes.", "sampler.")
+_OURS: Final = ("rank", "new.rank", "machine.", "gpus.", "processes.", "sampler.")
 
 
 def runs_folder() -> Path:
@@ -70,6 +70,14 @@ def why_unwritable(folder: Path) -> str:
             folder.rmdir()
         return f"{folder}: {error.strerror or error}"
     return ""
+
+
+def seconds_without_step(folder: Path) -> float:
+    """Since rows of steps were last written; 0 where there are none yet."""
+    last = 0.0
+    with contextlib.suppress(OSError):
+        last = max((path.stat().st_mtime for path in folder.glob("rank*.steps.bin")), default=0.0)
+    return max(0.0, time.time() - last) if last else 0.0
 
 
 def remove_empty(folder: Path) -> bool:

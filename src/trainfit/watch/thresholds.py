@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from trainfit.results.watch import LEAST_STEPS as LEAST_STEPS
+
 # --- When anything is said ------------------------------------------------------------------------
-#: Steady steps at least: the median of 20 values with 20% spread is off by 6% (1.25 σ / √n).
-LEAST_STEPS: Final = 20
 #: Samples of the machine or a GPU at least: two seconds at the 5 Hz that are left of 10 where the
 #: sampler's budget is small (two cores). NVML averages over up to 1 s.
 LEAST_SAMPLES: Final = 10

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
 from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EPOCH_START, EVALUATION, LIGHT, Table
@@ -341,6 +343,8 @@ def _rows(table: Table, time: str) -> Table:
 # The last minute of a run that goes on, for a live view: only the end of each file is read.
 
 
+#: Of a rank's events, the bytes that are read.
+_EVENT_BYTES: Final = 1 << 16
 #: Rows of each table at most: some minutes of steps, a minute of samples.
 _ROWS: Final = 4000
 
@@ -348,7 +352,7 @@ _ROWS: Final = 4000
 def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
     """What was recorded in the last ``seconds``; ``None`` as long as there is no header.
 
-    The ranks' events are left out. Never raises for a file that is being written.
+    Never raises for a file that is being written.
     """
     ranks = []
     for path in sorted(folder.glob("rank*.json")):
@@ -379,7 +383,24 @@ def _rank(path: Path, seconds: float) -> RankRecord:
         _last(each, tables.FETCHES, "end_s", since)
         for each in sorted(path.parent.glob(f"{path.stem}.fetches.*.bin"))
     ]
-    return RankRecord(header, steps, np.concatenate([np.zeros(0, tables.FETCHES), *made]))
+    fetches = np.concatenate([np.zeros(0, tables.FETCHES), *made])
+    return RankRecord(header, steps, fetches, _last_events(path, since))
+
+
+def _last_events(path: Path, since: float) -> tuple[Event, ...]:
+    """Those of the last bytes of a rank's events."""
+    events = path.parent / f"{path.stem}.events.jsonl"
+    try:
+        with events.open("rb") as file:
+            file.seek(max(0, events.stat().st_size - _EVENT_BYTES))
+            lines = file.read(_EVENT_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, DecodingError):  # cut off, or being written
+            found.append(decode(Event, json.loads(line)))
+    return tuple(each for each in found if each.time_s >= since)
 
 
 def _last(path: Path, kind: np.dtype[Any], column: str, since: float) -> Table:

@@ -18,7 +18,7 @@ from helpers_watch import (
     step_rows,
     unknown_kinds,
 )
-from trainfit.report.watch import answer, watch_screen
+from trainfit.report.watch import answer, limit_of, watch_screen
 from trainfit.results.findings import Finding, Fix
 from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.results.runs.watched import Event
@@ -126,7 +126,8 @@ def test_one_checkpoint_tells_nothing_of_its_share() -> None:
 def test_evaluation_is_told_and_no_fault() -> None:
     result = stalls("evaluation_s", EVALUATION, 50, 2.0)
     assert kinds(result) == ["evaluation_share"]
-    assert finding(result, "evaluation_share").severity == "info"
+    assert finding(result, "evaluation_share").severity == "warning"
+    assert "faster" not in answer(result) and "as fast" not in answer(result)
     assert result.limit == "gpu" or result.limit == "unknown"
 
 
@@ -248,7 +249,7 @@ def test_a_script_that_sleeps_is_not_limited_by_the_cpu() -> None:
     assert found.share == pytest.approx(0.91, abs=0.01)
     assert "92% of the time" in found.title and "faulthandler" in found.fix.action
     assert result.limit == "script" and "CPU" not in answer(result)
-    assert answer(result).endswith("(it waits 92% of the time)")
+    assert limit_of(result).endswith("(it waits 92% of the time)")
 
 
 def test_a_script_that_waits_while_the_gpu_is_idle() -> None:
@@ -333,7 +334,7 @@ def test_the_headline_names_other_programs_that_use_the_cores() -> None:
     machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 20.0}
     result = judge(run_on_cpu(machine=machine))
     assert "cpu_contention" in kinds(result) and result.limit == "cpu"
-    assert answer(result).endswith("(other programs use 6.0 of 8 cores)")
+    assert limit_of(result).endswith("(other programs use 6.0 of 8 cores)")
 
 
 def test_pytorch_with_one_thread_on_many_cores() -> None:
@@ -442,3 +443,33 @@ def test_of_two_trainings_the_longer_is_judged_and_the_other_told() -> None:
 def test_trainings_of_alike_steps_are_judged_together() -> None:
     result = _two_trainings(0.001)
     assert result.steps == 290 and not any("trains" in each for each in result.notes)
+
+
+# --- Threads, whatever else runs on the machine ---------------------------------------------------
+LOADED = {"cores_busy": 2.0, "cores_ours": 0.8, "runnable": 22.0}
+
+
+def loaded(**changes: Any) -> WatchResult:
+    """On two cores, next to two programs that always want to run."""
+    header = {"usable_cores": 2.0} | changes.pop("header", {})
+    return judge(run_on_cpu(machine=LOADED, header=header, **changes))
+
+
+def test_threads_of_the_main_process_are_found_next_to_other_programs() -> None:
+    main = {"cpu_cores": 0.75, "hottest_thread": 0.07, "involuntary_switches": 500.0}
+    header = {"threads": {"torch": 16}, "loaders": loader(num_workers=1)}
+    result = loaded(header=header, backward_s=0.3, cpu_s=0.02, processes={"main": main})
+    found = result.findings[0]
+    assert found.kind == "thread_oversubscription" and found.is_critical
+    assert "16 threads in the main process" in answer(result)
+    # Its main thread waits for the others, which compute.
+    assert "script_waits" not in kinds(result) and result.limit == "cpu"
+
+
+def test_threads_of_workers_are_found_next_to_other_programs() -> None:
+    processes = {"cpu_cores": 0.5, "hottest_thread": 0.07, "involuntary_switches": 1500.0}
+    header = {"worker_threads": {"torch": 8}, "threads": {"torch": 1}}
+    header |= {"loaders": loader(num_workers=2)}
+    result = loaded(header=header, input_s=0.5, processes=processes)
+    assert kinds(result)[:2] == ["thread_oversubscription", "input_bound"]
+    assert "8 threads in each worker" in answer(result) and "train.py:41" in answer(result)

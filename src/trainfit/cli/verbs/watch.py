@@ -28,6 +28,7 @@ from trainfit.cli.bug_report import fault_of, report_aside
 from trainfit.cli.common import UsageError, discard_output, only_ascii
 from trainfit.cli.output import given_output, make_console, name_report
 from trainfit.cli.verbs.watched import print_noise, print_result, verified, with_memory
+from trainfit.findings.ranking import STANDSTILL
 from trainfit.plan.command.parsing import CommandError, parse_command
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
@@ -40,7 +41,12 @@ from trainfit.torch_private import needed
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.recorder.process import switched_off
-from trainfit.watch.run_folder import new_folder, remove_empty, why_unwritable
+from trainfit.watch.run_folder import (
+    new_folder,
+    remove_empty,
+    seconds_without_step,
+    why_unwritable,
+)
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.view import tail_run
 
@@ -57,6 +63,8 @@ DRAWN_S: Final = 1.0
 #: them.
 _MOST_CPU: Final = 0.003
 LINE_S: Final = 30.0
+#: Seconds without a step after which it is asked whether the run stands still, and again.
+STANDSTILL_S: Final = 5.0
 #: Control sequences other than colours: a progress bar moves its cursor with them.
 _MOVES: Final = re.compile(r"\x1b\[[0-9;?]*[A-HJKSTfhlnsu]")
 
@@ -69,17 +77,36 @@ class Running(Protocol):
     def poll(self) -> int | None: ...
 
 
-def follow_lines(running: Running, look: Look, *, quiet: bool = False) -> int:
-    """A line on stderr every half minute until it ends; returns its exit code."""
+def follow_lines(
+    running: Running, look: Look, *, quiet: bool = False, silent_s: Callable[[], float] = float
+) -> int:
+    """A line on stderr every half minute until it ends, and at once where it stands still;
+    ``silent_s`` gives the seconds since its last step. Returns its exit code."""
     began = told = time.monotonic()
+    due = STANDSTILL_S
     while (code := running.poll()) is None:
         time.sleep(0.1 if time.monotonic() - began < 2 else 0.5)
-        if not quiet and time.monotonic() - told >= LINE_S:
-            told = time.monotonic()
+        silent = silent_s()
+        if silent < STANDSTILL_S:
+            due = STANDSTILL_S
+        result = None
+        if not quiet and silent >= due:
+            due = silent + STANDSTILL_S
             result = look()
-            if result is not None:
-                print(f"trainfit: {progress_line(result)}", file=sys.stderr, flush=True)
+            if result is not None and not stands_still(result):
+                result = None
+        if not quiet and result is None and time.monotonic() - told >= LINE_S:
+            result = look()
+        if result is not None:
+            told = time.monotonic()
+            due = max(due, silent + LINE_S) if stands_still(result) else due
+            print(f"trainfit: {progress_line(result)}", file=sys.stderr, flush=True)
     return code
+
+
+def stands_still(result: WatchResult) -> bool:
+    """Does the first finding say so, or that a rank or a worker is gone?"""
+    return bool(result.findings) and result.findings[0].kind in STANDSTILL
 
 
 class Terminal:
@@ -354,7 +381,12 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
                     with contextlib.suppress(OSError):  # the run goes on without samples
                         sampler = start_sampler(folder, watched.pid)
                 if terminal is None:
-                    return follow_lines(watched, lambda: _seen(folder), quiet=options.quiet)
+                    return follow_lines(
+                        watched,
+                        lambda: _seen(folder),
+                        quiet=options.quiet,
+                        silent_s=lambda: 0.0 if folder is None else seconds_without_step(folder),
+                    )
                 return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
             except Exception as error:  # the command goes on, without a view
                 report_aside(fault_of(error), "watch")

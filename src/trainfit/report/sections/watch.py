@@ -38,7 +38,15 @@ from trainfit.report.charts import (
     x,
     y,
 )
-from trainfit.report.watch import PHASES, answer, evidence_text, setting_text, title
+from trainfit.report.watch import (
+    PHASES,
+    answer,
+    evidence_text,
+    limit_of,
+    nothing_found,
+    setting_text,
+    title,
+)
 from trainfit.results.findings import Finding
 from trainfit.results.text import GIB, MIB, count, duration, percent, rate, size
 from trainfit.results.watch import LedgerPoint, MemoryLedger, PhaseName, TimelinePoint, WatchResult
@@ -78,7 +86,7 @@ def watch_headline(result: WatchResult) -> Headline:
         kind="Watched run",
         tone="bad" if severe else "good" if result.steps else "warn",
         text=answer(result) + ".",
-        limit=f"{title(worst)}. Fix: {worst.fix.action}" if worst is not None else "",
+        limit=f"{limit_of(result)}. Fix: {worst.fix.action}" if worst is not None else "",
         subject=result.header.command or "a notebook, or an interactive session",
         commands=tuple(commands),
         tiles=_tiles(result),
@@ -97,7 +105,7 @@ def watch_sections(result: WatchResult) -> list[Section]:
         *section(
             "Findings in the watched run",
             Items(tuple(map(_item, result.findings))) if result.findings else None,
-            answer="" if result.findings or not result.steps else "Nothing to fix was found.",
+            answer=nothing_found(result),
         ),
         *section("The watched run over time", *course),
         *section("Time of a watched step", _phases(result), _ranks(result)),

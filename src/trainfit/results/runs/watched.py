@@ -6,6 +6,7 @@
       noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
       rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
+      rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
       machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
       sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 
@@ -74,6 +75,44 @@ class WatchedGpu:
     """Peak of dense matmuls in 16 bits, from the catalogue."""
 
 
+#: What a thread waits for, by the function that it was found in.
+WaitsFor = Literal["", "sleep", "lock", "network", "disk"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeLine:
+    """A line of the script that a thread was found at ``count`` times, by looks at its stack.
+
+    ``place`` is "train.py:41", ``calls`` what it called there as the source writes it
+    ("np.savez"), ``inner`` the innermost function ("os.fsync"), ``callers`` the lines of the script
+    that led there, up to the training loop.
+    """
+
+    place: str
+    count: int
+    callers: tuple[str, ...] = ()
+    calls: str = ""
+    inner: str = ""
+    waits_for: WaitsFor = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StackLooks:
+    """Looks at a thread's stack, and the lines of the script that it was found at; ``looks`` are
+    all of them, also those that found it elsewhere."""
+
+    looks: int = 0
+    lines: tuple[CodeLine, ...] = ()
+
+    def share(self, count: int) -> float:
+        """Of the looks."""
+        return count / self.looks if self.looks else 0.0
+
+
+#: Of a run that nobody looked at.
+NO_LOOKS: Final = StackLooks()
+
+
 @dataclasses.dataclass(frozen=True)
 class RunHeader(ResultFile):
     """What one rank's process is and has; ``None`` is not known (yet).
@@ -134,6 +173,12 @@ class RunHeader(ResultFile):
     """Steps of which only the length and the wait for batches were recorded (short ones)."""
     learning: LearningFacts = NOTHING_SEEN
     """What was seen of parameters, gradients and learning rates."""
+    other_code: StackLooks = NO_LOOKS
+    """Of the main thread, in the training: lines that belong to no phase."""
+    fetch_code: StackLooks = NO_LOOKS
+    """Of threads while they make batches: lines of the data set."""
+    slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds of samples that held their batch up, by index."""
     notes: tuple[str, ...] = ()
 
 

@@ -127,6 +127,7 @@ class CurrentStep:
         self.numbers = StepNumbers()
         self._loss_due = 0.0
         self._light_gpu: GpuStep | None = None
+        self._evaluated_at: str | None = None
         self._begin([])
         self._open_segment()
 
@@ -136,6 +137,11 @@ class CurrentStep:
     def mine(self) -> bool:
         """Is this the thread that trains?"""
         return threading.get_ident() == self._thread
+
+    @property
+    def thread(self) -> int | None:
+        """The thread that trains."""
+        return self._thread
 
     @property
     def now(self) -> float:
@@ -347,8 +353,8 @@ class CurrentStep:
         )
 
     def _tell(self, row: Row) -> None:
-        if self.phases.seconds[ph.EVALUATION] > 0:
-            self._sink.event("evaluation", seconds=self.phases.seconds[ph.EVALUATION])
+        if (seconds := self.phases.seconds[ph.EVALUATION]) > 0:
+            self._sink.event("evaluation", seconds=seconds, text=self._evaluated_at or "")
         if self._counts.epoch_s is not None:
             self._sink.event("epoch", seconds=self._counts.epoch_s)
         if self._skipped:

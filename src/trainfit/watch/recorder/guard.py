@@ -15,7 +15,7 @@ from torch.nn import functional
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.modules import Convolution, TransposedConvolution
-from trainfit.watch.recorder.job import LoaderRecord
+from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
 # ---
@@ -204,7 +204,8 @@ def in_phase(
             try:
                 host.steps.leave(token)
                 if event:
-                    host.event(event, seconds=host.steps.now - began)
+                    seconds = host.steps.now - began
+                    host.event(event, seconds=seconds, text=script_place())
             except Exception as error:
                 host.failed(function.__name__, error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.scripts.batch_sizes import samples_in
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
 
 
@@ -51,6 +53,20 @@ class CalledModels:
         if sized and given and elements == self._largest and module not in self._timed:
             self.samples += samples_in(given[0]) or 0
         return is_largest
+
+
+def script_place() -> str:
+    """The line of the script that runs: "train.py:41"; empty: none of it does."""
+    return short_place(user_frame())
+
+
+def short_place(found: str | None) -> str:
+    """``file:line`` relative to the folder that the script runs in, where it lies below that."""
+    if found is None:
+        return ""
+    path, _, line = found.rpartition(":")
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    return f"{os.path.basename(path) if inside.startswith('..') else inside}:{line}"
 
 
 # ---

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import weakref
@@ -12,12 +11,11 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader
 
-from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_place_of, watched
-from trainfit.watch.recorder.job import LoaderRecord, ReadyBatches
+from trainfit.watch.recorder.job import LoaderRecord, ReadyBatches, script_place
 
 #: What PyTorch says of a worker that was killed (torch/utils/data/dataloader.py).
 _DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|is killed)")
@@ -74,7 +72,7 @@ class LoaderHooks:
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             with careful(self._host, "DataLoader"):
                 if self._host.live:
-                    self._places[loader] = _place()
+                    self._places[loader] = script_place()
             construct(loader, *args, **kwargs)
 
         return __init__
@@ -196,13 +194,3 @@ class LoaderHooks:
             self._host.steps.end_input(token, iteration.loader)
         else:
             self._host.steps.leave(token)
-
-
-def _place() -> str:
-    """Where the script makes the loader: "train.py:41"."""
-    found = user_frame()
-    if found is None:
-        return ""
-    path, _, line = found.rpartition(":")
-    inside = os.path.relpath(path) if os.path.isabs(path) else path
-    return f"{os.path.basename(path) if inside.startswith('..') else inside}:{line}"

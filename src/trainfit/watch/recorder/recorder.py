@@ -45,9 +45,11 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
 from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
+from trainfit.watch.recorder.main_thread import MainThreadLooks
 from trainfit.watch.recorder.memory_history import MemoryHistory
 from trainfit.watch.recorder.rank_files import RankFiles
 from trainfit.watch.recorder.rank_variables import world
+from trainfit.watch.recorder.stacks import code_below, merged
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class Recorder:
         self._loaders: list[LoaderRecord] = []
         self._notes: list[str] = []
         self._files: RankFiles | None = None
+        self._looks: MainThreadLooks | None = None
         self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
         self._early_fetches: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
@@ -172,6 +175,8 @@ class Recorder:
             self.unhook()
         with contextlib.suppress(Exception):
             self.steps.finish()
+        if self._looks is not None:
+            self._looks.stop()
         if self._files is None and self.steps.count:  # a training without a backward pass
             self._claim()
         if self._files is not None:
@@ -227,7 +232,10 @@ class Recorder:
 
     def stepped(self) -> None:
         """See :class:`step_recorder.Sink`."""
-        self.learn(framework=loop_of(sys._getframe(1)))
+        frame = sys._getframe(1)
+        if self._looks is not None:
+            self._looks.loop = code_below(frame)
+        self.learn(framework=loop_of(frame))
 
     def _learned(self) -> None:
         if self.live:
@@ -252,6 +260,8 @@ class Recorder:
         self._early.clear()
         self._early_fetches.clear()
         self._early_events.clear()
+        self._looks = MainThreadLooks(self.steps, self._files.stem, self.event, self._write_header)
+        self._looks.start()
         if multiprocessing.parent_process() is not None:
             # Such a process ends without Python's atexit.
             multiprocessing.util.Finalize(None, self._stop_child, exitpriority=10)
@@ -445,8 +455,22 @@ class Recorder:
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
             notes=notes,
+            **self._code(),
             **self._facts,
         )
+
+    def _code(self) -> dict[str, Any]:
+        """Lines of the script that threads were found at."""
+        found: dict[str, Any] = {}
+        looks = [] if self._looks is None else [self._looks.fetch.summary()]
+        if self._looks is not None:
+            found["other_code"] = self._looks.other.summary()
+        if self._files is not None:
+            told = worker_hooks.told_by_workers(self._files.stem)
+            looks += [each.looks for each in told]
+            found["slow_samples"] = worker_hooks.slowest(told)
+        found["fetch_code"] = merged(looks)
+        return found
 
 
 def _made_optimizers() -> list[torch.optim.Optimizer]:

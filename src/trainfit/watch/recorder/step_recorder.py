@@ -24,7 +24,7 @@ from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.current_step import CurrentStep
 from trainfit.watch.recorder.gpu_step import number
-from trainfit.watch.recorder.job import LoaderRecord
+from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.rows import Sink
 
 #: What a call of a model, or a backward pass, is given in a light step, and gives back.
@@ -128,6 +128,8 @@ class StepRecorder(CurrentStep):
                 if self._segment.trains:
                     self.phases.update()
                     self._open_segment()
+                if self._evaluated_at is None:
+                    self._evaluated_at = script_place()
                 return ph.EVALUATION, self.enter(ph.EVALUATION)
             self._segment.calls = True
         elif trained and module.training:

@@ -8,18 +8,26 @@ the interpreter's lock from the training.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
+import json
+import math
 import multiprocessing
 import multiprocessing.util
 import os
+import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
 
+from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
+from trainfit.results.runs.watched import StackLooks
 from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, stack_of
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
@@ -27,6 +35,13 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import FETCHERS, worker_info
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
+from trainfit.watch.recorder.stacks import (
+    StackCounts,
+    fetched_index,
+    in_fetch,
+    stack_text,
+    users_stack,
+)
 
 #: Seconds between two looks.
 _LOOK_S: Final = 0.05
@@ -40,6 +55,19 @@ _KINDS: Final = ("read", "decode", "transform")
 _ROWS: Final = 512
 _NAN: Final = float("nan")
 _UNKNOWN: Final = (_NAN,) * len(_KINDS)
+
+
+#: Looks that the first lines are written after; a batch is slow that takes so long, and so many
+#: times the usual; samples and lengths of batches that are kept.
+_FIRST_TOLD: Final = 8
+_SLOW_S: Final = 0.08
+_TIMES_USUAL: Final = 3.0
+_MOST_SLOW: Final = 20
+_LENGTHS: Final = 64
+_LEAST_LENGTHS: Final = 4
+#: … and it hangs that takes so long, and so many times the longest before.
+_HANGS_S: Final = 2.5
+_TIMES_LONGEST: Final = 5.0
 
 
 class Rows(Protocol):
@@ -105,7 +133,10 @@ class WorkerSink:
         path = stem.with_name(f"{stem.name}.fetches.{os.getpid()}.bin")
         self.ring = Ring(path, tables.FETCHES, _ROWS)
         self.shares = CostShares(known)
+        self.code = FetchCode(stem)
         self.fetching = False
+        self.began = 0.0
+        """When the batch that is being made was begun."""
         self._written = 0.0
         self._target = threading.get_ident()
         self._stop = threading.Event()
@@ -118,6 +149,8 @@ class WorkerSink:
         while not self._stop.wait(_LOOK_S):
             if self.fetching:
                 self.shares.look(self._target)
+                self.code.look(self._target, self.began, time.monotonic())
+            self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
                 self.ring.write()
@@ -127,6 +160,89 @@ class WorkerSink:
         self._stop.set()
         self._thread.join(timeout=5.0)  # it may be in a write
         self.ring.write()
+        self.code.write(whole=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCode:
+    """What a worker leaves for the header: lines of the data set, and samples that took long."""
+
+    looks: StackLooks
+    slow_samples: Mapping[str, float]
+
+
+class FetchCode:
+    """Lines of the data set at which a worker was found, and the stack that it hangs in."""
+
+    def __init__(self, stem: Path) -> None:
+        self._code = stem.with_name(f"{stem.name}.code.{os.getpid()}")
+        self._stack = stem.with_name(f"{stem.name}.stack.{os.getpid()}")
+        self._counts = StackCounts()
+        self._slow: dict[str, float] = {}
+        self._lengths: collections.deque[float] = collections.deque(maxlen=_LENGTHS)
+        self._longest = 0.0
+        self._hangs = False
+        self._told = _FIRST_TOLD
+
+    def look(self, thread: int, began: float, now: float) -> None:
+        """While a batch is made that was begun at ``began``."""
+        stack = users_stack(thread)
+        made = in_fetch(stack)
+        if made is None:
+            return
+        self._counts.looks += 1
+        self._counts.count(made)
+        length = now - began
+        if length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
+            index = fetched_index(stack)
+            if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
+                self._slow[index] = self._slow.get(index, 0.0) + _LOOK_S
+        if not self._hangs and length > max(_HANGS_S, _TIMES_LONGEST * self._longest):
+            self._hangs = True
+            self._stack.write_text(stack_text(stack), encoding="utf-8")
+
+    @property
+    def _usual_s(self) -> float:
+        """Median seconds of a batch; infinite until some were made."""
+        lengths = list(self._lengths)
+        return statistics.median(lengths) if len(lengths) >= _LEAST_LENGTHS else math.inf
+
+    def ended(self, seconds: float) -> None:
+        """A batch was made, in so long; called by the thread that makes them."""
+        self._lengths.append(seconds)
+        self._longest = max(self._longest, seconds)
+        if self._hangs:
+            self._hangs = False
+            self._stack.unlink(missing_ok=True)
+
+    def write(self, *, whole: bool = False) -> None:
+        """Now and then, as much as there is; ``whole``: the worker ends."""
+        looks = self._counts.looks
+        if not looks or (looks < self._told and not whole):
+            return
+        self._told = int(1.5 * looks)
+        with contextlib.suppress(OSError):
+            found = WorkerCode(self._counts.summary(), dict(self._slow))
+            temporary = self._code.with_name(f"new.{self._code.name}")
+            temporary.write_text(as_json(found), encoding="utf-8")
+            os.replace(temporary, self._code)
+
+
+def told_by_workers(stem: Path) -> list[WorkerCode]:
+    """What the workers of a rank have left so far."""
+    found = []
+    for path in stem.parent.glob(f"{stem.name}.code.*"):
+        with contextlib.suppress(OSError, ValueError, DecodingError):
+            found.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
+    return found
+
+
+def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
+    """Of all workers' slow samples, those that took longest."""
+    seconds: collections.Counter[str] = collections.Counter()
+    for part in parts:
+        seconds.update(part.slow_samples)
+    return dict(seconds.most_common(_MOST_SLOW))
 
 
 class FetchHooks:
@@ -149,19 +265,20 @@ class FetchHooks:
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)
         def fetch(fetcher: Any, index: Any) -> Any:
-            ring = None
+            ring, began, cpu = None, 0.0, _NAN
             try:
                 ring = self._ring()
                 if ring is not None:
                     self._time_collation(fetcher)
                     began = time.monotonic()
-                    # In the training process it is the training's, too.
-                    cpu = _NAN if self._sink is None else time.process_time()
+                    # In the training process others compute, too.
+                    cpu = time.thread_time() if self._sink is None else time.process_time()
             except Exception as error:
                 self._home.failed("fetch", error)
                 ring = None
             try:
                 if self._sink is not None:
+                    self._sink.began = began
                     self._sink.fetching = True
                 batch = original(fetcher, index)
             finally:
@@ -211,6 +328,8 @@ class FetchHooks:
     def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_info()
+        if self._sink is not None:
+            self._sink.code.ended(took)
         shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()
         rest = took - (self._collate_s if self._collate_s == self._collate_s else 0.0)
         ring.append(
@@ -219,7 +338,7 @@ class FetchHooks:
                 -1 if info is None else info.id,
                 os.getpid(),
                 took,
-                cpu if self._sink is None else time.process_time() - cpu,
+                (time.thread_time() if self._sink is None else time.process_time()) - cpu,
                 *(share * rest for share in shares),
                 self._collate_s,
                 self._samples,

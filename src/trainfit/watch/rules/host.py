@@ -14,6 +14,7 @@ from trainfit.results.runs.watched import RunHeader
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known, median
 
@@ -215,7 +216,17 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if crowded is None or usable is None:
         yield checks.too_few_samples(_THREAD_OVERSUBSCRIPTION_KIND, "the run queue")
         return
-    if not crowded or checks.is_kept_busy(rank) or not checks.is_of_run(rank, usable):
+    ranks, workers = max(1, checks.local_ranks(rank)), _workers(header)
+    # Threads of one process that are more than the cores take turns whatever else runs.
+    at_work = (
+        ranks * checks.threads_at_work(rank.main_process),
+        ranks * workers * checks.threads_at_work(rank.workers),
+    )
+    main_alone = at_work[0] > thresholds.CROWDED * usable
+    alone = max(at_work) > thresholds.CROWDED * usable and checks.is_of_run(
+        rank, usable, thresholds.OTHERS_CORES
+    )
+    if not crowded or checks.is_kept_busy(rank) or not (alone or checks.is_of_run(rank, usable)):
         return
     switches = checks.switches_per_s(rank)
     if switches is not None and switches < thresholds.SWITCHES_PER_CORE * usable:
@@ -227,7 +238,6 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
             "their numbers of threads",
         )
         return
-    ranks, workers = max(1, checks.local_ranks(rank)), _workers(header)
     of_main = max(header.threads.values(), default=1)
     of_worker = checks.threads_of_worker(rank)
     of_workers = float(ranks * workers * of_worker)
@@ -236,7 +246,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if ranks * of_main + of_workers <= thresholds.CROWDED * usable:
         return
     in_workers = workers > 0 and of_worker > 1 and checks.are_workers_the_crowd(rank)
-    if not in_workers and (of_main <= 1 or not _main_has_threads(rank)):
+    in_workers = in_workers and not (main_alone and at_work[0] > at_work[1])
+    if not in_workers and (of_main <= 1 or not (main_alone or _main_has_threads(rank))):
         return  # too many processes, which too_many_workers says
     threads = header.worker_threads if in_workers else header.threads
     value = _value(rank, usable / ranks, workers, in_workers)
@@ -255,17 +266,34 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
     settings, line = _settings(many, value), _line(many, value, in_workers)
+    share = _lost_to_threads(rank, in_workers)
+    where = "each worker" if in_workers else "the main process"
     yield Finding(
         _THREAD_OVERSUBSCRIPTION_KIND,
-        "warning",
-        "More threads want to run than there are cores",
+        "warning" if share is None or share < thresholds.CRITICAL_SHARE else "critical",
+        f"{max(many.values())} threads in {where} want to run on {usable:g} cores",
         tuple(evidence),
         f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
         f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
         f"{usable:g} cores they take turns and wait for each other",
         (Fix(_action(settings, line), settings=settings, line=line),),
         "certain" if switches is not None else "likely",
+        share,
+        checks.loader_place(header) if in_workers else None,
     )
+
+
+def _lost_to_threads(rank: RankView, in_workers: bool) -> float | None:
+    """Share of the time in which the training waits for what these threads compute; ``None``:
+    hardly any, or not known."""
+    if in_workers:
+        fetching = Fetching(rank)
+        share = checks.share_of(rank, fetching.lost - fetching.lost_in_turns)
+    elif checks.has_gpu(rank):
+        share = main_thread.MainThread(rank).unexplained_idle or 0.0
+    else:
+        share = main_thread.MainThread(rank).launches or 0.0
+    return share if share >= thresholds.WARNING_SHARE else None
 
 
 def _main_has_threads(rank: RankView) -> bool:

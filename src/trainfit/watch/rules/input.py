@@ -67,6 +67,7 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         confidence,
         share,
+        checks.loader_place(rank.header),
     )
 
 

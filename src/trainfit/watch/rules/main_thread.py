@@ -278,11 +278,23 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
     step_s, cpu_s = checks.column(rank, "step_s"), checks.column(rank, "cpu_s")
     named = np.sum([np.nan_to_num(checks.column(rank, f"{each}_s")) for each in _WAITS], axis=0)
     named += np.nan_to_num(checks.column(rank, "input_s")) * (1 - _computes_batches(rank))
-    if checks.has_gpu(rank) or rank.header.world_size > 1:
+    backward = checks.has_gpu(rank) or rank.header.world_size > 1
+    if backward:
         # Autograd's thread launches the backward pass; other ranks are waited for in it.
         named += np.nan_to_num(checks.column(rank, "backward_s"))
+    if _others_compute(rank):
+        # The main thread waits for the other threads of PyTorch: it computes.
+        names = ("forward_s", "optimizer_s", *(() if backward else ("backward_s",)))
+        named += np.sum([np.nan_to_num(checks.column(rank, each)) for each in names], axis=0)
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
     return waits if _would_get_more(rank, cpu_s, step_s - named) else np.zeros(len(waits))
+
+
+def _others_compute(rank: RankView) -> bool:
+    """Do other threads of the training process compute, without a GPU?"""
+    if checks.has_gpu(rank):
+        return False
+    return checks.threads_at_work(rank.main_process) >= thresholds.SECOND_THREAD
 
 
 def _computes_batches(rank: RankView) -> float:

@@ -159,6 +159,7 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "certain",
         share,
+        checks.event_place(rank, "checkpoint"),
     )
 
 
@@ -193,7 +194,7 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         return
     yield Finding(
         _EVALUATION_SHARE_KIND,
-        "info",
+        "warning",
         f"Evaluation uses {checks.in_percent(share)} of the time",
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
@@ -209,6 +210,7 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "certain",
         share,
+        checks.event_place(rank, "evaluation"),
     )
 
 

@@ -55,6 +55,7 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         confidence,
         share,
+        checks.loader_place(rank.header),
     )
 
 
@@ -112,6 +113,7 @@ def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely",
         share,
+        checks.loader_place(rank.header),
     )
 
 
@@ -158,6 +160,7 @@ def _find_too_many_workers(view: RunView) -> Iterator[Finding | Unknown]:
         "its own copies of data in RAM",
         (Fix(f"set num_workers={value}", settings={"num_workers": str(value)}),),
         "likely",
+        place=checks.loader_place(rank.header),
     )
 
 
@@ -242,6 +245,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         _confidence(loader),
         share,
+        checks.loader_place(rank.header),
     )
 
 

@@ -1,0 +1,87 @@
+"""What a training script's own code between the phases does, and what to do instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Habit:
+    """What is done there, and its fix."""
+
+    what: str
+    action: str
+
+
+_LESS_OFTEN: Final = (
+    "do it less often, or in a thread or process of its own on copies of the tensors"
+)
+_KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
+    (
+        re.compile(r"deepcopy|\bcopy\.|state_dict|EMA|\bema\b"),
+        Habit(
+            "copies the model or its state",
+            "update the average in place (torch.optim.swa_utils.AveragedModel with "
+            "get_ema_multi_avg_fn), or every few steps only",
+        ),
+    ),
+    (
+        re.compile(r"savez?\w*$|\bdump\b|zipfile|to_csv|to_parquet|imsave|savefig|write_video"),
+        Habit("writes a file", f"{_LESS_OFTEN}; what is written often should be small"),
+    ),
+    (
+        re.compile(r"fsync|fdatasync"),
+        Habit(
+            "waits until a disk has written",
+            "do without fsync() in the loop: the system writes by itself; once at a checkpoint is "
+            "enough",
+        ),
+    ),
+    (
+        re.compile(r"print|logg|\.flush$|\.write$"),
+        Habit("logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"),
+    ),
+    (
+        re.compile(r"plt\.|pyplot|matplotlib|add_image|add_histogram|wandb|mlflow|tensorboard"),
+        Habit("draws or logs", _LESS_OFTEN),
+    ),
+    (
+        re.compile(r"gc\.collect|empty_cache"),
+        Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
+    ),
+)
+_BY_WAIT: Final = {
+    "sleep": Habit("sleeps", "remove the sleep, or wait for what is needed only when it is needed"),
+    "lock": Habit("waits for a lock", "hold the lock for less, or not while the training needs it"),
+    "network": Habit(
+        "waits for the network",
+        "send from a thread of its own through a queue, many values at once; do not wait for "
+        "answers in the loop",
+    ),
+    "disk": Habit("waits for a file", _LESS_OFTEN),
+}
+_BATCHES: Final = Habit(
+    "makes batches by hand",
+    "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
+    "num_workers=1 or more: they are then made while the step computes",
+)
+_PYTHON: Final = Habit(
+    "runs Python code",
+    "move it into the data set, so that workers do it, or onto the GPU; or do it every few steps",
+)
+
+
+def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool) -> Habit:
+    """Of what is called at a line, from there to the innermost function."""
+    text = " ".join(names)
+    if waits_for in ("sleep", "lock", "network"):
+        return _BY_WAIT[waits_for]
+    for pattern, habit in _KNOWN:
+        if any(pattern.search(name) for name in names) or pattern.search(text):
+            return habit
+    if waits_for:
+        return _BY_WAIT[waits_for]
+    return _PYTHON if has_loader else _BATCHES

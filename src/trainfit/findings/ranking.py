@@ -1,0 +1,66 @@
+"""The order of a run's findings: what ended it, what spoils its result, then what costs most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from trainfit.findings import failure, learning
+from trainfit.results.findings import Finding
+
+#: A run that stands still, or ranks of it that are gone; so far nothing else matters.
+STANDSTILL: Final = ("standstill", "rank_died", "rank_missing", "worker_died")
+_ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
+_SPOILS: Final = frozenset((*learning.KINDS, "loss_not_finite"))
+#: Of the time, what a finding without a share is taken to cost, by its severity.
+_ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
+#: Of what costs the same time, the cause of the other: threads that make batches late.
+_CAUSES: Final = frozenset(("thread_oversubscription",))
+#: What no change of the job mends comes after what one does.
+_OUTSIDE: Final = frozenset(("cpu_contention",))
+#: Wanted work, whose share is not all a loss.
+_WANTED: Final = frozenset(("evaluation_share", "thread_oversubscription"))
+#: Rates above this many times the present one are not told apart.
+_MOST_GAIN: Final = 20.0
+
+
+def ends(finding: Finding) -> bool:
+    """Does it say why a run failed, or that it stands still?"""
+    return finding.kind in _ENDS
+
+
+def spoils(finding: Finding) -> bool:
+    """Does the run learn nothing, or something else than is meant?"""
+    return finding.kind in _SPOILS and finding.is_critical
+
+
+def order(finding: Finding) -> tuple[int, float, bool, str]:
+    """The key that findings of a run are sorted by."""
+    place = 0 if ends(finding) else 1 if spoils(finding) else 2 + (finding.severity == "info")
+    return place, -_cost(finding), finding.kind not in _CAUSES, finding.kind
+
+
+def _cost(finding: Finding) -> float:
+    if finding.kind in _OUTSIDE:
+        return 0.0
+    return _ASSUMED[finding.severity] if finding.share is None else finding.share
+
+
+def headline(findings: Iterable[Finding]) -> Finding | None:
+    """The finding that the first line names, of findings in their order; ``None``: none is worth
+    it."""
+    first = next(iter(findings), None)
+    return first if first is not None and first.severity != "info" else None
+
+
+def gain(finding: Finding) -> str:
+    """What its fix may gain at most, in words; empty where that is not told."""
+    if finding.fix.gain is not None:
+        return f"{finding.fix.gain:.2g}× as fast with its fix"
+    share = finding.share or 0.0
+    if share < 1 - 1 / 1.05 or finding.kind in _WANTED or ends(finding) or spoils(finding):
+        return ""
+    most = 1 / (1 - share) if share < 1 else _MOST_GAIN
+    if most >= _MOST_GAIN:
+        return f"more than {_MOST_GAIN:.0f}× as fast without it"
+    return f"up to {most:.2g}× as fast without it"

@@ -1,0 +1,160 @@
+"""A thread that looks at the training thread: the script's own code, and a standstill.
+
+It asks the recorder where the step is, which costs the training nothing. Only outside of all
+phases, and while the training process makes batches itself, it looks at the stack: some 20 µs in
+which the interpreter's lock is not the training's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any, Final, Protocol
+
+from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.rank_files import UnlistedThread
+from trainfit.watch.recorder.stacks import (
+    StackCounts,
+    in_fetch,
+    is_in_phase,
+    stack_text,
+    users_stack,
+)
+
+#: Seconds between two looks: at first, so that a short run shows its lines, and then.
+_OFTEN_S: Final = 0.04
+_SELDOM_S: Final = 0.25
+_AT_FIRST: Final = 400
+#: Steps that show how long one takes, before a standstill can be told.
+_LEAST_STEPS: Final = 5
+#: Seconds without a step, and times the longest pause so far, from which it is one.
+_STANDSTILL_S: Final = 5.0
+_TIMES_LONGEST: Final = 8.0
+#: Seconds of a checkpoint or of a compilation that are usual.
+_PATIENT_S: Final = 60.0
+_PATIENT: Final = (ph.CHECKPOINT, ph.EVALUATION)
+#: A standstill that lasts is told again after so many times its length.
+_AGAIN: Final = 3.0
+_LONGEST_TEXT: Final = 16_000
+
+
+class Training(Protocol):
+    """What is asked of the step that goes on."""
+
+    count: int
+    light: bool
+    phases: ph.PhaseClock
+
+    @property
+    def thread(self) -> int | None:
+        """The thread that trains."""
+
+
+class MainThreadLooks:
+    """Looks from :meth:`start` to :meth:`stop`.
+
+    Args:
+        training: the steps.
+        stem: of the rank's files, next to which workers leave the stacks that they hang in.
+        tell: takes an event: kind, seconds, text.
+        changed: is called when there are new lines to be written.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        stem: Path,
+        tell: Callable[..., None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
+        self.other, self.fetch = StackCounts(), StackCounts()
+        self.loop: frozenset[CodeType] = frozenset()
+        """Functions of the script that were on the stack when an optimizer's step was called."""
+        self._stop = threading.Event()
+        self._draw = 1
+        self._looks = 0
+        self._told_looks = 10
+        self._progress: Any = None
+        self._since = time.monotonic()
+        self._longest = 0.0
+        self._told_s = 0.0
+        self._thread = UnlistedThread(self._run)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for its end."""
+        self._stop.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # it only misses what it would have seen
+            while not self._stop.wait(self._pause()):
+                self.look(time.monotonic())
+
+    def _pause(self) -> float:
+        """From half to one and a half times the usual one, so that nothing regular is missed."""
+        self._draw = self._draw * 1103515245 + 12345 & 0x7FFFFFFF
+        usual = _OFTEN_S if self._looks < _AT_FIRST else _SELDOM_S
+        return usual * (0.5 + self._draw / 0x7FFFFFFF)
+
+    def look(self, now: float) -> None:
+        """One look, at ``now`` (seconds of ``time.monotonic()``)."""
+        self._look_for_code()
+        self._look_for_standstill(now)
+
+    # -- code ----------------------------------------------------------------------------------
+
+    def _look_for_code(self) -> None:
+        training = self._training
+        if training.count < _LEAST_STEPS or training.thread is None:
+            return
+        self._looks += 1
+        self.other.looks += 1
+        # Of a light step the phase is not known: its stack tells.
+        if training.light or training.phases.current in (ph.OTHER, ph.INPUT):
+            stack = users_stack(training.thread)
+            made = in_fetch(stack)
+            if made is not None:
+                self.fetch.looks += 1
+                self.fetch.count(made)
+            elif stack and not is_in_phase(stack):
+                self.other.count(stack, self.loop)
+        if self._looks >= self._told_looks:
+            self._told_looks = int(1.5 * self._looks)
+            self._changed()
+
+    # -- a standstill --------------------------------------------------------------------------
+
+    def _look_for_standstill(self, now: float) -> None:
+        training = self._training
+        progress = training.count, training.phases.since, training.phases.current
+        if progress != self._progress:
+            if training.count >= _LEAST_STEPS:
+                self._longest = max(self._longest, now - self._since)
+            self._progress, self._since, self._told_s = progress, now, 0.0
+            return
+        silent = now - self._since
+        least = _PATIENT_S if training.phases.current in _PATIENT else _STANDSTILL_S
+        if training.count < _LEAST_STEPS or silent < max(least, _TIMES_LONGEST * self._longest):
+            return
+        if self._told_s and silent < _AGAIN * self._told_s:
+            return
+        self._told_s = silent
+        text = "\n\n".join([f"pid {os.getpid()}", *self._stacks()])
+        self._tell("standstill", seconds=silent, text=text[:_LONGEST_TEXT])
+
+    def _stacks(self) -> list[str]:
+        thread = self._training.thread
+        found = [stack_text(users_stack(thread))] if thread is not None else []
+        for path in sorted(self._stem.parent.glob(f"{self._stem.name}.stack.*")):
+            with contextlib.suppress(OSError):
+                found.append(path.read_text(encoding="utf-8"))
+        return found

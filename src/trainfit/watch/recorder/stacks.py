@@ -1,0 +1,190 @@
+"""Looks at a thread's stack from another thread: the script's line, and what it waits for there."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import linecache
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Final
+
+from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
+from trainfit.scripts.call_sites import Seen, called_in, stack_of
+from trainfit.simgpu.device.user_location import is_library
+from trainfit.watch.recorder.job import short_place
+
+#: Frames of a stack that are looked at, and lines that are kept.
+_DEEPEST: Final = 60
+_MOST_LINES: Final = 24
+_MOST_CALLERS: Final = 6
+#: Where the frames of PyTorch's phases are, by the ends of their files' names.
+_PHASES: Final = (
+    *("torch/nn/modules/module.py", "torch/autograd/__init__.py", "torch/autograd/graph.py"),
+    *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py", "torch/serialization.py"),
+)
+_FETCH: Final = "torch/utils/data/_utils/fetch.py"
+_OURS: Final = "/trainfit/watch/recorder/"
+#: Names of functions and modules, and what they wait for; the first that is found counts.
+_WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
+    (re.compile(r"(?:^|\.)sleep$"), "sleep"),
+    (re.compile(r"acquire|flock|lockf|[Ss]em[Ll]ock|synchronize\."), "lock"),
+    (
+        re.compile(
+            r"^(?:_?socket|_?ssl|http|urllib3?|requests|httpx?|aiohttp|boto\w*|grpc|s3fs|gcsfs|smtplib"
+            r"|websockets?|wandb|mlflow|redis|pymongo|psycopg\d?)\b|urlopen|\.recv|\.sendall"
+        ),
+        "network",
+    ),
+    (
+        re.compile(
+            r"fsync|fdatasync|(?:^|\.)(?:write|flush|read|readinto|pread|open|dump|save\w*)$"
+            r"|^(?:zipfile|_?pickle|shutil|h5py|lmdb|sqlite3)\b"
+        ),
+        "disk",
+    ),
+)
+_WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
+
+
+_Key = tuple[str, tuple[str, ...], str, str, WaitsFor]
+_NO_CODE: Final[frozenset[CodeType]] = frozenset()
+
+
+class StackCounts:
+    """Lines that a thread was found at. One thread looks; another may ask for the result."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._lines: collections.Counter[_Key] = collections.Counter()
+
+    def count(self, stack: Sequence[Seen], loop: frozenset[CodeType] = _NO_CODE) -> None:
+        """A look at a stack, innermost first. Where no frame is the script's, its line has no
+        place. ``loop`` are functions of the training loop: what called them is the same always."""
+        inmost = next((n for n, each in enumerate(stack) if each[1][0] in loop), len(stack))
+        self._lines[_line(stack[: inmost + 1])] += 1
+
+    def summary(self) -> StackLooks:
+        """The most frequent lines."""
+        told = dict(self._lines).items()
+        most = sorted(told, key=lambda each: -each[1])[:_MOST_LINES]
+        return StackLooks(self.looks, tuple(_told(*each) for each in most))
+
+
+def merged(parts: Iterable[StackLooks]) -> StackLooks:
+    """Of several processes."""
+    lines: collections.Counter[_Key] = collections.Counter()
+    looks = 0
+    for part in parts:
+        looks += part.looks
+        for each in part.lines:
+            lines[each.place, each.callers, each.calls, each.inner, each.waits_for] += each.count
+    return StackLooks(looks, tuple(_told(*each) for each in lines.most_common(_MOST_LINES)))
+
+
+def _told(key: _Key, count: int) -> CodeLine:
+    place, callers, calls, inner, waits_for = key
+    return CodeLine(place, count, callers, calls, inner, waits_for)
+
+
+def users_stack(thread: int) -> list[Seen]:
+    """The calls that a thread is in, the innermost first, without those of our hooks."""
+    return [each for each in stack_of(thread)[:_DEEPEST] if _OURS not in _file(each)]
+
+
+def in_fetch(stack: Sequence[Seen]) -> Sequence[Seen] | None:
+    """The part of a stack within the making of a batch; ``None``: it makes none."""
+    for number, each in enumerate(stack):
+        if _file(each).endswith(_FETCH):
+            return stack[:number]
+    return None
+
+
+def code_below(frame: FrameType | None) -> frozenset[CodeType]:
+    """The script's functions from ``frame`` outwards: the training loop, and what called it."""
+    found = set()
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            found.add(frame.f_code)
+        frame = frame.f_back
+    return frozenset(found)
+
+
+def is_in_phase(stack: Sequence[Seen]) -> bool:
+    """Is the thread in what PyTorch does in a step: a module, a backward pass, an optimizer, a
+    DataLoader, a checkpoint?"""
+    return any(_file(each).endswith(_PHASES) for each in stack)
+
+
+def fetched_index(stack: Sequence[Seen]) -> str:
+    """The index of the sample that a thread makes; empty: it is not told."""
+    for number, each in enumerate(stack):
+        if _file(each).endswith(_FETCH) and number:
+            index = each[0].f_locals.get("idx")
+            return str(index) if isinstance(index, int) else ""
+    return ""
+
+
+def stack_text(stack: Sequence[Seen]) -> str:
+    """As :mod:`faulthandler` writes it."""
+    lines = ["Thread 0x0000000000000000 (most recent call first):"]
+    for _, (code, lasti) in stack:
+        lines.append(f'  File "{code.co_filename}", line {_at(code, lasti)} in {code.co_name}')
+    return "\n".join(lines)
+
+
+@functools.lru_cache(1 << 12)
+def _at(code: CodeType, lasti: int) -> int:
+    place = next(itertools.islice(code.co_positions(), max(0, lasti) // 2, None), None)
+    return (place and place[0]) or code.co_firstlineno
+
+
+def _file(seen: Seen) -> str:
+    return seen[1][0].co_filename
+
+
+def _line(stack: Sequence[Seen]) -> _Key:
+    users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
+    if not users:
+        calls = _name(stack[-1]) if stack else ""
+        return "", (), calls, _innermost(stack), _waits_for(stack, "")
+    own = users[0]
+    callers = tuple(_place(stack[n]) for n in users[1 : 1 + _MOST_CALLERS])
+    code, lasti = stack[own][1]
+    number = _at(code, lasti)
+    calls = called_in(code, lasti)
+    if not calls and own:
+        calls = _name(stack[own - 1])
+    within = stack[: own + 1]
+    source = linecache.getline(code.co_filename, number).strip()
+    return _place(stack[own]), callers, calls, _innermost(within), _waits_for(within, source)
+
+
+def _place(seen: Seen) -> str:
+    code, lasti = seen[1]
+    return short_place(f"{code.co_filename}:{_at(code, lasti)}")
+
+
+def _name(seen: Seen) -> str:
+    return f"{seen[0].f_globals.get('__name__', '')}.{seen[1][0].co_name}"
+
+
+def _innermost(stack: Sequence[Seen]) -> str:
+    return next(iter(_names(stack)), "")
+
+
+def _waits_for(stack: Sequence[Seen], source: str) -> WaitsFor:
+    for name in _names(stack):
+        for pattern, kind in _WAITS:
+            if pattern.search(name):
+                return kind
+    return "lock" if len(stack) == 1 and _WITH_LOCK.match(source) else ""
+
+
+def _names(stack: Sequence[Seen]) -> Iterator[str]:
+    """Of functions, the innermost first."""
+    if stack and (called := called_in(*stack[0][1])):
+        yield called
+    yield from map(_name, stack)

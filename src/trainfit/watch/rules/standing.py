@@ -1,0 +1,318 @@
+"""A training that stands still, ranks that ended first or never came, workers that died."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.hangs import FORK_UNSAFE, explain
+from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.watched import Event, RankRecord, exit_words
+from trainfit.results.text import count, duration, short
+from trainfit.watch.checks import loader_settings
+from trainfit.watch.rules import ending
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.view import RankView, RunView, known, median
+
+#: Where a rank waits for others: files, and functions of its stack.
+_OF_RANKS: Final = ("torch/distributed/", "torch/nn/parallel/")
+_BACKWARD: Final = "_engine_run_backward"
+#: What a rank raises because another one is gone.
+_CONSEQUENCE: Final = re.compile(
+    r"[Cc]onnection (?:closed|reset|refused)|[Bb]roken pipe|NCCL|gloo|[Tt]imed? ?out|socket"
+    r"|DistBackendError|DistNetworkError|remote process|SignalException"
+)
+#: Seconds without a sample of a process from which it is gone: it is sampled twice a second, more
+#: rarely on a busy machine.
+_GONE_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class _Still:
+    """A rank that stands still: since when, and the stacks of its main thread and its workers."""
+
+    view: RankView
+    event: Event
+    seconds: float
+
+    @property
+    def threads(self) -> tuple[ThreadStack, ...]:
+        return parse_stacks(self.event.text)
+
+    @property
+    def main(self) -> ThreadStack | None:
+        return next((each for each in self.threads if each.role != "worker"), None)
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        if self.view.header.world_size < 2 or self.main is None:
+            return False
+        return any(
+            frame.function == _BACKWARD or any(each in frame.path for each in _OF_RANKS)
+            for frame in self.main.frames
+        )
+
+
+def _still(view: RankView) -> _Still | None:
+    """What was told of the last pause, where no step came after it."""
+    told = [each for each in view.record.events if each.kind == "standstill"]
+    if not told or view.header.ending == "finished":
+        return None
+    last = float(view.record.steps["end_s"][-1]) if len(view.record.steps) else 0.0
+    if told[-1].time_s < last or told[-1].step < int(view.record.steps["step"].max(initial=-1)):
+        return None
+    return _Still(view, told[-1], max(told[-1].seconds or 0.0, _end(view) - last))
+
+
+def _end(view: RankView) -> float:
+    """The last moment of which something is known of a rank's process."""
+    times = [each.time_s for each in view.record.events]
+    rows = view.run.processes
+    seen = rows["time_s"][rows["pid"] == view.header.pid]
+    return max([*times, *known(seen)], default=0.0)
+
+
+def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
+    found = [still for view in run.ranks if (still := _still(view)) is not None]
+    if not found:
+        return
+    # Who waits for others is no cause; who has made the fewest steps comes first.
+    first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
+    who, where, function = _where(first)
+    rank = first.view.rank
+    usual = median(first.view.steps["step_s"])
+    at = f"at {where} in {function}" if where is not None else f"in {function}"
+    title = f"No step for {duration(first.seconds)}: {who} is {at}"
+    evidence = [] if usual is None else [Evidence("a step takes else", usual, "s")]
+    evidence.append(Evidence("steps so far", float(first.event.step)))
+    others = [each for each in found if each is not first]
+    if others:
+        names = ", ".join(str(each.view.header.rank) for each in others)
+        evidence.append(Evidence("ranks that wait for it", names))
+    evidence += [Evidence("stack", _stack(each)) for each in _busy(first)]
+    cause, fix = _cause_and_fix(first)
+    yield Finding(
+        "standstill",
+        "critical",
+        title,
+        tuple(evidence),
+        cause,
+        (fix,),
+        "likely" if first.threads else "possible",
+        place=where,
+        rank=rank,
+        last_step=first.event.step,
+    )
+
+
+def _busy(still: _Still) -> list[ThreadStack]:
+    """The threads that something else waits for: workers in a batch, else the main thread."""
+    workers = [each for each in still.threads if each.role == "worker" and not each.is_idle]
+    iterating = still.main is not None and still.main.role == "iterating"
+    if workers and iterating:
+        return workers
+    return [still.main] if still.main is not None else []
+
+
+def _where(still: _Still) -> tuple[str, Place | None, str]:
+    busy = next(iter(_busy(still)), None)
+    frame = busy.where if busy is not None else None
+    if busy is None or frame is None:
+        return "the training", None, "a call that is not known"
+    who = "a DataLoader worker" if busy.role == "worker" else "the main thread"
+    code = f" `{short(frame.code, 60)}`" if frame.code else ""
+    place = Place(_short(frame.path), frame.line, source=frame.code)
+    return who, place, f"{frame.function}{code}"
+
+
+def _short(path: str) -> str:
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    return Path(path).name if inside.startswith("..") else inside
+
+
+def _stack(thread: ThreadStack) -> str:
+    calls = [f"{_short(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
+    return " < ".join(calls)
+
+
+def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
+    settings = loader_settings(still.view.header)
+    main = still.main
+    if settings is not None and main is not None and main.role == "iterating":
+        longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
+        seen = FailureContext(silent_s=still.seconds, longest_s=longest, started=None)
+        hang = explain(still.event.text, settings, seen)
+        action = FORK_UNSAFE.get(hang.library, "mend what this line waits for")
+        return (
+            f"{hang.summary}: {hang.evidence}",
+            Fix(f"{action}; DataLoader(timeout=60) makes such a wait an error"),
+        )
+    if still.waits_for_ranks:
+        return (
+            "It waits for other ranks, none of which is known to do anything else",
+            Fix(
+                "check that all ranks make the same calls: a branch that only some take, data of "
+                "unequal length, a rank that is gone"
+            ),
+        )
+    if still.view.header.world_size > 1:
+        return (
+            "The other ranks wait for this one in their next collective operation",
+            Fix(
+                "mend what this line waits for; init_process_group(timeout=…) makes such a wait an "
+                "error"
+            ),
+        )
+    return ("The main thread has been in this call since then", Fix("mend what it waits for"))
+
+
+# ---
+# Ranks: which one ended first, and which one was never seen.
+
+
+def _find_dead_rank(run: RunView) -> Iterator[Finding | Unknown]:
+    headers = [view.header for view in run.ranks]
+    if headers[0].world_size < 2 or all(each.ending == "finished" for each in headers):
+        return
+    if any(True for _ in ending.ENDING.look(run)):
+        return
+    found = _raised_first(run) or _gone_first(run)
+    if found is not None:
+        yield found
+
+
+def _raised_first(run: RunView) -> Finding | None:
+    """The first exception that does not follow from another rank's end."""
+    raised = [
+        (event, view)
+        for view in run.ranks
+        for event in view.record.events
+        if event.kind == "exception" and not _CONSEQUENCE.search(_raised(event))
+    ]
+    if not raised or "KeyboardInterrupt" in _raised(min(raised, key=lambda e: e[0].time_s)[0]):
+        return None
+    event, view = min(raised, key=lambda each: each[0].time_s)
+    parsed = parse(*exception_in(event.text), event.text)
+    culprit = parsed.culprit
+    return Finding(
+        "rank_died",
+        "critical",
+        f"Rank {view.header.rank} failed first: {short(_raised(event), 120)}",
+        (Evidence("in step", float(event.step)),),
+        "The other ranks lost their connection to it, or were ended after it",
+        (Fix("mend this error; those of the other ranks follow from it"),),
+        place=None if culprit is None else Place(_short(culprit.path), culprit.line),
+        rank=view.header.rank,
+        last_step=event.step,
+    )
+
+
+def _raised(event: Event) -> str:
+    return ": ".join(filter(None, exception_in(event.text)))
+
+
+def _gone_first(run: RunView) -> Finding | None:
+    """A rank whose process is gone without an exception."""
+    gone = [view for view in run.ranks if _is_gone(view)]
+    if not gone:
+        return None
+    view = min(gone, key=_end)
+    step = int(view.record.steps["step"].max(initial=-1)) + 1
+    code = view.header.exit_code
+    how = exit_words(code) if code else "without an exception"
+    return Finding(
+        "rank_died",
+        "critical",
+        f"Rank {view.header.rank} ended first, {how}",
+        (
+            Evidence("ranks", float(view.header.world_size)),
+            Evidence("steps that it had written", float(step)),
+        ),
+        "It left no traceback: os._exit(), a signal (the kernel's OOM killer, a scheduler), or a "
+        "crash in native code; the other ranks failed because it was gone",
+        (
+            Fix(
+                f"look at the exit code that the launcher prints for rank {view.header.rank} "
+                "(negative: a signal), and at that rank's last output"
+            ),
+        ),
+        "likely",
+        rank=view.header.rank,
+        last_step=step,
+    )
+
+
+def _is_gone(view: RankView) -> bool:
+    if view.header.ending in ("finished", "interrupted") or _has_exception(view.record):
+        return False
+    if view.header.ending == "failed":
+        return True
+    rows = view.run.processes
+    seen = known(rows["time_s"][rows["pid"] == view.header.pid])
+    every = known(rows["time_s"])
+    return bool(len(seen)) and float(every.max() - seen.max()) > _GONE_S
+
+
+def _has_exception(record: RankRecord) -> bool:
+    return any(each.kind == "exception" for each in record.events)
+
+
+def _find_missing_rank(run: RunView) -> Iterator[Finding | Unknown]:
+    headers = [view.header for view in run.ranks]
+    missing = sorted(set(range(headers[0].world_size)) - {each.rank for each in headers})
+    still = any(_still(view) is not None for view in run.ranks)
+    if not missing or not (still or any(each.ending == "failed" for each in headers)):
+        return
+    names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+    yield Finding(
+        "rank_missing",
+        "critical",
+        f"{count(len(missing), 'rank')} of {headers[0].world_size} never began to train: {names}",
+        (),
+        "Nothing was recorded of it: it ended or waits before its first step, or runs on another "
+        "machine, which records into a folder of its own",
+        (Fix("look at its output; of several machines, give each folder with --read"),),
+        "possible",
+    )
+
+
+# ---
+# A worker that died, where the script did not end by it.
+
+
+def _find_dead_worker(run: RunView) -> Iterator[Finding | Unknown]:
+    for view in run.ranks:
+        died = [each for each in view.record.events if each.kind == "worker_died"]
+        if not died or any(True for _ in ending.ENDING.look(run)):
+            continue
+        last = int(view.record.steps["step"].max(initial=-1))
+        goes_on = last > died[-1].step
+        yield Finding(
+            "worker_died",
+            "warning" if goes_on else "critical",
+            f"{count(len(died), 'DataLoader worker')} died, the last in step {died[-1].step}",
+            (),
+            short(died[-1].text.partition("\n")[0], 200),
+            (
+                Fix(
+                    "find what ended it: memory (fewer workers need less), a signal, a crash in a "
+                    "library; num_workers=0 shows an error of the data set itself"
+                ),
+            ),
+            rank=view.rank,
+            last_step=died[-1].step,
+        )
+
+
+RULES: Final[Sequence[Rule]] = (
+    Rule(("standstill",), _find_standstill),
+    Rule(("rank_died",), _find_dead_rank),
+    Rule(("rank_missing",), _find_missing_rank),
+    Rule(("worker_died",), _find_dead_worker),
+)

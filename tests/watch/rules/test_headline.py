@@ -1,0 +1,67 @@
+"""The first line of a watched run: the costliest cause, its line, and what a fix may gain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from helpers_watch import kinds, loader, run, run_on_cpu
+from trainfit.report.watch import answer, nothing_found, watch_screen
+from trainfit.results.runs.learning import LearningFacts
+from trainfit.results.runs.tables import CHECKPOINT, EVALUATION, LOSS_NOT_FINITE
+from trainfit.results.runs.watched import Event
+from trainfit.watch.judge import judge
+
+
+def test_the_costliest_cause_has_its_line_and_gain() -> None:
+    result = judge(run(input_s=0.1))
+    assert answer(result).startswith("Waiting for batches costs 49% of the time, at train.py:41")
+    assert answer(result).endswith(": up to 2× as fast without it")
+    lines = [line.text for line in watch_screen(result)]
+    assert any(line.startswith("The DataLoader is the limit: median step") for line in lines)
+    assert len(lines) <= 25
+
+
+def test_a_large_evaluation_comes_before_a_small_wait() -> None:
+    often = np.arange(200) % 50 == 0
+    columns = {"evaluation_s": np.where(often, 4.0, 0.0), "flags": np.where(often, EVALUATION, 0)}
+    events = [Event(6.0, "evaluation", 0, 4.0, "train.py:70")]
+    result = judge(run_on_cpu(**columns, input_s=0.02, events=events))
+    assert kinds(result)[:2] == ["evaluation_share", "input_bound"]
+    assert "train.py:70" in answer(result) and "as fast" not in answer(result)
+
+
+def test_a_checkpoint_has_the_line_that_writes_it() -> None:
+    often = np.arange(200) % 20 == 0
+    columns = {"checkpoint_s": np.where(often, 2.0, 0.0), "flags": np.where(often, CHECKPOINT, 0)}
+    events = [Event(6.0, "checkpoint", 0, 2.0, "train.py:80")]
+    result = judge(run_on_cpu(**columns, events=events))
+    assert answer(result).startswith("Writing checkpoints costs 49% of the time, at train.py:80")
+
+
+@pytest.mark.parametrize("from_step", [30, 190])
+def test_a_loss_that_is_nan_comes_before_all_that_costs_time(from_step: int) -> None:
+    flags = np.where(np.arange(200) >= from_step, LOSS_NOT_FINITE, 0)
+    result = judge(run(input_s=0.5, flags=flags))
+    assert answer(result) == f"The loss is NaN or infinite from step {from_step} on"
+    assert "input_bound" in kinds(result)
+
+
+def test_a_learning_rate_of_zero_comes_before_all_that_costs_time() -> None:
+    facts = LearningFacts(steps=50, optimized=4, zero_rates=50)
+    result = judge(run(input_s=0.5, header={"learning": facts}))
+    assert kinds(result)[:2] == ["rate_zero", "input_bound"]
+
+
+def test_other_programs_are_no_headline_where_the_run_itself_has_a_cause() -> None:
+    machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 20.0}
+    result = judge(run_on_cpu(machine=machine, input_s=0.1, header={"loaders": loader()}))
+    assert "cpu_contention" in kinds(result) and kinds(result)[0] == "input_bound"
+
+
+def test_nothing_was_found_is_said_only_where_enough_was_seen() -> None:
+    assert nothing_found(judge(run())) == "Nothing to fix was found."
+    assert nothing_found(judge(run(steps=12))).startswith("Too few steps to judge: 8 steady steps")
+    unseen = judge(run(input_s=np.nan, gpu_gap_s=0.0005))
+    assert "had none" in nothing_found(unseen) and unseen.unknown
+    assert nothing_found(judge(run(input_s=0.1))) == ""

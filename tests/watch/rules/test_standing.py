@@ -1,0 +1,121 @@
+"""Runs that stand still, and ranks and workers that are gone, made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from helpers_watch import HEADER, finding, kinds, loader, run
+from trainfit.report.watch import answer, progress_line, watch_screen
+from trainfit.results.runs.watched import Event, RunRecord
+from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
+from trainfit.watch.judge import judge
+
+HEAD = "Thread 0x0000000000000000 (most recent call first):"
+MAIN = f"""pid 7
+
+{HEAD}
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+  File "/lib/site-packages/torch/utils/data/dataloader.py", line 725 in __next__
+  File "/home/me/train.py", line 11 in <module>"""
+WORKER = f"""{HEAD}
+  File "/home/me/data.py", line 8 in __getitem__
+  File "/lib/site-packages/torch/utils/data/_utils/fetch.py", line 54 in fetch
+  File "/lib/site-packages/{WORKER_FILE}", line 349 in {WORKER_LOOP}"""
+SLEEPS = f"""pid 8
+
+{HEAD}
+  File "/home/me/train.py", line 14 in <module>"""
+BACKWARD = f"""pid 9
+
+{HEAD}
+  File "/lib/site-packages/torch/autograd/graph.py", line 825 in _engine_run_backward
+  File "/home/me/train.py", line 15 in <module>"""
+GONE = "Traceback (most recent call last):\nRuntimeError: [gloo/x.cc:1] Connection closed by peer"
+OWN = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in f\nKeyError: 5'
+
+
+def still(text: str, **header: Any) -> RunRecord:
+    """A run of 200 steps, some 20 s, and 30 s of silence."""
+    told = {"ending": "running"} | header
+    return run(header=told, events=[Event(60.0, "standstill", 200, 30.0, text)])
+
+
+def ranks(*each: RunRecord) -> RunRecord:
+    first = each[0]
+    made = []
+    for number, one in enumerate(each):
+        header = dataclasses.replace(one.ranks[0].header, rank=number, world_size=len(each))
+        made.append(dataclasses.replace(one.ranks[0], header=header))
+    return dataclasses.replace(first, ranks=tuple(made))
+
+
+def test_a_worker_that_never_returns_is_named_live() -> None:
+    result = judge(still(f"{MAIN}\n\n{WORKER}"))
+    found = result.findings[0]
+    assert found.kind == "standstill" and str(found.place) == "data.py:8"
+    assert "a DataLoader worker is at data.py:8 in __getitem__" in answer(result)
+    assert "a DataLoader worker" in progress_line(result)
+    assert "1 of 4 workers" in found.cause and "timeout=60" in found.fix.action
+    assert len(watch_screen(result)) <= 25
+
+
+def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
+    result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
+    found = finding(result, "standstill")
+    assert str(found.place) == "train.py:14" and "the main thread is at train.py:14" in found.title
+
+
+def test_a_step_after_it_or_an_end_that_was_meant_is_no_standstill() -> None:
+    assert "standstill" not in kinds(judge(still(SLEEPS, ending="finished")))
+    early = run(header={"ending": "running"}, events=[Event(9.0, "standstill", 40, 6.0, SLEEPS)])
+    assert "standstill" not in kinds(judge(early))
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    found = finding(judge(ranks(still(BACKWARD), still(SLEEPS))), "standstill")
+    assert found.rank == 1 and str(found.place) == "train.py:14"
+    assert any(each.value == "0" for each in found.evidence)
+    assert "other ranks wait for this one" in found.cause
+
+
+def test_a_rank_that_left_without_a_word_ended_first() -> None:
+    failed = {"ending": "failed", "exit_code": None}
+    raised = run(
+        header=failed | {"exit_code": 1}, events=[Event(30.0, "exception", 200, text=GONE)]
+    )
+    result = judge(ranks(raised, run(header=failed)))
+    assert result.findings[0].kind == "rank_died" and result.findings[0].rank == 1
+    assert "Rank 1 ended first, without an exception" in answer(result)
+
+
+def test_an_exception_of_its_own_comes_before_those_that_follow_from_it() -> None:
+    failed = {"ending": "failed", "exit_code": 1}
+    follows = run(header=failed, events=[Event(30.0, "exception", 200, text=GONE)])
+    first = run(header=failed, events=[Event(31.0, "exception", 200, text=OWN)])
+    result = judge(ranks(follows, first))
+    assert "Rank 1 failed first: KeyError: 5" in answer(result)
+    assert str(result.findings[0].place) == "train.py:3"
+
+
+def test_a_run_that_was_interrupted_has_no_dead_rank() -> None:
+    ended = run(header={"ending": "interrupted", "exit_code": None})
+    assert not set(kinds(judge(ranks(ended, ended)))) & {"rank_died", "rank_missing"}
+
+
+def test_a_rank_that_never_came_is_missed_where_the_others_wait() -> None:
+    alone = dataclasses.replace(still(BACKWARD))
+    header = dataclasses.replace(HEADER, ending="running", world_size=2)
+    waits = dataclasses.replace(alone.ranks[0], header=header)
+    result = judge(dataclasses.replace(alone, ranks=(waits,)))
+    assert "1 of" not in answer(result) or result.findings[0].kind != "rank_missing"
+    assert finding(result, "rank_missing").title == "1 rank of 2 never began to train: 1"
+    going = dataclasses.replace(alone.ranks[0], header=header, events=())
+    assert "rank_missing" not in kinds(judge(dataclasses.replace(alone, ranks=(going,))))
+
+
+def test_a_worker_that_died_while_the_script_went_on() -> None:
+    event = Event(10.0, "worker_died", 50, text="DataLoader worker (pid 7) is killed by signal: 9")
+    result = judge(run(events=[event]))
+    assert finding(result, "worker_died").severity == "warning"
+    assert "is killed by signal" in finding(result, "worker_died").cause
