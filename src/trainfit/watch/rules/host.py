@@ -266,7 +266,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
     settings, line = _settings(many, value), _line(many, value, in_workers)
-    share = _lost_to_threads(rank, in_workers)
+    # What is lost is theirs only where they were seen at work.
+    share = _lost_to_threads(rank, in_workers) if at_work[in_workers] else None
     where = "each worker" if in_workers else "the main process"
     yield Finding(
         _THREAD_OVERSUBSCRIPTION_KIND,
