@@ -266,8 +266,10 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
     settings, line = _settings(many, value), _line(many, value, in_workers)
-    # What is lost is theirs only where they were seen at work.
-    share = _lost_to_threads(rank, in_workers) if at_work[in_workers] else None
+    # What is lost is theirs only where they were seen at work. A worker has two threads that are
+    # not a library's: one makes batches, one sends them.
+    own = _OF_A_WORKER * ranks * workers if in_workers else 0
+    share = _lost_to_threads(rank, in_workers) if at_work[in_workers] > own else None
     where = "each worker" if in_workers else "the main process"
     yield Finding(
         _THREAD_OVERSUBSCRIPTION_KIND,
@@ -282,6 +284,10 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         checks.loader_place(header) if in_workers else None,
     )
+
+
+#: Threads of a worker without those of libraries, by CPU time over that of its busiest one.
+_OF_A_WORKER: Final = 2.0
 
 
 def _lost_to_threads(rank: RankView, in_workers: bool) -> float | None:
