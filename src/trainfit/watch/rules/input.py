@@ -154,7 +154,7 @@ def _locked(fetching: Fetching) -> _Why:
     at = f" at {line.place}" if line is not None and line.place else ""
     return (
         f"Workers wait for a lock{at} for {checks.in_percent(share)} of the time that a batch "
-        "takes: they make samples one after the other",
+        "needs: they make samples one after the other",
         Fix(
             f"more {USELESS}: open the file or the connection in each worker (at its first sample, "
             "or in worker_init_fn), so that no lock is needed, or hold the lock for less"

@@ -89,7 +89,7 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     usual = median(first.view.steps["step_s"])
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(first.seconds)}: {who} is {at}"
-    evidence = [] if usual is None else [Evidence("a step takes else", usual, "s")]
+    evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
     if others:
@@ -148,7 +148,7 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
         longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
         seen = FailureContext(silent_s=still.seconds, longest_s=longest, started=None)
         hang = explain(still.event.text, settings, seen)
-        action = FORK_UNSAFE.get(hang.library, "mend what this line waits for")
+        action = FORK_UNSAFE.get(hang.library, "fix what this line waits for")
         return (
             f"{hang.summary}: {hang.evidence}",
             Fix(f"{action}; DataLoader(timeout=60) makes such a wait an error"),
@@ -165,11 +165,11 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
         return (
             "The other ranks wait for this one in their next collective operation",
             Fix(
-                "mend what this line waits for; init_process_group(timeout=…) makes such a wait an "
+                "fix what this line waits for; init_process_group(timeout=…) makes such a wait an "
                 "error"
             ),
         )
-    return ("The main thread has been in this call since then", Fix("mend what it waits for"))
+    return ("The main thread has been in this call since then", Fix("fix what it waits for"))
 
 
 # ---
@@ -206,7 +206,7 @@ def _raised_first(run: RunView) -> Finding | None:
         f"Rank {view.header.rank} failed first: {short(_raised(event), 120)}",
         (Evidence("in step", float(event.step)),),
         "The other ranks lost their connection to it, or were ended after it",
-        (Fix("mend this error; those of the other ranks follow from it"),),
+        (Fix("fix this error; those of the other ranks follow from it"),),
         place=None if culprit is None else Place(_short(culprit.path), culprit.line),
         rank=view.header.rank,
         last_step=event.step,
