@@ -8,17 +8,27 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
+from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
-from trainfit.results.runs.watched import WatchedLoader
+from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader
 from trainfit.watch import checks, thresholds
 from trainfit.watch.view import RankView, known, median, percentile
 
-Part = Literal["disk", "decode", "transform", "collate", ""]
+Part = Literal["disk", "decode", "transform", "collate", "sleep", "lock", "network", ""]
+_PART_OF_WAIT: Final[Mapping[WaitsFor, Part]] = {
+    "sleep": "sleep",
+    "lock": "lock",
+    "network": "network",
+    "disk": "disk",
+    "": "",
+}
 _PARTS: Final[tuple[tuple[Part, str], ...]] = (
     ("disk", "read_s"),
     ("decode", "decode_s"),
@@ -31,6 +41,13 @@ _RAM_SHARE: Final = 0.5
 _CORES_OF_WAITING: Final = 0.1
 #: Of the cores that other programs keep busy, what threads that take turns with them get.
 _FAIR: Final = 0.5
+#: Looks at who makes batches that tell what they wait for; of them, those at a lock from which it
+#: is what holds batches up; seconds that a slow batch takes longer than most, at least.
+_LEAST_LOOKS: Final = 10
+_LOCKED: Final = 0.2
+_NOTICED_S: Final = 0.01
+#: Of the time of all batches, what few slow ones take, from which they are the cause.
+_MOSTLY_SLOW: Final = 0.5
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
@@ -223,7 +240,83 @@ class Fetching:
             name = max(told, key=lambda each: told[each])
             if told[name] >= 0.25 * self.fetch_s:
                 return name, min(1.0, told[name] / self.fetch_s)
-        return ("disk", self.waits) if self.waits else ("", 0.0)
+        if not self.waits:
+            return "", 0.0
+        kind = self.waits_for[0]
+        return (_PART_OF_WAIT[kind] if self.was_looked_at else "disk"), self.waits
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Do looks tell what is waited for? Else storage is the likeliest."""
+        return self.rank.header.fetch_code.looks >= _LEAST_LOOKS
+
+    @functools.cached_property
+    def waits_for(self) -> tuple[WaitsFor, float, CodeLine | None]:
+        """What batches wait for most, by looks at the stacks of those who make them: its share of
+        the looks, and the line. "" where too few looks found them waiting."""
+        looks = self.rank.header.fetch_code
+        if looks.looks < _LEAST_LOOKS:
+            return "", 0.0, None
+        counts: Counter[WaitsFor] = Counter()
+        for line in looks.lines:
+            counts[line.waits_for] += line.count
+        # Whoever holds a lock computes, reads or sleeps: the others' wait is what limits.
+        if counts["lock"] >= _LOCKED * looks.looks:
+            kind: WaitsFor = "lock"
+        else:
+            waits: list[WaitsFor] = ["sleep", "network", "disk", "lock"]
+            kind = max(waits, key=lambda each: counts[each])
+        share = counts[kind] / looks.looks
+        if share < thresholds.CRITICAL_SHARE and kind != "lock":
+            return "", 0.0, None
+        lines = [each for each in looks.lines if each.waits_for == kind]
+        return kind, share, max(lines, key=lambda each: each.count, default=None)
+
+    @property
+    def is_locked(self) -> bool:
+        """Do workers wait for a lock that others of them hold?"""
+        return self.waits_for[0] == "lock" and (self.workers or 0) >= 1
+
+    @functools.cached_property
+    def slow_batch_s(self) -> float | None:
+        """Seconds of a batch that is much slower than most, where some are: the median of those
+        above twice the usual."""
+        times = known(self.rank.fetches["fetch_s"])
+        usual = self.fetch_s
+        if usual is None or len(times) < thresholds.LEAST_STEPS:
+            return None
+        slow = times[times > max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)]
+        few = len(slow) <= 0.4 * len(times)
+        return float(np.median(slow)) if len(slow) >= 2 and few else None
+
+    @functools.cached_property
+    def is_uneven(self) -> bool:
+        """Do few batches take most of the time that all take?"""
+        times, usual = known(self.rank.fetches["fetch_s"]), self.fetch_s
+        if self.slow_batch_s is None or usual is None:
+            return False
+        slow = times > max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)
+        return float(np.sum(times[slow])) >= _MOSTLY_SLOW * float(np.sum(times))
+
+    @functools.cached_property
+    def best_every_s(self) -> float | None:
+        """Seconds a batch at best: what the training takes, or the workers together."""
+        times = known(self.rank.fetches["fetch_s"])
+        if not self.workers or not self.batch_every_s or not len(times):
+            return None
+        return max(self.batch_every_s, float(np.mean(times)) / self.workers)
+
+    @property
+    def keeps_up(self) -> bool:
+        """Do the workers together make batches as fast as they are used, slow ones counted?"""
+        return self.best_every_s is not None and self.best_every_s == self.batch_every_s
+
+    @property
+    def place(self) -> Place | None:
+        """The line that batches wait in, or where the script makes the DataLoader."""
+        line = self.waits_for[2]
+        found = Place.parse(line.place) if line is not None else None
+        return found or checks.loader_place(self.rank.header)
 
     @functools.cached_property
     def unevenness(self) -> float | None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
+import numpy as np
+
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
+from trainfit.results.text import duration, three_digits
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
@@ -17,6 +21,9 @@ from trainfit.watch.view import RankView, RunView
 
 
 _INPUT_BOUND_KIND: Final = "input_bound"
+#: Slow samples that are shown; batches that a worker should hold at most.
+_SHOWN: Final = 4
+_MOST_PREFETCHED: Final = 32
 #: Said of workers only where the run itself has the cores, or a batch is cheap.
 USELESS: Final = "workers would not help"
 
@@ -25,6 +32,9 @@ _LESS_WORK: Final = {
     "decode": "decode less: store smaller or already decoded samples, or use a faster decoder",
     "transform": "move augmentations to the GPU, or store what does not change between epochs",
     "collate": "return tensors from the data set and collate them in one torch.stack",
+    "sleep": "remove the sleep",
+    "lock": "hold the lock for less",
+    "network": "keep a local copy of the data, or fetch several samples with one request",
     "": "make a batch cheaper: smaller samples, augmentations on the GPU",
 }
 #: Where no GPU could take the augmentations.
@@ -61,14 +71,23 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _INPUT_BOUND_KIND,
         severity(share),
-        f"Waiting for batches costs {checks.in_percent(share)} of the time",
+        f"Waiting for batches costs {checks.in_percent(share)} of the time{_reason(fetching)}",
         tuple(_evidence(fetching, share)),
         cause,
         (fix,),
         confidence,
         share,
-        checks.loader_place(rank.header),
+        fetching.place,
     )
+
+
+def _reason(fetching: Fetching) -> str:
+    """In a few words, what holds batches up where it is no lack of workers."""
+    if fetching.is_locked:
+        return ": workers wait for a lock"
+    if fetching.workers and fetching.is_uneven:
+        return ": few of them take long"
+    return ""
 
 
 def _workers_would_help(fetching: Fetching) -> bool:
@@ -103,6 +122,10 @@ def _why(fetching: Fetching) -> _Why:
     cores, usable = fetching.cores, fetching.usable
     if workers == 0 and fetching.is_cheap:
         return _cheap(fetching)
+    if fetching.is_locked and workers:
+        return _locked(fetching)
+    if workers and fetching.is_uneven:
+        return _uneven(fetching)
     if usable is not None and _fills(fetching, usable):
         return _saturated(fetching, usable)  # which also makes ready batches late
     # Where other programs fill the cores, also batches that are ready come late.
@@ -124,6 +147,20 @@ def _why(fetching: Fetching) -> _Why:
     if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
         return _uneven(fetching)
     return _transfer(fetching, "The workers make batches fast enough, but these")
+
+
+def _locked(fetching: Fetching) -> _Why:
+    _, share, line = fetching.waits_for
+    at = f" at {line.place}" if line is not None and line.place else ""
+    return (
+        f"Workers wait for a lock{at} for {checks.in_percent(share)} of the time that a batch "
+        "needs: they make samples one after the other",
+        Fix(
+            f"more {USELESS}: open the file or the connection in each worker (at its first sample, "
+            "or in worker_init_fn), so that no lock is needed, or hold the lock for less"
+        ),
+        "likely",
+    )
 
 
 def _less_work(fetching: Fetching) -> str:
@@ -236,23 +273,53 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Why:
 
 
 def _uneven(fetching: Fetching) -> _Why:
-    loader = fetching.loader
+    loader, workers = fetching.loader, fetching.workers or 1
     now = 2 if loader is None or loader.prefetch_factor is None else loader.prefetch_factor
+    times = fetching.unevenness
+    slow, every = fetching.slow_batch_s, fetching.best_every_s
+    which = _slow_samples(fetching)
+    if slow is not None and fetching.fetch_s:
+        cause = (
+            f"Some batches take {duration(slow)}, {three_digits(slow / fetching.fetch_s)} times as "
+            f"long as usual, and later ones wait for them{which}"
+        )
+    else:
+        cause = (
+            f"Some batches take {times:.1f} times as long as usual, and later ones wait for them"
+        )
     value = max(4, 2 * now)
+    if slow is not None and every:
+        # The others' batches have to last until a slow one is there.
+        value = max(value, 1 << math.ceil(math.log2(slow / every / workers + 1)))
+    value = min(value, _MOST_PREFETCHED)
+    less = f"; make {which.removeprefix(': ')} cheaper" if which else ""
+    if not fetching.keeps_up:
+        less += "; the slow ones alone need more workers than there are, or less work"
     return (
-        f"Some batches take {fetching.unevenness:.1f} times as long as usual, and later ones "
-        "wait for them",
+        cause,
         Fix(
             f"set prefetch_factor={value}, so that ready batches bridge the slow ones; "
-            "batch samples of similar cost",
+            f"batch samples of similar cost{less}",
             settings={"prefetch_factor": str(value)},
         ),
         "likely",
     )
 
 
+def _slow_samples(fetching: Fetching) -> str:
+    """Of which samples the recorder saw that they held batches up, in words."""
+    slow = fetching.rank.header.slow_samples
+    most = sorted(slow, key=lambda each: -slow[each])[:_SHOWN]
+    if not most:
+        return ""
+    more = ", …" if len(slow) > len(most) else ""
+    seconds = float(np.median(list(slow.values())))
+    return f": samples {', '.join(most)}{more} (some {duration(seconds)} each)"
+
+
 def _named(part: str) -> str:
     names = {"disk": "reading", "decode": "decoding", "transform": "transforms"}
+    names |= {"sleep": "sleeping", "lock": "waiting for a lock", "network": "the network"}
     return names.get(part, "collation")
 
 

@@ -89,7 +89,7 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     usual = median(first.view.steps["step_s"])
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(first.seconds)}: {who} is {at}"
-    evidence = [] if usual is None else [Evidence("a step needs otherwise", usual, "s")]
+    evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
     if others:

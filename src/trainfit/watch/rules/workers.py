@@ -55,7 +55,7 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         confidence,
         share,
-        checks.loader_place(rank.header),
+        fetching.place,
     )
 
 

@@ -1,0 +1,64 @@
+"""What batches wait for, by looks at those who make them; and few slow ones among many."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from helpers_watch import finding, loader, run_on_cpu
+from trainfit.report.watch import answer
+from trainfit.results.runs.watched import CodeLine, StackLooks
+from trainfit.results.watch import WatchResult
+from trainfit.watch.judge import judge
+
+#: Two cores, both of which two other programs keep busy.
+BUSY = {"cores_busy": 2.0, "cores_ours": 0.2, "runnable": 4.0}
+SLEEP = CodeLine("data.py:7", 60, (), "time.sleep", "time.sleep", "sleep")
+LOCK = CodeLine("data.py:7", 45, (), "multiprocessing.synchronize.__enter__", "", "lock")
+
+
+def waiting(*lines: CodeLine, workers: int = 2, **changes: object) -> WatchResult:
+    header = {
+        "usable_cores": 2.0,
+        "threads": {"torch": 1},
+        "loaders": loader(num_workers=workers, prefetch_factor=2 if workers else None),
+        "fetch_code": StackLooks(105, lines),
+    } | dict(changes.pop("header", {}))  # type: ignore[call-overload]
+    fetches = {"fetch_s": 0.4, "cpu_s": 0.004, "read_s": np.nan, "decode_s": np.nan}
+    fetches |= {"transform_s": np.nan, "collate_s": np.nan} | dict(changes.pop("fetches", {}))  # type: ignore[call-overload]
+    columns = {"input_s": 0.3, "queued": 0} | changes
+    return judge(run_on_cpu(machine=BUSY, header=header, fetches=fetches, **columns))
+
+
+def test_no_number_of_workers_helps_against_a_lock() -> None:
+    result = waiting(SLEEP, LOCK)
+    found = finding(result, "input_bound")
+    assert "num_workers" not in found.fix.settings and "would not help" in found.fix.action
+    assert "a lock at data.py:7" in found.cause
+    assert "workers wait for a lock, at data.py:7" in answer(result)
+
+
+def test_a_sleep_is_no_disk_and_more_workers_help_on_busy_cores() -> None:
+    found = finding(waiting(SLEEP), "input_bound")
+    assert found.fix.settings.keys() == {"num_workers"} and "sleeping" in found.cause
+    assert "disk" not in found.fix.action and str(found.place) == "data.py:7"
+
+
+def test_a_sleep_in_the_main_process_wants_a_worker_on_busy_cores() -> None:
+    fetches = {"fetch_s": 0.3, "cpu_s": 0.004}
+    found = finding(waiting(SLEEP, workers=0, fetches=fetches), "no_workers")
+    assert int(found.fix.settings["num_workers"]) >= 1 and str(found.place) == "data.py:7"
+
+
+def test_few_slow_samples_are_asked_before_cores_and_hand_off() -> None:
+    slow = np.where(np.arange(200) % 7 == 3, 0.5, 0.001)
+    header = {"slow_samples": {"37": 0.45, "137": 0.45}}
+    result = waiting(SLEEP, header=header, fetches={"fetch_s": slow, "cpu_s": 0.001})
+    found = finding(result, "input_bound")
+    assert "few of them take long" in answer(result) and "samples 37, 137" in found.cause
+    assert int(found.fix.settings["prefetch_factor"]) >= 4
+
+
+def test_without_looks_it_is_as_before() -> None:
+    header = {"fetch_code": StackLooks()}
+    found = finding(waiting(header=header), "input_bound")
+    assert "reading" in found.cause and str(found.place) == "train.py:41"
