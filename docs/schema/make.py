@@ -49,8 +49,8 @@ _UNITS: Final = {
     "samples": "batch_size best best_from best_to data_set effective_batch flat_from flat_to knee "
                "largest_batch micro_batch noise_scale recommended_batch reference run_batch "
                "samples trains memory",
-    "batches": "batches dropped epoch_batches first_batch loader_batches prefetch_factor settled "
-               "accumulation",
+    "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
+               "prefetch_factor settled accumulation",
     "steps": "epoch_steps kept_gradients zero_rates last_step first_lost_step first_step "
              "light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "

@@ -28,6 +28,7 @@ from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
+from trainfit.plan.epoch_end import epoch_end
 from trainfit.plan.first_run import FirstRun, Settings
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
@@ -165,6 +166,7 @@ def simulated(
             time_limit_s=settings.time_limit_s,
             constants=constants,
             warm=warm,
+            only_training=True,
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
@@ -278,6 +280,7 @@ def _built(
     inference: Inference | None,
 ) -> PlanResult:
     """The plan of the simulated runs."""
+    end, of_end = epoch_end(job)
     first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
     assumptions = dict(job.recording.header["assumptions"])
     return PlanResult(
@@ -327,7 +330,8 @@ def _built(
         allocator=allocator_trial(command, job.memory_model, chosen),
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
-        findings=_findings(job, present),
+        findings=(*_findings(job, present), *of_end),
+        epoch_end=end,
     )
 
 

@@ -95,6 +95,26 @@ class Configuration:
 
 
 @dataclasses.dataclass(frozen=True)
+class EpochEnd:
+    """What the first evaluation needs, at the current batch size, in a run of its own.
+
+    ``reason`` says why it was not simulated, or how it is known that there is none. ``saved``: a
+    checkpoint was written meanwhile. ``allocated_bytes`` and ``device_bytes`` are the peak over
+    its ``batches`` (``None``: not known, as no DataLoader was cut short), of which each leaves
+    ``batch_bytes`` behind (0: memory does not grow).
+    """
+
+    evaluation: Literal["simulated", "none", "not simulated"]
+    reason: str = ""
+    saved: bool = False
+    allocated_bytes: int | None = None
+    device_bytes: int | None = None
+    fits: bool | None = None
+    batches: int | None = None
+    batch_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchShapes:
     """Batches that differ in more than the number of their samples (padding, crops).
 

@@ -15,6 +15,7 @@ from trainfit.results.configuration import (
     BatchLimits,
     BatchShapes,
     Configuration,
+    EpochEnd,
 )
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
@@ -151,7 +152,9 @@ class PlanResult(ResultFile):
     script itself) in the simulated run, or in a short real one (``None``: not known). ``run`` is
     how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
-    with the job in addition to its DataLoader: its learning, and of what memory is full.
+    with the job in addition to its DataLoader: its learning, and of what memory is
+    full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
+    not train).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -218,6 +221,7 @@ class PlanResult(ResultFile):
     sample_loading_s: float | None = None
     run: RunRate | None = None
     findings: tuple[Finding, ...] = ()
+    epoch_end: EpochEnd | None = None
 
     @property
     def chosen(self) -> Configuration:
@@ -229,11 +233,15 @@ class PlanResult(ResultFile):
     def fits(self) -> bool:
         """Is there a batch size, or the current one where no other is known, that fits?"""
         largest = self.chosen.largest_batch
+        if self.epoch_end is not None and self.epoch_end.fits is False:
+            return False
         return self.chosen.fits if largest is None else largest > 0
 
     @property
     def can_start(self) -> bool:
         """Does the job that ``launch`` runs fit, with its batch size or the recommended one?"""
+        if self.epoch_end is not None and self.epoch_end.fits is False:
+            return False
         return self.chosen.fits or bool(self.chosen.recommended_batch)
 
     def printed(self) -> str:

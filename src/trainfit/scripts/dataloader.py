@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import itertools
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,13 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
-from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride, SampleScan
+from trainfit.results.runs.trace import (
+    LoaderCut,
+    LoaderInfo,
+    LoaderOverride,
+    SampleOverride,
+    SampleScan,
+)
 from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
@@ -93,11 +100,95 @@ class _Made:
         self.batch_sampler = _reference(sampler)
         self.index = index
         self.where = where
+        self.data_set = id(getattr(loader, "dataset", None))
         self.batches = 0
         self.on_gpu = False
         self.fed = FedBatches()
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
+
+
+class EpochCut:
+    """Ends the epochs of DataLoaders early, as ``cut`` says (``None``: it does not).
+
+    Their samplers give no more batches: workers are asked for none, and end as they always do.
+    """
+
+    def __init__(self, cut: LoaderCut | None) -> None:
+        self.cut = cut
+        self.ended: Callable[[], None] = lambda: None
+        """Called when an epoch of the training ends early."""
+        self.longest: int | None = None
+        """Batches that the longest of the other loaders would have given."""
+        self._made: list[_Made] = []
+        self._making: _Made | None = None
+        #: Batches that iterators were asked for, and the most of each.
+        self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    def install(
+        self,
+        patches: PatchSet,
+        find: Callable[[Any], _Made | None],
+        made: list[_Made],
+    ) -> None:
+        """Cut from now on, until ``patches`` is restored."""
+        self._made = made
+        ask, reset, length = private.NEXT_INDEX.now, private.RESET.now, DataLoader.__len__
+
+        def _next_index(batches: Any) -> Any:
+            found = self._asked.get(batches)
+            if found is None and self._making is not None:
+                found = self._asked[batches] = [0, self._making]
+            if found is not None and self.cut is not None:
+                if found[0] >= self._most(found[1]):
+                    if self._is_training(found[1]):
+                        self.ended()
+                    raise StopIteration
+                found[0] += 1
+            return ask(batches)
+
+        def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+            if batches in self._asked:
+                self._asked[batches][0] = 0
+            reset(batches, loader, *args, **kwargs)
+
+        def __len__(loader: Any) -> int:
+            whole, made = length(loader), find(loader)
+            return whole if made is None else int(min(whole, self._most(made)))
+
+        self._length = length
+        patches.set(*private.NEXT_INDEX, _next_index)
+        patches.set(*private.RESET, _reset)
+        patches.set(DataLoader, "__len__", __len__)
+
+    @contextlib.contextmanager
+    def making(self, made: _Made | None) -> Iterator[None]:
+        """An iterator of ``made`` is made, which asks for batches before it is there."""
+        self._making = made
+        loader = made.loader() if made is not None else None
+        if loader is not None and self.cut is not None and not self._is_training(made):
+            with contextlib.suppress(Exception):
+                self.longest = max(self.longest or 0, self._length(loader))
+        try:
+            yield
+        finally:
+            self._making = None
+
+    def begun(self, batches: Any, made: _Made) -> None:
+        """An iterator of ``made`` is there; it may have asked for batches already."""
+        self._asked.setdefault(batches, [0, made])
+
+    def _most(self, made: _Made) -> float:
+        if self.cut is None:
+            return math.inf
+        return self.cut.batches if self._is_training(made) else self.cut.others
+
+    def _is_training(self, made: _Made | None) -> bool:
+        if made is None or self.cut is None or self.cut.index >= len(self._made):
+            return False
+        first = self._made[self.cut.index]
+        same = (made.where, made.data_set) == (first.where, first.data_set)
+        return made is first or same
 
 
 class LoaderTracker:
@@ -112,10 +203,12 @@ class LoaderTracker:
         override: LoaderOverride | None = None,
         *,
         sample: SampleOverride | None = None,
+        cut: LoaderCut | None = None,
         keep: bool = False,
     ) -> None:
         self._override = override
         self._sample = sample
+        self._epochs = EpochCut(cut)
         self._keep = keep
         self._made: list[_Made] = []
         self._of_iterator: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
@@ -136,11 +229,20 @@ class LoaderTracker:
         """DataLoaders constructed so far."""
         return len(self._made)
 
+    @property
+    def epochs(self) -> EpochCut:
+        """What ends epochs early, if anything does."""
+        return self._epochs
+
     def override(
-        self, override: LoaderOverride | None, sample: SampleOverride | None = None
+        self,
+        override: LoaderOverride | None,
+        sample: SampleOverride | None = None,
+        cut: LoaderCut | None = None,
     ) -> None:
-        """Give a loader that is yet to be made another batch size, or one sample alone."""
-        self._override, self._sample = override, sample
+        """Give a loader that is yet to be made another batch size, one sample alone, or an early
+        end."""
+        self._override, self._sample, self._epochs.cut = override, sample, cut
 
     def install(self, patches: PatchSet) -> None:
         """Watch every DataLoader that is made from now on, until ``patches`` is restored."""
@@ -152,6 +254,7 @@ class LoaderTracker:
         tracker = self
         self._sizes.install(patches)
         self._times.install(patches)
+        self._epochs.install(patches, self._find, self._made)
 
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             where = user_frame()
@@ -171,9 +274,11 @@ class LoaderTracker:
 
         def _get_iterator(loader: Any) -> Any:
             """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
-            batches = make(loader)
             made = tracker._find(loader)
+            with tracker._epochs.making(made):
+                batches = make(loader)
             if made is not None:
+                tracker._epochs.begun(batches, made)
                 tracker._of_iterator[batches] = made
                 made.known = tracker._describe(made)
                 _keep_loader(batches, loader)

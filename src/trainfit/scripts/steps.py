@@ -331,6 +331,10 @@ class CoverageWatch:
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
         self._imports: ImportHook | None = None
+        self.before_evaluation: Callable[[], None] = lambda: None
+        """Called before the model is evaluated, the first time."""
+        self.trains_again: Callable[[], None] = lambda: None
+        """Called before the model is called for training after an evaluation."""
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
@@ -352,10 +356,23 @@ class CoverageWatch:
 
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""
-        if self._evaluated or module.training:
+        if module.training and not (self._evaluated and torch.is_grad_enabled()):
             return
-        with contextlib.suppress(Exception):
-            self._evaluated = any(id(each) in self._trained for each in module.parameters())
+        if not module.training and self._evaluated:
+            return
+        try:
+            is_own = any(id(each) in self._trained for each in module.parameters())
+        except Exception:  # a module of the user's, whatever it raises
+            return
+        if is_own and module.training:
+            self.trains_again()
+        elif is_own:
+            self.before_evaluation()
+            self._evaluated = True
+
+    def epoch_ended(self) -> None:
+        """What was evaluated before does not count: it was none of an epoch's end."""
+        self._evaluated = False
 
     def stepped(self, steps: int) -> None:
         """An optimizer step is over, the ``steps``-th."""

@@ -73,7 +73,7 @@ class Runner:
         self._simulation = Simulation(
             gpu, limited=spec.limited, constants=spec.constants, command=spec.command
         )
-        self._loaders = LoaderTracker(spec.loader, sample=spec.sample)
+        self._loaders = LoaderTracker(spec.loader, sample=spec.sample, cut=spec.cut)
         self._step = StepWatch(self._simulation, self._loaders)
         self._autocast = AutocastSwitch(
             spec.force, torch.bfloat16 if gpu.supports_bf16 else torch.float16
@@ -84,6 +84,10 @@ class Runner:
         self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
+        self._coverage.before_evaluation = self._before_evaluation
+        self._coverage.trains_again = self._trains_again
+        self._loaders.epochs.ended = self._epoch_ended
+        self._has_epoch_ended = False
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -168,7 +172,7 @@ class Runner:
         become_run(folder, self._printed)
         self._spec = spec = _spec_in(folder)
         self._simulation.rename(spec.command)
-        self._loaders.override(spec.loader, spec.sample)
+        self._loaders.override(spec.loader, spec.sample, spec.cut)
         self._autocast.force(spec.force)
         self._accelerate.expect(spec.variables)
         self._simulation.cycle.counts_every_pass = spec.count == "backwards"
@@ -246,6 +250,23 @@ class Runner:
             self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
+    def _before_evaluation(self) -> None:
+        """The training is over for now: a run of steps alone ends with the last of them."""
+        if self._spec.only_training and self._simulation.steps >= _EARLY_STEPS and self._is_run():
+            self._finish(ScriptOutcome("finished"))
+            self._stopper.stop()
+
+    def _epoch_ended(self) -> None:
+        if not self._has_epoch_ended and self._is_run():
+            self._has_epoch_ended = True
+            self._coverage.epoch_ended()
+
+    def _trains_again(self) -> None:
+        """Training goes on after an epoch's evaluation: a run that was to have it ends."""
+        if self._spec.cut is not None and self._has_epoch_ended and self._is_run():
+            self._finish(ScriptOutcome("finished"))
+            self._stopper.stop()
+
     def _after_backward(self) -> None:
         """Maybe the last pass of a training that makes no step of an optimizer."""
         if self._spec.count == "steps" and self._inference.updates_by_itself():
@@ -318,7 +339,9 @@ class Runner:
             amp=self._amp.seen(),
             learning=self._learning.facts(),
             feeds=self._feeds(),
-            coverage=self._coverage.result(),
+            coverage=dataclasses.replace(
+                self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
+            ),
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),

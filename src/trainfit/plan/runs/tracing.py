@@ -82,7 +82,8 @@ class Tracer:
     processes that have imported PyTorch already, where the system allows that.
     ``steps`` of ``None`` are as many as memory needs to settle, within bounds. With
     ``keeps_interrupted`` a run in the main thread that the user interrupts is asked for what it
-    has.
+    has. ``only_training``: runs end where an evaluation begins, but for those that are cut short
+    to have one.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class Tracer:
         constants: DeviceConstants | None = None,
         warm: WarmProcesses | None = None,
         keeps_interrupted: bool = False,
+        only_training: bool = False,
     ) -> None:
         self._command = command
+        self._only_training = only_training
         self._keeps_interrupted = keeps_interrupted
         self._warm = warm if can_fork() else None
         self._gpu, self._constants, self._limited = gpu, constants, limited
@@ -154,15 +157,16 @@ class Tracer:
         batch = values.get("batch_size", command.present.get("batch_size"))
         folder = self._scratch / f"trace-{next(self._numbers)}"
         folder.mkdir()
-        target = command.target(**values)
+        target, is_cut = command.target(**values), spec.cut is not None
         dataclasses.replace(
             spec,
             gpu=self._gpu,
             constants=self._constants,
             limited=self._limited,
-            steps=MOST_STEPS if self._steps is None else self._steps,
-            until_settled=self._steps is None,
-            time_limit_s=self._limit,
+            steps=spec.steps if is_cut else MOST_STEPS if self._steps is None else self._steps,
+            until_settled=self._steps is None and not is_cut,
+            only_training=self._only_training and self._steps is None and not is_cut,
+            time_limit_s=min(self._limit, spec.time_limit_s) if is_cut else self._limit,
             target=dataclasses.replace(target, constants=dict(constants or {})),
             command=command.line(**values),
             batch_size=None if batch is None else int(batch),

@@ -101,7 +101,7 @@ def plan_subject(
     return Subject(
         Headline(
             kind="Plan",
-            tone="good" if now.fits else "bad",
+            tone="good" if result.now.fits and result.can_start else "bad",
             text=answer(result),
             limit=_limit(result),
             subject=f"{result.command} on {result.gpu}",

@@ -39,6 +39,11 @@ BOUNDS: Final = {
 
 def answer(result: PlanResult) -> str:
     """Fits or not, the largest batch size, the recommended one, and how fast that is."""
+    end = result.epoch_end
+    if result.now.fits and end is not None and end.fits is False:
+        need, there = size(end.device_bytes or 0), size(result.gpu_memory_bytes)
+        at = f" at batch size {result.now.batch_size}" if result.now.batch_size else ""
+        return f"Does not fit: the evaluation needs {need} of {there}{at}."
     return " ".join(part for part in (_fits(result), _batches(result)) if part)
 
 
@@ -53,9 +58,17 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
-        return f"Fits: {need} of {there}{at}."
+        return f"Fits: {need} of {there}{at}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{only}."
+
+
+def _not_looked_at(result: PlanResult) -> str:
+    """What of an epoch was not simulated, and why."""
+    end = result.epoch_end
+    if end is None or end.evaluation != "not simulated":
+        return ""
+    return f"; evaluation not simulated: {end.reason}"
 
 
 def _batches(result: PlanResult) -> str:

@@ -20,6 +20,7 @@ from trainfit.results.runs.trace import (
     Counted,
     ForcedAmp,
     InterventionRequest,
+    LoaderCut,
     LoaderOverride,
     SampleOverride,
     Target,
@@ -111,11 +112,14 @@ class RunSpec(Exchanged):
         survey: ask which interventions would apply.
         sample: what all batches are made of.
         loader: another batch size for a DataLoader.
+        cut: ends epochs early, so that the script comes to what it does after one: the run ends
+            when the model is trained again after an evaluation (``None``: epochs stay).
         title: what differs, in words, for the progress line.
 
         steps: ends the run, if nothing does before.
         until_settled: it ends before that if memory has settled, or grows by the same with each
             step.
+        only_training: it ends where an evaluation begins, after two steps or more.
         least_steps, enough_s: it ends before that with so many steps at the least, once so many
             seconds have passed since the first (``None``: it does not).
         count: what a step is: the optimizer's, a call of the model, a backward pass.
@@ -141,10 +145,12 @@ class RunSpec(Exchanged):
     survey: bool = False
     sample: SampleOverride | None = None
     loader: LoaderOverride | None = None
+    cut: LoaderCut | None = None
     title: str = dataclasses.field(default="", compare=False)
 
     steps: int = 1
     until_settled: bool = False
+    only_training: bool = False
     least_steps: int = 0
     enough_s: float | None = None
     count: Counted = "steps"
@@ -165,7 +171,7 @@ class RunSpec(Exchanged):
     def __hash__(self) -> int:
         """By what differs between the runs of a plan."""
         differs = (*sorted(self.values.items()), *sorted(self.variables.items()))
-        return hash((differs, self.force, self.interventions, self.survey, self.sample))
+        return hash((differs, self.force, self.interventions, self.survey, self.sample, self.cut))
 
     def script_and_gpu(self) -> tuple[Target, GpuSpec]:
         """The script and the simulated GPU, which every simulated run has."""

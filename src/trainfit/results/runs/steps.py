@@ -94,13 +94,16 @@ class Coverage:
     ``evaluated``: a model with trained parameters was called in evaluation mode or without
     gradients. ``saved``: ``torch.save`` or safetensors wrote something. ``epochs`` is how much of
     its data the DataLoader had given by the last step, ``steps_per_epoch`` how many optimizer
-    steps an epoch has at that pace (``None``: not known).
+    steps an epoch has at that pace (``None``: not known). ``evaluation_batches`` is the length of
+    the longest DataLoader that was cut short in addition to the training's (``None``: none was, or
+    it has no length).
     """
 
     evaluated: bool
     saved: bool
     epochs: float | None = None
     steps_per_epoch: int | None = None
+    evaluation_batches: int | None = None
 
 
 # ---

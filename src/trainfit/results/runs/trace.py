@@ -48,6 +48,16 @@ class LoaderOverride:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoaderCut:
+    """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
+    set by the same line, end after ``batches``; those of all others after ``others``."""
+
+    index: int
+    batches: int
+    others: int
+
+
+@dataclasses.dataclass(frozen=True)
 class SampleOverride:
     """The DataLoader constructed ``index``-th gives batches of one sample, ``key``, repeated, but
     for one that is ``padded`` to it (``None``: all are ``key``): where nothing is padded, libraries
