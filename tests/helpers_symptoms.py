@@ -76,7 +76,7 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
     # One of eight batches is slow: pauses of 1 to 2 s now and then.
     "uneven": Symptom("--workers=2 --sleep=0.01 --every-eighth=0.4 --step=0.03 --steps=70",
                       ("input_bound",), limit="input", cause="times as long as usual",
-                      settings={"prefetch_factor": "4"}, slow=True),
+                      settings={"prefetch_factor": "8"}, slow=True),
     "decoding": Symptom("--workers=1 --image=decode --step=0.005 --steps=70", ("input_bound",),
                         limit="input", cause="decoding", slow=True),
     "augmentation": Symptom("--workers=1 --image=transform --step=0.005 --steps=70",

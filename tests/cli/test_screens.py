@@ -141,7 +141,7 @@ def test_the_answer_comes_first(
         "recording": "Fits: ",
         "loader": "Cannot tell which settings are best",
         "rehearsal": "The DataLoader costs 62% of the GPU's time",
-        "watch": "The DataLoader is the limit",
+        "watch": "Waiting for batches takes 67% of the time",
         "watch-comparison": "No difference of the step time found",
         "watch-verification": "Proven: num_workers=20 is faster",
         "pace": "",

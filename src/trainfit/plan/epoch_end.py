@@ -53,7 +53,8 @@ def epoch_end(job: PlannedJob) -> tuple[EpochEnd | None, tuple[Finding, ...]]:
         return EpochEnd("not simulated", what_happened(failed.outcome)), ()
     coverage = traces[-1].outcome.coverage
     if coverage is None or not coverage.evaluated:
-        why = "an epoch ended without one" if traces[-1].outcome.status == "finished" else ""
+        ended = traces[-1].outcome.status == "ended"
+        why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
         return EpochEnd("none", why, saved=coverage is not None and coverage.saved), ()
     return _measured(job, traces, coverage.evaluation_batches, saved=coverage.saved)
 

@@ -98,7 +98,8 @@ class Configuration:
 class EpochEnd:
     """What the first evaluation needs, at the current batch size, in a run of its own.
 
-    ``reason`` says why it was not simulated, or how it is known that there is none. ``saved``: a
+    ``reason`` says why it was not simulated, or how long none was seen (empty: the script has none,
+    as it ended without one). ``saved``: a
     checkpoint was written meanwhile. ``allocated_bytes`` and ``device_bytes`` are the peak over
     its ``batches`` (``None``: not known, as no DataLoader was cut short), of which each leaves
     ``batch_bytes`` behind (0: memory does not grow).

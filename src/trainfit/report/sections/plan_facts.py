@@ -66,8 +66,10 @@ def _fits(result: PlanResult) -> str:
 def _not_looked_at(result: PlanResult) -> str:
     """What of an epoch was not simulated, and why."""
     end = result.epoch_end
-    if end is None or end.evaluation != "not simulated":
+    if end is None or end.evaluation == "simulated" or not end.reason:
         return ""
+    if end.evaluation == "none":
+        return f"; {end.reason}"
     return f"; evaluation not simulated: {end.reason}"
 
 

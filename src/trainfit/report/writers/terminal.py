@@ -304,8 +304,9 @@ class _Form:
             yield Piece(tuple(map(Line, lines)), group, rank)
             return
         found = table_rows(cells, kinds, block.columns, indent=indent, spare=block.spare)
-        if len(found) > len(cells):
-            yield Piece(tuple(map(Line, found.pop(0))), group, rank)
+        if len(found) > len(cells):  # a head, which says nothing without a row
+            head = found.pop(0)
+            found[0] = [*head, *found[0]]
         for number, row in enumerate(found):
             place = min(rank + _ROW * number, WHOLE - 1) if 0 < rank < WHOLE else rank
             yield Piece(tuple(map(Line, row)), group, place, block.noun)
