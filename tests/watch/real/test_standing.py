@@ -16,6 +16,8 @@ from trainfit.report.watch import answer
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 
+pytestmark = pytest.mark.alone
+
 SCRIPT = Path(__file__).with_name("stands_still.py")
 #: Seconds that a busy machine may take to get there.
 PATIENCE_S = 120.0
@@ -59,6 +61,7 @@ def test_a_standstill_is_said_live_and_at_the_end(where: str, who: str, tmp_path
     assert who in answer(result)
 
 
+@pytest.mark.slow  # a busy machine may leave it too few looks
 def test_the_line_of_the_scripts_own_code_is_named(tmp_path: Path) -> None:
     done = trainfit(
         *("watch", "--quiet", "--folder", tmp_path / "run", "--"),
