@@ -262,7 +262,7 @@ def _empty_step(steps: Any, model: Any, optimizer: Any, loss: Any) -> None:
     entered = steps.enter_root(model, (loss,))
     steps.leave_root(entered)
     steps.leave_backward(steps.enter_backward(loss))
-    steps.enter_optimizer(optimizer)
+    steps.enter_optimizer(optimizer, sys._getframe())
     steps.leave_optimizer(optimizer)
 
 
