@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import pickle
 from collections import Counter
@@ -235,3 +236,20 @@ def test_a_memory_fraction_set_later_turns_the_collection_on() -> None:
     assert events[-3:] == [
         ("segment_free", 80 * MIB), ("segment_alloc", 82 * MIB), ("alloc", 82 * MIB),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("later", range(100, 1000, 100))
+def test_garbage_that_is_collected_while_the_history_is_read(device: None, later: int) -> None:
+    torch.cuda.memory._record_memory_history()
+    before = gc.get_threshold()
+    gc.disable()
+    for _ in range(200):
+        held: list[Any] = [torch.empty(MIB, device="cuda")]
+        held.append(held)  # freed by a collection only
+    gc.set_threshold(gc.get_count()[0] + later)  # somewhere in what follows
+    gc.enable()
+    try:
+        assert len(trace()) >= 200
+    finally:
+        gc.set_threshold(*before)
+    assert gc.isenabled()

@@ -371,7 +371,11 @@ def failure_of(error: Exception, batches: Any) -> Failure:
     if isinstance(error, OSError | EOFError) or "killed by signal" in str(error):
         broke_off = "multiprocessing/" in text or "killed by signal" in str(error)
         limit_s = _SURELY_DYING_S if broke_off else _DYING_S
-        multiprocessing.connection.wait([worker.sentinel for worker in workers], limit_s)
+        dying = multiprocessing.connection.wait([worker.sentinel for worker in workers], limit_s)
+        # A process closes its files, the sentinel among them, before its exit code can be read.
+        for worker in workers:
+            if worker.sentinel in dying:
+                worker.join(limit_s)
     exits = [worker.exitcode for worker in workers]
     return Failure(
         type(error).__name__,

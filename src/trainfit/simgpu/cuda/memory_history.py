@@ -8,9 +8,11 @@ read them unchanged. Addresses and sizes are in bytes, times in microseconds.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -128,6 +130,10 @@ class History:
 
     def snapshot(self, *_: Any) -> dict[str, Any]:
         """``_cuda_memorySnapshot``: the segments now, and the events until now."""
+        with _no_garbage_collected():
+            return self._snapshot()
+
+    def _snapshot(self) -> dict[str, Any]:
         segments = self._allocator.snapshot()
         for segment in segments:
             for block in segment["blocks"]:
@@ -161,6 +167,21 @@ class History:
 def _require(name: str, value: Any, known: tuple[Any, ...]) -> None:
     if value not in known:
         raise RuntimeError(f"expected {name} to be one of {known}, got {value!r}")
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """A collection frees tensors, so that the allocator changes while it is read.
+
+    After an out-of-memory error there are such tensors: its traceback's frames hold them.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _python_stack() -> list[dict[str, Any]]:

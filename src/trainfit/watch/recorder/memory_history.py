@@ -36,8 +36,10 @@ class MemoryHistory:
     def save(self, path: Path) -> None:
         """Write the history; nothing where there is none, or the disk is full."""
         if self._records:
-            with contextlib.suppress(Exception):
+            try:
                 cuda.dump_snapshot(str(path))
+            except Exception as error:
+                self.why_not = f"{type(error).__name__}: {error}"
 
     def end(self) -> None:
         """Record no more."""
