@@ -6,7 +6,6 @@ import importlib
 import json
 import lzma
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,8 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture(scope="module")
-def golden() -> Iterator[Any]:
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCH))
-    yield importlib.import_module("golden")
-    sys.path.remove(str(BENCH))
-    for name in {"golden", "_bench"} - before:
-        sys.modules.pop(name, None)
+def golden(bench_scripts: None) -> Any:
+    return importlib.import_module("golden")
 
 
 def test_a_document_is_a_line_for_each_value(golden: Any) -> None:

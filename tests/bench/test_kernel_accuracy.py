@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,7 @@ from trainfit.speed.work import Work
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _path() -> Any:
-    """The scripts import one another by name."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCH))
-    yield
-    sys.path.remove(str(BENCH))
-    for name in set(sys.modules) - before:
-        if str(BENCH) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 
 def recorded(act: Any) -> list[list[int]]:

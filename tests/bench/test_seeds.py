@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +32,8 @@ CHEAP = (
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Any]:
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCH))
-    yield importlib.import_module("seeds")
-    sys.path.remove(str(BENCH))
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCH)):
-            del sys.modules[name]
+def bench(bench_scripts: None) -> Any:
+    return importlib.import_module("seeds")
 
 
 def test_each_row_is_on_the_page_and_nothing_else(bench: Any) -> None:

@@ -23,17 +23,7 @@ WEIGHTS = "convolution_weight_gradient"
 KINDS_MADE = ("matmul", "convolution", WEIGHTS)
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _path() -> Any:
-    """The scripts import one another by name."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(BENCH))
-    yield
-    sys.path.remove(str(BENCH))
-    for name in set(sys.modules) - before:
-        if str(BENCH) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 
 def table(seed: int) -> Any:
