@@ -61,7 +61,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         cause,
         fixes,
         confidence="certain" if checkpoint is not None else "likely",
-        place=_place(checkpoint),
+        place=Place.parse(checkpoint),
     )
 
 
@@ -98,7 +98,7 @@ def _clipping(facts: LearningFacts) -> Iterator[Finding]:
         (),
         "clip_grad_norm_ comes before the scaler has unscaled",
         (Fix("scaler.unscale_(optimizer) before clipping", line="scaler.unscale_(optimizer)"),),
-        place=_place(facts.clipped_scaled),
+        place=Place.parse(facts.clipped_scaled),
     )
 
 
@@ -180,7 +180,7 @@ def _mode(facts: LearningFacts) -> Iterator[Finding]:
         (),
         "it was switched by eval() and not back",
         (Fix("model.train() after the evaluation", line="model.train()"),),
-        place=_place(facts.evaluating_at),
+        place=Place.parse(facts.evaluating_at),
     )
 
 
@@ -209,10 +209,3 @@ _RULES: Final = (
     *(_gradients, _clipping, _half, _zeroing, _rate, _mode),
     *(_frozen, _anomaly, _accumulation),
 )
-
-
-def _place(line: str | None) -> Place | None:
-    if not line:
-        return None
-    file, _, number = line.rpartition(":")
-    return Place(file, int(number)) if number.isdecimal() else Place(line, 0)

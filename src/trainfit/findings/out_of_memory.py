@@ -7,16 +7,20 @@ run's peak.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from trainfit.findings.habits import FRAGMENTED
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.text import count, percent, size
 
 #: A cause is named from this share of the allocated memory on.
 _SHARE: Final = 0.05
-#: What is kept from step to step was left by so many of them at least.
+#: What is kept from step to step was left by so many of them at least, and by this share of those
+#: that made some.
 KEPT_PASSES: Final = 8
+_KEPT_SHARE: Final = 0.9
 #: Scratch memory below this is not worth a word: every job has some.
 _SCRATCH: Final = 64 << 20
 #: One checkpoint() around the whole model recomputes nearly all activations at once.
@@ -42,7 +46,6 @@ class HeldMemory:
     operator: str
     place: Place | None
     nbytes: int
-    blocks: int
     kept: int = 0
     loss: bool = False
     recomputed: bool = False
@@ -56,7 +59,6 @@ class FullMemory:
     Attributes
     ----------
     requested_bytes: What was asked for in vain; ``None``: nothing was.
-    free_bytes: Free on the GPU outside of PyTorch's cache; ``None``: not known.
     largest_free_bytes: The largest free block of the cache; ``None``: not known.
     failures: Requests that failed, one after another.
     helpful_settings: Allocator settings with which the same requests do not fail (or need less), as
@@ -67,7 +69,6 @@ class FullMemory:
     allocated_bytes: int
     reserved_bytes: int
     requested_bytes: int | None = None
-    free_bytes: int | None = None
     largest_free_bytes: int | None = None
     failures: int = 0
     helpful_settings: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -75,6 +76,19 @@ class FullMemory:
     def share(self, nbytes: int) -> float:
         """Of the allocated memory."""
         return nbytes / self.allocated_bytes if self.allocated_bytes else 0.0
+
+
+def is_left_behind(passes: Sequence[int], made: Sequence[int], alive: Collection[int]) -> bool:
+    """Whether pass after pass of the script's loop leaves some of a line's tensors behind.
+
+    Args:
+        passes: places at which a pass begins, in order.
+        made: places at which the line made a tensor.
+        alive: those of them whose tensors are still there.
+    """
+    born = {bisect_right(passes, place) for place in made}
+    left = {bisect_right(passes, place) for place in alive}
+    return len(left) >= KEPT_PASSES and len(left) >= _KEPT_SHARE * len(born)
 
 
 #: The kind of the finding that says what there is most of; the others are faults.
@@ -251,7 +265,7 @@ def _fragments(memory: FullMemory) -> Iterator[Finding]:
         for setting, reserved in helps.items()
     ]
     if not fixes:
-        fixes = [Fix("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")]
+        fixes = [Fix(FRAGMENTED.action)]
     yield Finding(
         "fragmented",
         "critical" if asked is not None else "info",

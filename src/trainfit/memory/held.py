@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory
+from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, is_left_behind
 from trainfit.memory.replay import Replay, live_at
 from trainfit.results.findings import Place
 from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, IntArray, Recording
@@ -25,8 +24,6 @@ _BOTH_WAYS: Final = frozenset(
 _KEEPABLE: Final = frozenset(KINDS.index(kind) for kind in ("activation", "temporary"))
 _LOSS: Final = "log_softmax"
 _CASTS: Final = ("_to_copy", "mm", "addmm", "linear", "matmul")
-#: Tensors are kept if this share of the passes that made some left one.
-_SHARE: Final = 0.9
 
 
 def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
@@ -60,9 +57,8 @@ def _held(
     return HeldMemory(
         kind=KINDS[kind],
         operator=operator,
-        place=_place(recording.strings[line]) if line >= 0 else None,
+        place=Place.parse(recording.strings[line]) if line >= 0 else None,
         nbytes=int(outcome.granted[list(allocs)].sum()),
-        blocks=len(allocs),
         kept=sum(alloc in kept for alloc in allocs),
         loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
         recomputed=recomputed,
@@ -73,11 +69,6 @@ def _short(operator: str) -> str:
     """``mm`` of ``aten.mm.default``."""
     parts = operator.split(".")
     return parts[1] if len(parts) > 1 else operator
-
-
-def _place(line: str) -> Place:
-    file, _, number = line.rpartition(":")
-    return Place(file, int(number)) if number.isdecimal() else Place(line, 0)
 
 
 def _recomputed(recording: Recording, live: IntArray) -> frozenset[int]:
@@ -137,8 +128,7 @@ def _kept(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[in
         places[(*key, int(recording.op_module[operator]))].append(alloc)
     kept: set[int] = set()
     for allocs in places.values():
-        left = {bisect_right(passes, alloc) for alloc in allocs if alive[alloc]}
-        born = {bisect_right(passes, alloc) for alloc in allocs}
-        if len(left) >= KEPT_PASSES and len(left) >= _SHARE * len(born):
-            kept.update(alloc for alloc in allocs if alive[alloc])
+        left = [alloc for alloc in allocs if alive[alloc]]
+        if is_left_behind(passes, allocs, left):
+            kept.update(left)
     return frozenset(kept)

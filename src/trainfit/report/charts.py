@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from trainfit.findings.out_of_memory import KINDS
 from trainfit.report.blocks import Tone
 from trainfit.report.watch import evidence_text, title
 from trainfit.results.findings import Finding
@@ -43,14 +44,11 @@ COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 9))
 
 #: Kinds of memory in the order in which they are stacked, each with its colour.
 MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
-    "parameter": ("parameters", COLORS[0]),
-    "buffer": ("buffers", COLORS[7]),
-    "optimizer_state": ("optimizer state", COLORS[3]),
-    "gradient": ("gradients", COLORS[2]),
-    "input": ("inputs", COLORS[6]),
-    "activation": ("activations", COLORS[1]),
-    "temporary": ("temporaries", COLORS[4]),
-    "workspace": ("workspaces", COLORS[5]),
+    kind: (KINDS[kind], COLORS[number])
+    for kind, number in (
+        *(("parameter", 0), ("buffer", 7), ("optimizer_state", 3), ("gradient", 2)),
+        *(("input", 6), ("activation", 1), ("temporary", 4), ("workspace", 5)),
+    )
 }
 
 

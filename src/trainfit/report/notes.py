@@ -1,12 +1,16 @@
-"""Notes as text: what each is about, how often it was made, where; files that a script wrote."""
+"""Notes and findings: what each is about, how often it was made, where, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
+from typing import Final
 
+from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
 from trainfit.report.steps import pattern_notes
-from trainfit.results.files.contents import Note, Severity, complete
+from trainfit.results.files.contents import Note, complete
+from trainfit.results.files.contents import Severity as NoteSeverity
+from trainfit.results.findings import Finding, Severity
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.script import Protection
 from trainfit.results.text import count, printable, size, wrapped
@@ -52,7 +56,7 @@ def short_place(place: str) -> str:
 
 def plan_notes(result: PlanResult) -> list[Note]:
     """All notes of a plan as data, those that change the figures first."""
-    unsettled: Severity = "changes the figures"
+    unsettled: NoteSeverity = "changes the figures"
     if result.pattern is not None and result.pattern.course == "unknown":
         unsettled = "may change the figures"
     pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
@@ -102,3 +106,36 @@ def _dropped(protection: Protection) -> str:
     if not protection.files:
         wrote = f"the script removed {count(protection.removed, 'file')}"
     return f"{wrote} in a scratch layer: your files were not changed"
+
+
+# ---
+# Findings of any verb: a title, why, where, and what to do.
+
+
+_TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
+#: How much more dispensable the others are.
+_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
+
+
+def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
+    """The findings as they come; a screen has up to two fixes of those it has room for, ``detail``
+    of the critical ones."""
+    return items([_item(each, detail + _LESS[each.severity]) for each in findings], "finding")
+
+
+def _item(finding: Finding, detail: int) -> Item:
+    fixes = [
+        ("fix" if not number else "or", _fix(fix.action, fix.cost), WHOLE * (number > 1))
+        for number, fix in enumerate(finding.fixes)
+    ]
+    place = ("at", str(finding.place) if finding.place is not None else "", detail)
+    return Item(
+        finding.title,
+        tone=_TONES[finding.severity],
+        rows=rows(("cause", finding.cause, detail), place, *fixes),
+        detail=detail,
+    )
+
+
+def _fix(action: str, cost: str) -> str:
+    return f"{action} ({cost})" if cost else action

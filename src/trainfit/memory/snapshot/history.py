@@ -75,7 +75,6 @@ class DeviceHistory:
     before: Blocks that the first entry finds, by address.
     free_action: The entry that ends a tensor: its free is requested, or (where such entries were
         skipped) completed.
-    is_complete: Whether nothing was allocated before it begins, so that it can be replayed.
     """
 
     def __init__(self, device: DeviceSnapshot) -> None:
@@ -85,7 +84,6 @@ class DeviceHistory:
         at_end = {block.address: block for block in device.blocks() if block.state == "allocated"}
         self._at_end = at_end
         self.before = self._walk_back(at_end)
-        self.is_complete = bool(self.events) and not self.before
         self._born_to_stay = self._stays()
 
     def _walk_back(self, at_end: dict[int, SnapshotBlock]) -> dict[int, LiveBlock]:
@@ -178,12 +176,14 @@ class DeviceHistory:
     def _reserved(self, after: tuple[SnapshotEvent, ...]) -> int:
         """Reserved before the entries ``after``: those of the end, less what they added."""
         reserved = sum(segment.nbytes for segment in self._device.segments)
-        for event in after:
-            if event.action in ("segment_alloc", "segment_map"):
-                reserved -= event.nbytes
-            elif event.action in ("segment_free", "segment_unmap"):
-                reserved += event.nbytes
-        return reserved
+        return reserved - sum(map(newly_reserved, after))
+
+
+def newly_reserved(event: SnapshotEvent) -> int:
+    """Bytes that an entry adds to what is reserved; negative: gives back."""
+    if event.action in ("segment_alloc", "segment_map"):
+        return event.nbytes
+    return -event.nbytes if event.action in ("segment_free", "segment_unmap") else 0
 
 
 def _free_action(events: tuple[SnapshotEvent, ...]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from trainfit.memory.fragmentation import compare_settings
 from trainfit.memory.replay import UNLIMITED, Stream, replay
 from trainfit.memory.snapshot.file import SnapshotEvent
-from trainfit.memory.snapshot.history import DeviceHistory, HistoryMoment
+from trainfit.memory.snapshot.history import DeviceHistory, HistoryMoment, newly_reserved
 from trainfit.results.memory import SettingOutcome
 from trainfit.results.runs.recording import EMPTY_CACHE, FREE, MALLOC, OTHER
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -72,10 +72,7 @@ def _most_reserved(history: DeviceHistory, moment: HistoryMoment) -> int:
     reserved = moment.reserved_bytes or 0
     most = reserved
     for event in reversed(history.events[: moment.event]):
-        if event.action in ("segment_alloc", "segment_map"):
-            reserved -= event.nbytes
-        elif event.action in ("segment_free", "segment_unmap"):
-            reserved += event.nbytes
+        reserved -= newly_reserved(event)
         most = max(most, reserved)
     return most
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, of_full_memory
+from trainfit.findings.out_of_memory import FullMemory, HeldMemory, is_left_behind, of_full_memory
 from trainfit.memory.fragmentation import best_setting
 from trainfit.memory.snapshot.file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
 from trainfit.memory.snapshot.history import BEFORE, DeviceHistory, HistoryMoment, LiveBlock
@@ -30,8 +29,6 @@ from trainfit.results.memory import SettingOutcome, SnapshotOwner, SnapshotRepor
 
 #: Owners that the result has.
 _OWNERS: Final = 40
-#: Tensors are kept if this share of the passes that made some left one.
-_PASSES: Final = 0.9
 _RECORD: Final = (
     "record it with torch.cuda.memory._record_memory_history(stacks='all') before the model is made"
 )
@@ -60,7 +57,6 @@ def explain_snapshot(path: Path) -> SnapshotReport:
         allocated_bytes=moment.allocated_bytes,
         reserved_bytes=reserved,
         requested_bytes=moment.requested_bytes if failed else None,
-        free_bytes=moment.device_free_bytes,
         largest_free_bytes=max(free, default=0) if moment.at_end else None,
         failures=len(moment.failures),
         helpful_settings=_helpful(replayed.settings, best),
@@ -142,21 +138,13 @@ class _Group:
         return HeldMemory(
             kind=found.kind,
             operator=found.operator,
-            place=_place(found.line or found.user_line),
+            place=Place.parse(found.line or found.user_line),
             nbytes=self.nbytes,
-            blocks=len(self.blocks),
             kept=self.kept,
             loss=is_logits(self.stack),
             recomputed=is_recomputed(self.stack),
             survived=self.survived,
         )
-
-
-def _place(line: str | None) -> Place | None:
-    if line is None:
-        return None
-    file, _, number = line.rpartition(":")
-    return Place(file, int(number))
 
 
 def _groups(history: DeviceHistory, moment: HistoryMoment) -> list[_Group]:
@@ -196,12 +184,9 @@ def _mark_kept(history: DeviceHistory, moment: HistoryMoment, groups: Iterable[_
             continue
         for stack in {block.stack for block in group.blocks if block.born != BEFORE}:
             passes = steps if outside_modules(stack) else loop
-            born = [bisect_right(passes, place) for place in made[stack]]
-            left = {
-                number for number, place in zip(born, made[stack], strict=True) if place in alive
-            }
-            if len(left) >= KEPT_PASSES and len(left) >= _PASSES * len(set(born)):
-                group.kept += sum(place in alive for place in made[stack])
+            left = [place for place in made[stack] if place in alive]
+            if is_left_behind(passes, made[stack], left):
+                group.kept += len(left)
 
 
 def _passes(entries: Sequence[SnapshotEvent], free: str) -> tuple[list[int], list[int]]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from trainfit.report.blocks import (
-    Command,
     Facts,
     Headline,
     Output,
@@ -19,10 +18,10 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import profile_note, protection_notes
-from trainfit.report.sections.finding import finding_items
+from trainfit.report.notes import finding_items, profile_note, protection_notes
 from trainfit.report.sections.memory_charts import (
     kind_title,
+    memory_growth,
     modules_chart,
     over_step,
     owners,
@@ -41,7 +40,6 @@ from trainfit.results.memory import (
     RANGE_COVERAGE,
     RANGE_EXCEEDED,
     Allocation,
-    BatchLaw,
     MemoryFigures,
     MemoryReport,
     Moment,
@@ -60,7 +58,6 @@ _MODULE_SHARE: Final = 0.005
 _PARTS, _LEAST = 3, 0.01
 #: Groups of alike allocations that are listed, and what of the growth with the batch size is.
 _GROUPS: Final = 8
-_GROWING: Final = 6
 #: What the intervals of memory are.
 INTERVALS: Final = f"{percent(RANGE_COVERAGE)} prediction intervals"
 _QUANTITIES: Final = (
@@ -328,7 +325,7 @@ def memory_subject(report: MemoryReport) -> Subject:
             *section("Parameters by optimizer", *_optimizers(report.optimizers)),
             *section("Over the steps", *_steps(pattern_lines(report.pattern))),
             *section("Fragmentation at the peak", *_fragmentation(report)),
-            *section("With the batch size", *_growth(report)),
+            *section("With the batch size", *memory_growth(report)),
         ),
         tuple(
             complete(
@@ -505,101 +502,3 @@ def _setting_row(each: SettingOutcome, present: SettingOutcome) -> tuple[str, ..
         verdict += f", {each.device_allocations_per_step} cudaMalloc a step"
     change = "0" if abs(delta) < MIB // 2 else size(delta, signed=True)
     return name, size(each.reserved_bytes), change if each.setting else "", verdict
-
-
-# -- growth with the batch size ----------------------------------------------------------------
-
-
-def _growth(report: MemoryReport) -> list[Facts | Table | Text | Command | None]:
-    """The linear model, what grows, figures for batch sizes, and where the model ends."""
-    law = report.batches
-    if law is None:
-        words, *commands = _missing(report)
-        return [Text(words, detail=9), *(Command(each, detail=9) for each in commands)]
-    low, high = law.batches
-    if law.law == "none":
-        return [Text(f"no linear model from batch sizes {low} and {high}: {law.reason}", detail=9)]
-    return [
-        facts(
-            ("device", f"{size(law.device_base_bytes)} + batch x "
-                       f"{size(round(law.device_per_sample_bytes))} (least squares of the figures "
-                       f"from the recordings at {low} and {high})", 9),
-            ("allocated", f"{size(law.allocated_base_bytes)} + batch x "
-                          f"{size(round(law.allocated_per_sample_bytes))} (what is at the peak of "
-                          f"{high})"),
-        ),
-        _grown("Kind", law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes),
-        _grown("Module", law.per_sample_by_module_bytes, law.allocated_per_sample_bytes),
-        _points(law),
-        facts(*(("where it ends", line) for line in _ends(law))),
-    ]  # fmt: skip
-
-
-def _missing(report: MemoryReport) -> list[str]:
-    """What figures for other batch sizes need, and the commands that give it, where known."""
-    if report.second_run:
-        return [
-            "other batch sizes need a second recording: record another batch size and give both:",
-            report.second_run,
-            f"trainfit memory {report.file} {_file_of(report.second_run)}",
-        ]
-    return [
-        "other batch sizes need a second recording: record the script at a second batch size with "
-        "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
-        "if they do not contain theirs)"
-    ]
-
-
-def _file_of(command: str) -> str:
-    """The file that ``trainfit simulate … --output FILE -- …`` writes, as it stands there."""
-    return command.partition(" --output ")[2].partition(" -- ")[0]
-
-
-def _grown(what: str, parts: Mapping[str, float], total: float) -> Table | None:
-    rows: list[tuple[str, str, str]] = []
-    rest = 0.0
-    for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
-        if len(rows) >= _GROWING or nbytes < _LEAST * total:
-            rest += nbytes
-            continue
-        title = kind_title(name) if what == "Kind" else name or "outside of modules"
-        rows.append((title, size(round(nbytes)), share(nbytes, total)))
-    if round(rest):
-        rows.append(("others", size(round(rest)), ""))
-    return table_of((what, "A sample adds", "Share"), rows, numeric=(1, 2))
-
-
-def _points(law: BatchLaw) -> Table | None:
-    rows = []
-    for point in law.points:
-        off = (point.device_bytes - point.line_bytes) / max(point.line_bytes, 1)
-        rows.append(
-            (
-                str(point.batch_size),
-                *map(size, (point.allocated_bytes, point.reserved_bytes, point.device_bytes)),
-                f"{100 * off:+.1f}%",
-                point.where + ("" if point.fits else " (does not fit)"),
-            )
-        )
-    head = ("Batch", "Allocated", "Reserved", "Device", "- line", "Peak in")
-    return table_of(head, rows, numeric=range(5))
-
-
-def _ends(law: BatchLaw) -> Iterator[str]:
-    """Where the linear model ends."""
-    for move in law.moves:
-        yield (
-            f"from batch size {move.batch_size} on the peak is in the {move.after}, below it in "
-            f"the {move.before}"
-        )
-    if law.largest_jump_at is not None:
-        yield (
-            f"reserved memory goes up in steps: the allocator requests whole segments and reuses "
-            f"what it has; the largest step near {law.batches[1]} is "
-            f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
-            f"{law.largest_jump_at}"
-        )
-    if law.largest_batch:
-        yield f"the largest batch on this GPU is {law.largest_batch}"
-    elif law.largest_batch == 0:
-        yield "not even one sample fits this GPU"

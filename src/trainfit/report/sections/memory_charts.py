@@ -1,11 +1,11 @@
-"""Charts of memory: over the step by kind, owners at the peak, by module, by batch size."""
+"""Memory over the step by kind, owners at the peak, by module, by batch size: charts and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.blocks import Chart, Table, figures
+from trainfit.report.blocks import Chart, Command, Facts, Table, Text, facts, figures
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import (
     MEMORY_KINDS,
@@ -25,9 +25,9 @@ from trainfit.report.charts import (
     y,
 )
 from trainfit.report.notes import short_place
-from trainfit.results.memory import Owner, StepMemory, StepMoment
+from trainfit.results.memory import BatchLaw, MemoryReport, Owner, StepMemory, StepMoment
 from trainfit.results.plan import JobDetail, PlanResult
-from trainfit.results.text import GIB, MIB, percent, size
+from trainfit.results.text import GIB, MIB, percent, share, size
 
 # ---
 # A treemap of memory by module (Vega).
@@ -38,6 +38,8 @@ _MOST, _LEAST = 400, 0.0004
 _MOST_MODULES: Final = 30
 _NO_MODULE: Final = "(no module)"
 _HEIGHT: Final = 420
+#: What a sample adds: rows of a table at most, and the share from which one is a row.
+_GROWING, _GROWING_SHARE = 6, 0.01
 
 
 def treemap(modules: Mapping[str, Mapping[str, int]], colors: Mapping[str, str]) -> Chart | None:
@@ -461,3 +463,102 @@ def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
     )
     spec = chart(300, says, layer=memory_layers(points, limits, marks, result.gpu))
     return Chart("Memory against batch size, and what GPUs have", says, spec, table)
+
+
+# ---
+# How memory grows with the batch size.
+
+
+def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Command | None]:
+    """The linear model, what grows, figures for batch sizes, and where the model ends."""
+    law = report.batches
+    if law is None:
+        words, *commands = _missing(report)
+        return [Text(words, detail=9), *(Command(each, detail=9) for each in commands)]
+    low, high = law.batches
+    if law.law == "none":
+        return [Text(f"no linear model from batch sizes {low} and {high}: {law.reason}", detail=9)]
+    return [
+        facts(
+            ("device", f"{size(law.device_base_bytes)} + batch x "
+                       f"{size(round(law.device_per_sample_bytes))} (least squares of the figures "
+                       f"from the recordings at {low} and {high})", 9),
+            ("allocated", f"{size(law.allocated_base_bytes)} + batch x "
+                          f"{size(round(law.allocated_per_sample_bytes))} (what is at the peak of "
+                          f"{high})"),
+        ),
+        _grown("Kind", law.per_sample_by_kind_bytes, law.allocated_per_sample_bytes),
+        _grown("Module", law.per_sample_by_module_bytes, law.allocated_per_sample_bytes),
+        _points(law),
+        facts(*(("where it ends", line) for line in _ends(law))),
+    ]  # fmt: skip
+
+
+def _missing(report: MemoryReport) -> list[str]:
+    """What figures for other batch sizes need, and the commands that give it, where known."""
+    if report.second_run:
+        return [
+            "other batch sizes need a second recording: record another batch size and give both:",
+            report.second_run,
+            f"trainfit memory {report.file} {_file_of(report.second_run)}",
+        ]
+    return [
+        "other batch sizes need a second recording: record the script at a second batch size with "
+        "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
+        "if they do not contain theirs)"
+    ]
+
+
+def _file_of(command: str) -> str:
+    """The file that ``trainfit simulate … --output FILE -- …`` writes, as it stands there."""
+    return command.partition(" --output ")[2].partition(" -- ")[0]
+
+
+def _grown(what: str, parts: Mapping[str, float], total: float) -> Table | None:
+    rows: list[tuple[str, str, str]] = []
+    rest = 0.0
+    for name, nbytes in sorted(parts.items(), key=lambda item: -item[1]):
+        if len(rows) >= _GROWING or nbytes < _GROWING_SHARE * total:
+            rest += nbytes
+            continue
+        title = kind_title(name) if what == "Kind" else name or "outside of modules"
+        rows.append((title, size(round(nbytes)), share(nbytes, total)))
+    if round(rest):
+        rows.append(("others", size(round(rest)), ""))
+    return table_of((what, "A sample adds", "Share"), rows, numeric=(1, 2))
+
+
+def _points(law: BatchLaw) -> Table | None:
+    rows = []
+    for point in law.points:
+        off = (point.device_bytes - point.line_bytes) / max(point.line_bytes, 1)
+        rows.append(
+            (
+                str(point.batch_size),
+                *map(size, (point.allocated_bytes, point.reserved_bytes, point.device_bytes)),
+                f"{100 * off:+.1f}%",
+                point.where + ("" if point.fits else " (does not fit)"),
+            )
+        )
+    head = ("Batch", "Allocated", "Reserved", "Device", "- line", "Peak in")
+    return table_of(head, rows, numeric=range(5))
+
+
+def _ends(law: BatchLaw) -> Iterator[str]:
+    """Where the linear model ends."""
+    for move in law.moves:
+        yield (
+            f"from batch size {move.batch_size} on the peak is in the {move.after}, below it in "
+            f"the {move.before}"
+        )
+    if law.largest_jump_at is not None:
+        yield (
+            f"reserved memory goes up in steps: the allocator requests whole segments and reuses "
+            f"what it has; the largest step near {law.batches[1]} is "
+            f"{size(law.largest_jump_bytes)}, from batch size {law.largest_jump_at - 1} to "
+            f"{law.largest_jump_at}"
+        )
+    if law.largest_batch:
+        yield f"the largest batch on this GPU is {law.largest_batch}"
+    elif law.largest_batch == 0:
+        yield "not even one sample fits this GPU"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from trainfit.report.blocks import (
-    PAGE,
     WHOLE,
     Chart,
     Command,
@@ -33,38 +32,35 @@ from trainfit.report.charts import (
     COLORS,
     NAMES,
     TIP,
-    Spec,
     chart,
-    color,
     nominal,
-    thinned,
     tip,
     values,
     x,
-    y,
 )
 from trainfit.report.notes import plain
-from trainfit.report.sketches import Sketch, bars, blocks, parts
+from trainfit.report.sections.pace_charts import (
+    all_rates,
+    base_walls,
+    call_walls,
+    latency_curves,
+    latency_distribution,
+    rate_name,
+)
 from trainfit.results.files.contents import Note
 from trainfit.results.pace import (
     Arm,
     Attribution,
-    Block,
     Cause,
     Estimate,
     FixName,
     FixTrial,
     PaceResult,
-    Phase,
     RateSummary,
     Unmeasured,
 )
 from trainfit.results.text import count, duration, percent, rate, times
 
-#: Points of a distribution; cells of a line of blocks, and rows of a histogram.
-_POINTS: Final = 120
-_CELLS: Final = 64
-_ROWS: Final = 8
 _REMOVED: Final = "of the excess that it removes (%, with the 95% interval)"
 _PRIVILEGE: Final = {
     1: "needs no privilege",
@@ -104,7 +100,7 @@ def pace_subject(result: PaceResult) -> Subject:
         _headline(result),
         (
             *section("Latency of paced calls", _table(result), _rates(result),
-                     _distribution(result)),
+                     latency_distribution(result)),
             *section("The call that failed", *_failure(result)),
             *_attribution(result.attribution),
             *section("What helps", _advice(result)),
@@ -127,13 +123,13 @@ def _headline(result: PaceResult) -> Headline:
         commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
     tiles = [
         Tile(
-            _name(row),
+            rate_name(row.hz),
             duration(row.calls.p50),
             f"median; 99%: {duration(row.calls.p99)}"
             + (f"; {times(row.ratio.value)}" if row.ratio is not None else ""),
             tone="bad" if row.is_slower or not result.is_held(row) else "plain",
         )
-        for row in _rows(result)
+        for row in all_rates(result)
     ]
     answer = verdict_line(result)
     sure = result.ended == "finished" and not result.unmeasured and answer.startswith(AS_FAST)
@@ -162,28 +158,24 @@ def _each_warning(warnings: Sequence[str]) -> Items | None:
 # -- times -------------------------------------------------------------------------------------
 
 
-def _name(row: RateSummary) -> str:
-    return "back to back" if row.hz is None else f"{row.hz:g} Hz"
-
-
 def _table(result: PaceResult) -> Table | None:
     """Percentiles by rate."""
     return table_of(
         ("Rate", "Calls", "p50", "p95", "p99", "Max", "÷ back to back", "Missed", "Late p99"),
         [
             (
-                _name(row) + (", slower" if row.is_slower else ""),
+                rate_name(row.hz) + (", slower" if row.is_slower else ""),
                 str(row.calls.count),
                 *map(duration, (row.calls.p50, row.calls.p95, row.calls.p99, row.calls.most)),
                 _ratio(row),
                 percent(row.missed_share) if row.hz is not None else "-",
                 duration(row.late.p99) if row.late is not None else "-",
             )
-            for row in _rows(result)
+            for row in all_rates(result)
         ],
         "Calls by rate; the ratio with its 95% interval",
         range(1, 9),
-        [n for n, row in enumerate(_rows(result)) if row.is_slower],
+        [n for n, row in enumerate(all_rates(result)) if row.is_slower],
         spare=("Late p99",),
         detail=0,
     )
@@ -212,14 +204,14 @@ def _rates(result: PaceResult) -> Facts | None:
     for row in result.rates:
         if row.pops is not None:
             text = f"{row.pops.count}, p50 {duration(row.pops.p50)}, p99 {duration(row.pops.p99)}"
-            said.append((_name(row), f"calls without work: {text}", WHOLE))
+            said.append((rate_name(row.hz), f"calls without work: {text}", WHOLE))
         if result.is_held(row) and row.overrun is not None:
             text = f"{count(row.misses, 'call')} ended after the next was due, by up to "
             text += duration(row.overrun.most)
             if row.consecutive_share is not None:
                 again = percent(row.consecutive_share)
                 text += f"; {again} of the calls after a late one were late too"
-            said.append((_name(row), text, WHOLE))
+            said.append((rate_name(row.hz), text, WHOLE))
     return facts(*said, lines=3)
 
 
@@ -237,173 +229,6 @@ def _unheld(result: PaceResult) -> list[tuple[str, str]]:
 
 def _every(result: PaceResult) -> str:
     return f"one call in {result.period}" if result.period > 1 else "a call"
-
-
-def _rows(result: PaceResult) -> list[RateSummary]:
-    first = [result.back_to_back] if result.back_to_back is not None else []
-    return [*first, *result.rates]
-
-
-def _of(result: PaceResult, hz: float | None, arm: str, phases: Sequence[Phase]) -> list[float]:
-    """Seconds of all calls that count and do the work, of these blocks."""
-    return [
-        wall
-        for block in result.blocks
-        if block.hz == hz and block.arm == arm and block.phase in phases
-        for wall in _walls(block, result)
-    ]
-
-
-def _walls(block: Block, result: PaceResult) -> list[float]:
-    return [
-        wall
-        for number, wall in enumerate(block.wall_s)
-        if number >= block.settled
-        and (block.first_call + number) % result.period == result.phase % result.period
-    ]
-
-
-def _quantiles(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    """Share of calls and their longest time: all of few calls, else evenly spaced with the
-    slowest."""
-    count = len(seconds)
-    points = [((place + 1) / count, wall) for place, wall in enumerate(sorted(seconds))]
-    return thinned(points, _POINTS, range(max(0, count - 10), count))
-
-
-def _curves(
-    named: Sequence[tuple[str, Sequence[float]]],
-    title: str,
-    says: str,
-    sketch: Sketch | None = None,
-) -> Chart | None:
-    """The share of calls that are done within a time, a line for each name."""
-    there = [(name, seconds) for name, seconds in named if len(seconds) >= 2]
-    if not there:
-        return None
-    rows: list[dict[str, Any]] = []
-    for name, seconds in there:
-        for share, wall in _quantiles(seconds):
-            said = tip(name, (f"{percent(share, decimals=1)} of calls within", duration(wall)))
-            rows.append({"ms": wall * 1e3, "share": 100 * share, "name": name, "tip": said})
-    spread = [wall for _, seconds in there for wall in seconds]
-    wide = max(spread) > 20 * max(min(spread), 1e-9)
-    scale: Spec = {"type": "log", "nice": False} if wide else {"zero": False, "nice": False}
-    label = "time of a call (ms, logarithmic)" if wide else "time of a call (ms)"
-    spec = chart(
-        260,
-        says,
-        data=values(rows),
-        mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2, "point":
-              {"size": 12, "opacity": 0.6}, **TIP},
-        encoding={
-            "x": x("ms", label, scale=scale, axis={"format": "~g"}),
-            "y": y("share", "share of calls (%)", scale={"domain": [0, 100]}),
-            "color": color("name", [name for name, _ in there], COLORS[: len(there)]),
-        },
-    )  # fmt: skip
-    levels = (0.5, 0.9, 0.95, 0.99, 1.0)
-    table = figures(
-        ("Calls", "Number", *(percent(level) for level in levels)),
-        [
-            (name, str(len(seconds)),
-             *(duration(sorted(seconds)[max(0, -(-int(level * 1000) * len(seconds) // 1000) - 1)])
-               for level in levels))
-            for name, seconds in there
-        ],
-        "Time within which a share of calls is done",
-        range(1, 7),
-    )  # fmt: skip
-    note = "Further left is faster; a steep line means that calls are alike."
-    if any(len(seconds) > _POINTS for _, seconds in there):
-        note += f" Of many calls {_POINTS} quantiles and the ten slowest are drawn."
-    return Chart(title, says, spec, table, note, sketch, WHOLE if sketch else PAGE)
-
-
-def _distribution(result: PaceResult) -> Chart | None:
-    named = [
-        (
-            "back to back" if row.hz is None else f"{row.hz:g} Hz",
-            _of(result, row.hz, row.arm, ("baseline", "attribution")),
-        )
-        for row in _rows(result)[: len(COLORS)]
-    ]
-    slow = max((row for row in result.rates), key=lambda row: row.calls.p50, default=None)
-    says = ""
-    if slow is not None and slow.ratio is not None:
-        says = (
-            f"At {slow.hz:g} Hz the median call needs {duration(slow.calls.p50)}, "
-            f"{times(slow.ratio.value)} that of calls back to back."
-        )
-    return _curves(named, "Latency distribution by rate (measured)", says, _sketch(result))
-
-
-def _base(result: PaceResult) -> list[tuple[str, list[float]]]:
-    """Calls with work of the base measurement, in order of time, by rate."""
-    rows: dict[str, list[float]] = {}
-    for block in result.blocks:
-        if block.phase == "baseline":
-            name = "back to back" if block.hz is None else f"{block.hz:g} Hz"
-            rows.setdefault(name, []).extend(_walls(block, result))
-    return list(rows.items())
-
-
-def _sketch(result: PaceResult) -> Sketch:
-    """The median of each stretch of time, all rates on one scale; the slowest rate's histogram."""
-
-    def drawn(columns: int) -> list[str]:
-        named = [(name, walls) for name, walls in _base(result) if len(walls) >= _ROWS]
-        if not named:
-            return []
-        least = min(min(walls) for _, walls in named)
-        most = max(_quantile(walls, 0.99) for _, walls in named)
-        lines = [f"  Over time ({duration(least)} to {duration(most)})"]
-        for name, walls in named:
-            medians = [_quantile(walls[a:b], 0.5) for a, b in parts(len(walls), _CELLS)]
-            lines.append(f"    {name:<14}{blocks(medians, least, most)}")
-        return [*lines, *_histogram(result, columns)]
-
-    return drawn
-
-
-def _histogram(result: PaceResult, columns: int) -> Sequence[str]:
-    """Of the slowest rate, compared with calls back to back."""
-    if not result.rates:
-        return []
-    worst = max(result.rates, key=lambda row: row.calls.p50)
-    base = dict(_base(result))
-    shown = [name for name in (_name(worst), "back to back") if base.get(name)]
-    walls = [value for name in shown for value in base[name]]
-    if len(walls) < 2 * _ROWS:
-        return []
-    least, most = min(walls), _quantile(walls, 0.99)
-    if most <= least:
-        return []
-    width = (most - least) / _ROWS
-    shares = {name: _bins(base[name], least, width) for name in shown}
-    drawn = []
-    for place in range(_ROWS):
-        end = "and more" if place == _ROWS - 1 else f"to {duration(least + (place + 1) * width)}"
-        for number, name in enumerate(shown):
-            label = "" if number else f"{duration(least + place * width)} {end}"
-            share = shares[name][place]
-            drawn.append(((label, name), share, percent(share)))
-    return bars(drawn, "ll", title="  Distribution (share of the calls)")(columns)
-
-
-def _bins(values: Sequence[float], least: float, width: float) -> list[float]:
-    counts = [0] * _ROWS
-    for value in values:
-        counts[min(_ROWS - 1, int((value - least) / width))] += 1
-    return [number / len(values) for number in counts]
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
-# -- why ---------------------------------------------------------------------------------------
 
 
 def _attribution(found: Attribution | None) -> list[Section]:
@@ -535,7 +360,7 @@ def _trial(result: PaceResult, trial: FixTrial | None) -> list[Chart | Facts | N
         ("before", _latest(result, before, None)),
         (f"after: {trial.fix}", _latest(result, after, trial.fix)),
     ]
-    return [told, _curves(named, "Latency before and after the fix", says)]
+    return [told, latency_curves(named, "Latency before and after the fix", says)]
 
 
 def _calls(row: RateSummary) -> str:
@@ -550,7 +375,7 @@ def _latest(result: PaceResult, row: RateSummary, fix: FixName | None) -> list[f
         if len(found) >= row.calls.count:
             break
         if (block.phase, block.hz, block.arm, block.fix) == ("fix", row.hz, row.arm, fix):
-            found += _walls(block, result)
+            found += call_walls(block, result)
     return found
 
 
@@ -641,7 +466,7 @@ def _not_slower(result: PaceResult) -> str:
 
 
 def _varied(result: PaceResult) -> str:
-    walls = [wall for _, values in _base(result) for wall in values]
+    walls = [wall for _, values in base_walls(result) for wall in values]
     vary = f"they vary from {duration(min(walls))} to {duration(max(walls))}; " if walls else ""
     return f"{vary}repeat on an idle machine, or with a longer --duration"
 

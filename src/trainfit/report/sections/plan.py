@@ -23,9 +23,8 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import note_text, plain, plan_notes, protection_notes
+from trainfit.report.notes import finding_items, note_text, plain, plan_notes, protection_notes
 from trainfit.report.sections import plan_facts
-from trainfit.report.sections.finding import finding_items
 from trainfit.report.sections.launch import change_lines
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts

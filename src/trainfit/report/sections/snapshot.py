@@ -16,8 +16,7 @@ from trainfit.report.blocks import (
     section,
     table,
 )
-from trainfit.report.notes import plain
-from trainfit.report.sections.finding import finding_items
+from trainfit.report.notes import finding_items, plain
 from trainfit.results.memory import SettingOutcome, SnapshotOwner, SnapshotReport
 from trainfit.results.text import count, percent, share, size
 
