@@ -117,9 +117,10 @@ class Products(Dataset[Any]):
         return torch.from_numpy((matrix @ matrix)[:8, :8].copy())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(pools().get("openblas", 1) < 2, reason="OpenBLAS has one thread here")
 def test_threads_of_libraries_are_probed_both_ways() -> None:
-    for seconds in (0.6, 6.0):  # the shorter one is over on a busy machine before all is probed
+    for seconds in (0.6, 6.0):  # a busy machine may not be done with either: this test is slow
         result = tuned(Products(), num_workers=2, seconds=seconds, confirm=0)
         if result.held is not None:
             break
