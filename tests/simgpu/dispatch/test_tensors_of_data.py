@@ -169,3 +169,21 @@ def test_a_default_device_leaves_the_legacy_constructor_on_the_cpu() -> None:
         assert not torch.Tensor([1.0]).is_cuda  # so it is in PyTorch
     finally:
         torch.set_default_device("cpu")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_moves_from_the_host_with_a_dtype_and_a_memory_format(mode: Any) -> None:
+    on_host = torch.randn(2, 3, 4, 4)
+    moves = [
+        {"dtype": torch.float16},
+        {"dtype": torch.float32, "memory_format": torch.channels_last},
+        {"dtype": torch.float64, "non_blocking": True},
+        {"copy": True},
+    ]
+    with mode():
+        for keywords in moves:
+            for device in ("cuda", torch.device("cuda:0")):
+                moved = on_host.to(device=device, **keywords)
+                expected = on_host.to(**keywords)
+                assert (moved.device.type, moved.dtype) == ("cuda", expected.dtype)
+                assert moved.stride() == expected.stride()

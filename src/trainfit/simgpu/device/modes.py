@@ -29,6 +29,8 @@ _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
+#: ``x.to(device, dtype)`` in inference mode; otherwise autograd has taken it apart.
+_TO_DEVICE = torch.ops.aten.to.device
 
 
 class DeviceMode(TorchDispatchMode):
@@ -56,7 +58,7 @@ class DeviceMode(TorchDispatchMode):
             return run(func, args, kwargs)
         if types and has_operators(types):
             return NotImplemented
-        device = kwargs.get("device")
+        device = args[1] if func is _TO_DEVICE and len(args) > 1 else kwargs.get("device")
         if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
             result = func(*args, **(kwargs | {"pin_memory": False}))
             return result.pin_memory() if isinstance(result, torch.Tensor) else result
