@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import fixes, habits
+from trainfit.findings import environment, fixes, habits
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -289,4 +289,6 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _dtypes,
     _unscaled,
     _port,
+    environment.mismatch,
+    environment.gpu_not_seen,
 )

@@ -28,6 +28,7 @@ KINDS: Final = (
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork"),
     *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
+    *("package_mismatch", "gpu_not_seen"),
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

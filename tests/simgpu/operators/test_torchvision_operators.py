@@ -4,6 +4,7 @@ installed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import trainfit
 from trainfit.results.runs.steps import KINDS
+from trainfit.simgpu.operators import torchvision_operators
 
 pytest.importorskip("PIL")
 
@@ -183,3 +185,16 @@ def test_tv_tensors_keep_their_kind_and_metadata() -> None:
     assert flipped["boxes"].is_cuda and flipped["boxes"].canvas_size == (8, 8)
     with tv_tensors.set_return_type("TVTensor"):
         assert isinstance(image + 1, tv_tensors.Image)
+
+
+def test_a_build_that_does_not_load_is_named(
+    simulation: trainfit.Simulation, tmp_path: Path
+) -> None:
+    loaded: list[Any] = []
+    load = torchvision_operators._skipping(loaded.append, tmp_path)
+    load(tmp_path / "other" / "_C.so")
+    assert not simulation.recording.header["assumptions"]
+    load(tmp_path / "_C.so")
+    assert loaded == [tmp_path / "other" / "_C.so"]
+    (said,) = simulation.recording.header["assumptions"]
+    assert "doctor --only torchvision" in said

@@ -7,19 +7,27 @@ overlaps that suppression downloads to the host.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import dense_copy
 from trainfit.simgpu.device.registry import HANDLERS
-from trainfit.simgpu.device.tensor import META, SimulatedTensor, spec_of, wrap
+from trainfit.simgpu.device.tensor import (
+    META,
+    SimulatedTensor,
+    SimulationEndedError,
+    current_engine,
+    spec_of,
+    wrap,
+)
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.simgpu.operators.kernel_rules import (
@@ -380,12 +388,21 @@ def define_torchvision_operators() -> None:
         torch.ops.load_library = _skipping(torch.ops.load_library, package)  # type: ignore[method-assign]
 
 
+_STANDS_IN: Final = (
+    "torchvision's operators, which do not load here, were simulated: a real run in this "
+    "environment fails at the import (see trainfit doctor --only torchvision)"
+)
+
+
 def _skipping(load: Callable[[Any], None], package: Path) -> Callable[[Any], None]:
     """``torch.ops.load_library`` to which the extension whose operators are defined is loaded."""
 
     def load_library(path: Any) -> None:
         if Path(path).parent != package or not Path(path).name.startswith("_C"):
             load(path)
+        else:
+            with contextlib.suppress(SimulationEndedError):
+                current_engine().assume(_STANDS_IN)
 
     return load_library
 
