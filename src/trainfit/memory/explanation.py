@@ -23,6 +23,7 @@ from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import STEP_END, Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
@@ -142,7 +143,7 @@ def source(path: Path, batch_size: int | None = None) -> Source:
 
     Raises ``ResultFileError``, and :class:`ExplainError` for a recording of nothing.
     """
-    recording = Recording.load(path)
+    recording = whole(Recording.load(path))
     if not len(recording.alloc_bytes):
         raise ExplainError(f"recording {str(path)!r}: nothing was allocated on the GPU")
     return Source(recording, str(path), batch_size or recording.header.get("batch_size"))

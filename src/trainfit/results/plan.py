@@ -25,6 +25,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
@@ -102,7 +103,7 @@ class Recorded:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
             raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
-        return Recording.from_bytes(content, path)
+        return whole(Recording.from_bytes(content, path))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import json
 import os
 import resource
 import sys
@@ -23,6 +24,8 @@ import torch
 
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
+from trainfit.results.files.decoding import as_json
+from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import StepMakeup
@@ -41,6 +44,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
+from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -93,6 +97,10 @@ class Runner:
         self._stopper = Stopper()
         self._inference = InferenceWatch(self._simulation, self._interventions)
         self._cache = CacheWatch(self._simulation)
+        self._generation = GenerationWatch(self._simulation)
+        self._generation.is_repeated = self._text_repeated
+        #: The recording as it was when calls were no longer made, only counted.
+        self._frozen: Recording | None = None
         self._finishing = threading.Lock()
         self._over = False
         self._begin()
@@ -111,6 +119,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
+            self._generation.install(self._patches)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
             self._interventions.before_call(self._learning.called)
@@ -131,6 +140,7 @@ class Runner:
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
+                self._generation.remove()
                 self._coverage.remove()
                 self._launch.remove()
                 self._options.remove()
@@ -243,8 +253,12 @@ class Runner:
     def _after_call(self) -> None:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
-        if self._spec.count == "calls":
+        if self._generation.is_counting:
+            if self._is_late():
+                self._text_over()
+        elif self._spec.count == "calls":
             self._cache.note_call()
+            self._generation.called(self._simulation.steps + 1)
             self._simulation.end_step()
         elif self._inference.only_infers():
             self._finish(ScriptOutcome("ended"))
@@ -289,13 +303,14 @@ class Runner:
 
         Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
         of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
-        go on to where it is let go, or to the script's end.
+        go on to where it is let go, or to the script's end, or to where the others follow from
+        them.
         """
         spec, simulation = self._spec, self._simulation
-        late = time.monotonic() - self._started > spec.time_limit_s / 2
+        late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
-            if self._cache.grows():
-                return late
+            if self._generation.in_generate or self._cache.grows():
+                return self._text_is_known() or late
             if self._cache.released():
                 return True
         if not spec.until_settled:
@@ -307,6 +322,54 @@ class Runner:
             return False
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
 
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._started > self._spec.time_limit_s / 2
+
+    # -- texts in the making -----------------------------------------------------------------
+
+    def _text_is_known(self) -> bool:
+        """Do the calls left of a text follow from those seen? Those of a loop of the script's own
+        are counted before they are known."""
+        watch = self._generation
+        text = watch.text
+        if text is None or watch.uneven or not is_enough(text.decodes):
+            return False
+        if not (watch.in_loop or text.calls_left > 1):
+            return False
+        recording = self._snapshot()
+        if recording is None or DecodeLaw.of(recording, text.decodes) is None:
+            return False
+        if watch.in_generate:
+            return True
+        if watch.count_on(self._text_over):
+            self._frozen = recording
+        return False
+
+    def _text_over(self) -> None:
+        """The loop whose calls were counted is over."""
+        if self._is_run():
+            self._finish(ScriptOutcome("finished"))
+            self._stopper.stop()
+
+    def _text_repeated(self) -> None:
+        """The script comes to a text that it made before."""
+        spec = self._spec
+        if spec.count == "calls" and spec.until_settled and self._simulation.steps:
+            self._text_over()
+
+    def _with_text(self, recording: Recording) -> Recording:
+        """``recording``, whose header says what text its calls make."""
+        watch = self._generation
+        if watch.text is None or self._spec.count != "calls":
+            return recording
+        if not watch.is_counting and watch.text.calls_left:
+            ending = "it was ended before, by the number of steps or the time limit"
+            law = None if watch.uneven else DecodeLaw.of(recording, watch.text.decodes)
+            if law is None:
+                watch.refuse(watch.uneven or f"sizes follow no law; {ending}")
+        told = json.loads(as_json(watch.text))
+        return dataclasses.replace(recording, header={**recording.header, "generation": told})
+
     def _finish(self, end: ScriptOutcome) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
 
@@ -317,8 +380,9 @@ class Runner:
                 return False
             self._done.set()
         faulthandler.cancel_dump_traceback_later()
-        recording = self._snapshot()
+        recording = self._frozen or self._snapshot()
         if recording is not None:
+            recording = self._with_text(recording)
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)

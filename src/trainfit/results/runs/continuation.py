@@ -1,0 +1,416 @@
+"""A recording of a text's first tokens, continued to its end: memory and kernels of the calls that
+were not simulated follow from those that were.
+
+A call for one more token (a decode) makes the same allocations as the one before, some of them
+larger: a KV cache grows by one position, and so do masks and scores. Each allocation's size is
+``a + b * calls``, within calls that are a period apart where sizes are padded (attention masks, to
+multiples of 8). The allocator's model replays them one by one: the copies of a growing cache,
+rounding and fragmentation included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trainfit.results.runs.generation import generated_text
+from trainfit.results.runs.recording import FREE, KINDS, MALLOC, OTHER, STEP_END, IntArray, Recording
+
+#: Decodes after which the others may be told from them: three of each period, and the first.
+_ENOUGH: Final = (17, 25, 49)
+#: Decodes after which sizes repeat, but for their growth.
+_PERIODS: Final = (1, 2, 4, 8, 16)
+#: Decodes of each place in a period: two for a law, one that has to follow it.
+_OF_EACH: Final = 3
+#: Events of a replay up to which every allocation is in it.
+_MOST_EVENTS: Final = 400_000
+#: Allocations up to this come from the allocator's pool of small ones, in bytes.
+_SMALL: Final = 1 << 20
+_KV_CACHE: Final = KINDS.index("kv_cache")
+_UNMARKED: Final = (KINDS.index("temporary"), KINDS.index("activation"))
+_KERNEL_SIZES: Final = ("flops", "read", "written", "rows", "columns", "depth", "batches")
+_Mask = npt.NDArray[np.bool_]
+
+
+def is_enough(decodes: int) -> bool:
+    """Is it worth a look now whether the calls that follow can be told from so many?"""
+    return decodes in _ENOUGH or (decodes % _ENOUGH[-1] == 0 and (decodes // _ENOUGH[-1]).bit_count() == 1)
+
+
+def whole(recording: Recording) -> Recording:
+    """``recording`` with the calls that follow to its text's end, where it is of such a text.
+
+    Two steps are added to those simulated: the call in the middle of what follows, and the last.
+    Both have all of their operators. Of the calls before each of them it has the allocations alone,
+    without those that a call makes and frees in the pool of small ones where they would be too many.
+    """
+    text = None if recording.simulated is not None else generated_text(recording)
+    if text is None or text.reason or text.calls_left < 1:
+        return recording
+    law = DecodeLaw.of(recording, text.decodes)
+    return recording if law is None else law.to(text.calls_left)
+
+
+def resized(recording: Recording, sizes: IntArray, arguments: IntArray, calls: int) -> Recording:
+    """A continued recording with other sizes of what was simulated, to ``calls`` more."""
+    assert recording.simulated is not None
+    text = generated_text(recording)
+    assert text is not None
+    usual = DecodeLaw.of(recording.simulated, text.decodes)
+    other = dataclasses.replace(
+        recording.simulated, alloc_bytes=sizes, workspace_args=arguments
+    )
+    law = DecodeLaw.of(other, text.decodes)
+    assert usual is not None and law is not None
+    return law.to(calls, usual.kept(calls))
+
+
+class DecodeLaw:
+    """How the decodes of a recording, its last steps, go on."""
+
+    def __init__(self, recording: Recording, seen: _Decodes, period: int) -> None:
+        self._recording, self._seen, self.period = recording, seen, period
+        last = range(seen.count - period, seen.count)
+        #: By the place in a period: what its calls are made of.
+        self._templates = [_Template(seen, step, period) for step in last]
+
+    @classmethod
+    def of(cls, recording: Recording, decodes: int) -> DecodeLaw | None:
+        """The law of shortest period; ``None`` where these follow none."""
+        if not 0 < decodes < recording.steps:
+            return None
+        seen = _Decodes(recording, decodes)
+        if not seen.is_whole:
+            return None
+        for period in _PERIODS:
+            if _OF_EACH * period <= decodes and seen.repeats(period):
+                return cls(recording, seen, period)
+        return None
+
+    def kept(self, calls: int) -> list[_Mask]:
+        """By the place in a period, which allocations of a call that is not whole are replayed."""
+        events = sum(len(each.events) for each in self._templates) * calls // self.period
+        if events <= _MOST_EVENTS:
+            return [np.ones(each.count, dtype=bool) for each in self._templates]
+        most = calls // self.period + 1
+        return [each.stays | (each.sizes(most) > _SMALL) for each in self._templates]
+
+    def to(self, calls: int, kept: list[_Mask] | None = None) -> Recording:
+        """The recording, continued by ``calls``; ``kept`` is that of another batch size."""
+        if calls < 1:
+            return self._recording
+        masks = self.kept(calls) if kept is None else kept
+        return _Continuation(self._recording, self._seen, self._templates, masks, calls).made()
+
+    def work_at(self, call: int) -> Recording:
+        """The recording with the ``call``-th that follows as its last step, for its kernels."""
+        nothing = [np.zeros(each.count, dtype=bool) | each.stays for each in self._templates]
+        added = _Continuation(self._recording, self._seen, self._templates, nothing, call)
+        return added.last_alone()
+
+
+class _Decodes:
+    """The last steps of a recording, with their allocations, operators and kernels."""
+
+    def __init__(self, recording: Recording, count: int) -> None:
+        self.recording, self.count = recording, count
+        codes = recording.events & 3
+        ends = np.flatnonzero(codes == STEP_END)[-count - 1 :]
+        made = np.cumsum(codes == MALLOC)
+        #: Numbers of the first allocation, operator, kernel and workspace of each, and of the first
+        #: after the last.
+        self.allocs: list[int] = made[ends].tolist()
+        self.events = [
+            recording.events[first + 1 : last + 1]
+            for first, last in zip(ends[:-1], ends[1:], strict=True)
+        ]
+        steps = np.arange(recording.steps - count, recording.steps + 1)
+        self.ops: list[int] = np.searchsorted(recording.op_step, steps).tolist()
+        self.kernels: list[int] = np.searchsorted(recording.kernel_op, self.ops).tolist()
+        self.workspaces: list[int] = np.searchsorted(
+            recording.workspace_alloc, self.allocs
+        ).tolist()
+        starts = recording.workspace_start[self.workspaces]
+        self.arguments: list[int] = starts.tolist()
+        self.is_whole = bool(ends[-1] == len(recording.events) - 1)
+
+    def of(self, column: IntArray, starts: list[int], step: int) -> IntArray:
+        """A column's part that is of one of them (from 0)."""
+        return column[starts[step] : starts[step + 1]]
+
+    def named(self, step: int) -> IntArray:
+        """Its events (a row each): code, calls back to the one that made what is named, its place
+        there. Of what none of them made the calls back are more than there are."""
+        codes, values = self.events[step] & 3, self.events[step] >> 2
+        named = (codes == MALLOC) | (codes == FREE)
+        of = np.searchsorted(self.allocs, values, side="right") - 1
+        place = values - np.array(self.allocs)[np.maximum(of, 0)]
+        back = np.where(of >= 0, step - of, self.count + 1)
+        others = np.where(codes == OTHER, values, 0)
+        return np.stack([codes, np.where(named, back, 0), np.where(named, place, others)], axis=1)
+
+    def repeats(self, period: int) -> bool:
+        """Are the last ones as those a period before, but for sizes that grow by the same?"""
+        last = range(self.count - period, self.count)
+        return all(self._repeats(step, period) for step in last)
+
+    def _repeats(self, step: int, period: int) -> bool:
+        recording, steps = self.recording, [step - back * period for back in range(_OF_EACH)]
+        events = [self.named(each) for each in steps]
+        if (events[0][events[0][:, 0] == OTHER, 2] > 0).any():  # another stream's
+            return False
+        if (events[0][:, 1] > self.count).any() or not self._on_device(step):
+            return False
+        fixed: list[Callable[[int], IntArray]] = [
+            lambda each: self.of(recording.op_name, self.ops, each),
+            lambda each: self.of(recording.kernel_kind, self.kernels, each),
+            lambda each: self.of(recording.workspace_model, self.workspaces, each),
+            lambda each: np.diff(recording.workspace_start)[
+                self.workspaces[each] : self.workspaces[each + 1]
+            ],
+        ]
+        if not all(np.array_equal(each, events[0]) for each in events[1:]):
+            return False
+        for column in fixed:
+            first, *others = map(column, steps)
+            if not all(np.array_equal(first, each) for each in others):
+                return False
+        return all(self._is_linear(*column, steps) for column in self._growing())
+
+    def _growing(self) -> list[tuple[IntArray, list[int]]]:
+        recording = self.recording
+        return [
+            (recording.alloc_bytes, self.allocs),
+            (recording.workspace_args, self.arguments),
+            *((getattr(recording, f"kernel_{name}"), self.kernels) for name in _KERNEL_SIZES),
+        ]
+
+    def _is_linear(self, column: IntArray, starts: list[int], steps: list[int]) -> bool:
+        rows = [self.of(column, starts, step) for step in steps]
+        growths = [now - before for now, before in zip(rows[:-1], rows[1:], strict=True)]
+        return all(np.array_equal(growths[0], each) for each in growths[1:])
+
+    def _on_device(self, step: int) -> bool:
+        """Do its allocations all belong to its own operators?"""
+        own = self.of(self.recording.alloc_op, self.allocs, step)
+        return not len(own) or int(own.min()) >= self.ops[step]
+
+
+class _Template:
+    """What the calls at one place of a period are made of."""
+
+    def __init__(self, seen: _Decodes, step: int, period: int) -> None:
+        self._seen, self.step, self._before = seen, step, step - period
+        self.events = seen.named(step)
+        self.count = seen.allocs[step + 1] - seen.allocs[step]
+        freed = self.events[(self.events[:, 0] == FREE) & (self.events[:, 1] == 0), 2]
+        #: Which of its allocations live when it ends.
+        self.stays: _Mask = np.ones(self.count, dtype=bool)
+        self.stays[freed] = False
+
+    def at(self, name: str, starts: list[int], periods: int | IntArray) -> IntArray:
+        """A column so many periods later; a row each where they are several."""
+        column = getattr(self._seen.recording, name)
+        now = self._seen.of(column, starts, self.step)
+        growth = now - self._seen.of(column, starts, self._before)
+        found: IntArray = now + np.multiply.outer(periods, growth)
+        return np.maximum(found, 0)
+
+    def sizes(self, periods: int | IntArray) -> IntArray:
+        """Bytes of its allocations so many periods later."""
+        return self.at("alloc_bytes", self._seen.allocs, periods)
+
+    @property
+    def is_cache(self) -> _Mask:
+        """Which are of a cache: they live on, grow, and were made within the model."""
+        recording = self._seen.recording
+        of_model = self._seen.of(recording.alloc_module, self._seen.allocs, self.step) >= 0
+        kinds = self._seen.of(recording.alloc_kind, self._seen.allocs, self.step)
+        grows = self.sizes(1) > self.sizes(0)
+        found: _Mask = self.stays & grows & of_model & np.isin(kinds, _UNMARKED)
+        return found
+
+
+class _Continuation:
+    """The calls that follow, numbered from 1, as columns of a recording."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        seen: _Decodes,
+        templates: list[_Template],
+        kept: list[_Mask],
+        calls: int,
+    ) -> None:
+        self._recording, self._seen, self._templates = recording, seen, templates
+        self._calls, self._period = calls, len(templates)
+        self._kept = kept
+        #: By template: the place of each allocation among those kept.
+        self._rank = [np.cumsum(mask) - 1 for mask in kept]
+        call = np.arange(1 - seen.count, calls + 1)
+        self._place = (call - 1) % self._period
+        self._is_whole = (call <= 0) | (call == (calls + 1) // 2) | (call == calls)
+        counts = np.where(
+            self._is_whole,
+            np.array([each.count for each in templates])[self._place],
+            np.array([int(mask.sum()) for mask in kept])[self._place],
+        )
+        if seen.count:
+            counts[: seen.count] = np.diff(seen.allocs)
+        #: The number of each call's first allocation, from the first of the decodes seen.
+        self._starts = seen.allocs[0] + np.concatenate(([0], np.cumsum(counts)))
+        self._parts: dict[str, list[IntArray]] = {}
+        self._ops = len(recording.op_name)
+
+    def made(self) -> Recording:
+        middle, step = (self._calls + 1) // 2, self._recording.steps
+        first = 1
+        for last in sorted({middle, self._calls}):
+            self._add_between(first, last - 1)
+            self._add_whole(last, step)
+            first, step = last + 1, step + 1
+        return self._finished()
+
+    def last_alone(self) -> Recording:
+        """Without the calls before: what is freed is not consistent, kernels are."""
+        self._add_operators(self._calls, self._ops - self._template(self._calls)[1], 0)
+        names = [name for name in self._parts if name.startswith(("op_", "kernel_"))]
+        columns: dict[str, Any] = {
+            name: np.concatenate(self._parts[name]) - (self._ops if name == "kernel_op" else 0)
+            for name in names
+        }
+        return dataclasses.replace(self._recording, **columns)
+
+    def _finished(self) -> Recording:
+        recording = self._recording
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(recording, name), *parts])
+            for name, parts in self._parts.items()
+        }
+        found = dataclasses.replace(recording, simulated=recording, **columns)
+        kinds = found.alloc_kind.copy()
+        for step in range(self._seen.count):
+            template = self._templates[(step - self._seen.count) % self._period]
+            own = slice(self._seen.allocs[step], self._seen.allocs[step + 1])
+            if len(kinds[own]) == template.count:
+                kinds[own] = np.where(template.is_cache, _KV_CACHE, kinds[own])
+        return dataclasses.replace(found, alloc_kind=kinds)
+
+    def _template(self, call: int) -> tuple[_Template, int]:
+        """Of a call, with the number of its first operator among those seen."""
+        template = self._templates[(call - 1) % self._period]
+        return template, self._seen.ops[template.step]
+
+    def _periods(self, calls: Any) -> Any:
+        """Periods from the decode seen that is at the same place."""
+        return (calls - 1) // self._period + 1
+
+    def _add_between(self, first: int, last: int) -> None:
+        """Calls of which the allocations alone are in it; one after the other, a place of the
+        period at a time."""
+        if last < first:
+            return
+        calls = np.arange(first, last + 1)
+        places = (calls - 1) % self._period
+        rows: dict[str, list[tuple[IntArray, IntArray]]] = {}
+        for place in np.unique(places).tolist():
+            own = calls[places == place]
+            for name, values in self._of_place(place, own).items():
+                rows.setdefault(name, []).append((own, values))
+        for name, found in rows.items():
+            order = np.concatenate([np.repeat(own, values.shape[1]) for own, values in found])
+            flat = np.concatenate([values.ravel() for _, values in found])
+            self._add(name, flat[np.argsort(order, kind="stable")])
+
+    def _of_place(self, place: int, calls: IntArray) -> dict[str, IntArray]:
+        """By column, a row for each of ``calls``, which are at one place of the period."""
+        template, mask, recording = self._templates[place], self._kept[place], self._recording
+        own = slice(self._seen.allocs[template.step], self._seen.allocs[template.step + 1])
+        found = {"alloc_bytes": template.sizes(self._periods(calls))[:, mask]}
+        found["alloc_kind"] = self._repeated(self._kinds(template)[mask], calls)
+        for name in ("op", "module", "stream", "line"):
+            column = getattr(recording, f"alloc_{name}")[own][mask]
+            found[f"alloc_{name}"] = self._repeated(column, calls)
+        codes, back, where = template.events.T
+        is_kept = codes == OTHER
+        named = (codes == MALLOC) | (codes == FREE)
+        is_kept |= named & ((back > 0) | mask[np.where(named & (back == 0), where, 0)])
+        found["events"] = self._events(template.events[is_kept], calls)
+        return found
+
+    def _kinds(self, template: _Template) -> IntArray:
+        kinds = self._seen.of(self._recording.alloc_kind, self._seen.allocs, template.step)
+        return np.where(template.is_cache, _KV_CACHE, kinds)
+
+    @staticmethod
+    def _repeated(column: IntArray, calls: IntArray) -> IntArray:
+        return np.broadcast_to(column, (len(calls), len(column)))
+
+    def _events(self, events: IntArray, calls: IntArray) -> IntArray:
+        """Events of ``calls``, a row each, with allocations by their numbers there."""
+        codes, back, where = events.T
+        index = calls[:, None] - back[None, :] + self._seen.count - 1
+        whole = self._is_whole[index]
+        ranks = np.zeros(index.shape, dtype=np.int64)
+        places = self._place[index]
+        for place, rank in enumerate(self._rank):
+            rows, columns = np.nonzero((places == place) & ~whole)
+            if len(rows):
+                ranks[rows, columns] = rank[where[columns]]
+        values = self._starts[index] + np.where(whole, where[None, :], ranks)
+        named = (codes == MALLOC) | (codes == FREE)
+        return np.where(named[None, :], values, where[None, :]) * 4 + codes[None, :]
+
+    def _add_whole(self, call: int, step: int) -> None:
+        """A call with all of its operators, ``step`` of the recording."""
+        template, first = self._template(call)
+        shift, calls = self._ops - first, np.array([call])
+        seen, recording = self._seen, self._recording
+        own = slice(seen.allocs[template.step], seen.allocs[template.step + 1])
+        start = int(self._starts[call + seen.count - 1])
+        self._add("alloc_bytes", template.sizes(self._periods(calls))[0])
+        self._add("alloc_op", recording.alloc_op[own] + shift)
+        self._add("alloc_kind", self._kinds(template))
+        for name in ("module", "stream", "line"):
+            self._add(f"alloc_{name}", getattr(recording, f"alloc_{name}")[own])
+        events = template.events.copy()
+        events[events[:, 0] == STEP_END, 2] = step
+        self._add("events", self._events(events, calls)[0])
+        self._add_workspaces(call, template, start - seen.allocs[template.step])
+        self._add_operators(call, shift, step)
+
+    def _add_workspaces(self, call: int, template: _Template, moved: int) -> None:
+        seen, recording = self._seen, self._recording
+        own = slice(seen.workspaces[template.step], seen.workspaces[template.step + 1])
+        if own.start == own.stop:
+            return
+        self._add("workspace_alloc", recording.workspace_alloc[own] + moved)
+        self._add("workspace_model", recording.workspace_model[own])
+        lengths = np.diff(recording.workspace_start)[own]
+        before = len(recording.workspace_args)
+        before += sum(len(part) for part in self._parts.get("workspace_args", ()))
+        self._add("workspace_start", before + np.cumsum(lengths))
+        arguments = template.at("workspace_args", seen.arguments, self._periods(np.array([call])))
+        self._add("workspace_args", arguments[0])
+
+    def _add_operators(self, call: int, shift: int, step: int) -> None:
+        template, seen, recording = self._template(call)[0], self._seen, self._recording
+        own = slice(seen.ops[template.step], seen.ops[template.step + 1])
+        for name in ("name", "phase", "module"):
+            self._add(f"op_{name}", getattr(recording, f"op_{name}")[own])
+        self._add("op_step", np.full(own.stop - own.start, step))
+        self._ops += own.stop - own.start
+        rows = slice(seen.kernels[template.step], seen.kernels[template.step + 1])
+        self._add("kernel_op", recording.kernel_op[rows] + shift)
+        for name in ("stream", "kind", "dtype", "launches"):
+            self._add(f"kernel_{name}", getattr(recording, f"kernel_{name}")[rows])
+        for name in _KERNEL_SIZES:
+            grown = template.at(f"kernel_{name}", seen.kernels, self._periods(np.array([call])))
+            self._add(f"kernel_{name}", grown[0])
+
+    def _add(self, name: str, values: IntArray) -> None:
+        self._parts.setdefault(name, []).append(values)
