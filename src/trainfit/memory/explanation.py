@@ -84,15 +84,19 @@ def summarize(
 
 
 def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
-    """The recording on its own GPU, as far as it was limited by it."""
+    """The recording on its own GPU, as far as it was limited by it; what a text needs that does
+    not fit is told without that limit."""
     header = recording.header
     others = header.get("other_processes_bytes") or 0
-    return replay(
+    found = replay(
         Stream.of(recording),
         capacity_bytes=header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
         context_bytes=header["context_bytes"],
         settings=settings or recorded_settings(recording),
     )
+    if found.fits or recording.simulated is None:
+        return found
+    return replay(found.stream, settings=found.settings)
 
 
 def _told(kind: type[_T], told: object) -> _T | None:

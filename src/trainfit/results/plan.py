@@ -22,6 +22,7 @@ from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Finding
+from trainfit.results.generation import Generation
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
@@ -155,7 +156,8 @@ class PlanResult(ResultFile):
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
     with the job in addition to its DataLoader: its learning, and of what memory is
     full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
-    not train).
+    not train). ``generation`` is of the text that it generates (``None``: an older result, or it
+    generates none).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -223,6 +225,7 @@ class PlanResult(ResultFile):
     run: RunRate | None = None
     findings: tuple[Finding, ...] = ()
     epoch_end: EpochEnd | None = None
+    generation: Generation | None = None
 
     @property
     def chosen(self) -> Configuration:

@@ -66,9 +66,12 @@ class GenerationWatch:
 
         def caching(module: ModuleType) -> None:
             for kind in vars(module).values():
-                if isinstance(kind, type) and "update" in vars(kind) and hasattr(
-                    kind, "get_seq_length"
-                ) and kind.__name__.endswith("Cache"):
+                if (
+                    isinstance(kind, type)
+                    and "update" in vars(kind)
+                    and hasattr(kind, "get_seq_length")
+                    and kind.__name__.endswith("Cache")
+                ):
                     patches.hook(kind, "update", self._updating)
 
         self._imports = [
@@ -79,9 +82,7 @@ class GenerationWatch:
             each.install()
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(
-                self._leave, with_kwargs=True, always_call=True
-            ),
+            nn_module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
         ]
 
     def remove(self) -> None:

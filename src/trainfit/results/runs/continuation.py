@@ -18,7 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trainfit.results.runs.generation import generated_text
-from trainfit.results.runs.recording import FREE, KINDS, MALLOC, OTHER, STEP_END, IntArray, Recording
+from trainfit.results.runs.recording import (
+    FREE,
+    KINDS,
+    MALLOC,
+    OTHER,
+    STEP_END,
+    IntArray,
+    Recording,
+)
 
 #: Decodes after which the others may be told from them: three of each period, and the first.
 _ENOUGH: Final = (17, 25, 49)
@@ -26,8 +34,9 @@ _ENOUGH: Final = (17, 25, 49)
 _PERIODS: Final = (1, 2, 4, 8, 16)
 #: Decodes of each place in a period: two for a law, one that has to follow it.
 _OF_EACH: Final = 3
-#: Events of a replay up to which every allocation is in it.
-_MOST_EVENTS: Final = 400_000
+#: Events of a replay up to which every allocation is in it: of one, and of one of many.
+_MOST_EVENTS: Final = 1_200_000
+_FEW_EVENTS: Final = 200_000
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
@@ -38,15 +47,18 @@ _Mask = npt.NDArray[np.bool_]
 
 def is_enough(decodes: int) -> bool:
     """Is it worth a look now whether the calls that follow can be told from so many?"""
-    return decodes in _ENOUGH or (decodes % _ENOUGH[-1] == 0 and (decodes // _ENOUGH[-1]).bit_count() == 1)
+    return decodes in _ENOUGH or (
+        decodes % _ENOUGH[-1] == 0 and (decodes // _ENOUGH[-1]).bit_count() == 1
+    )
 
 
 def whole(recording: Recording) -> Recording:
     """``recording`` with the calls that follow to its text's end, where it is of such a text.
 
-    Two steps are added to those simulated: the call in the middle of what follows, and the last.
-    Both have all of their operators. Of the calls before each of them it has the allocations alone,
-    without those that a call makes and frees in the pool of small ones where they would be too many.
+    Added to the simulated steps are the call in the middle of what follows, and the last, with all
+    of their operators; and before each of them a step with the allocations alone of the calls that
+    come between, without those that a call makes and frees in the pool of small ones where they
+    would be too many.
     """
     text = None if recording.simulated is not None else generated_text(recording)
     if text is None or text.reason or text.calls_left < 1:
@@ -55,18 +67,39 @@ def whole(recording: Recording) -> Recording:
     return recording if law is None else law.to(text.calls_left)
 
 
-def resized(recording: Recording, sizes: IntArray, arguments: IntArray, calls: int) -> Recording:
-    """A continued recording with other sizes of what was simulated, to ``calls`` more."""
-    assert recording.simulated is not None
+def shortened(recording: Recording) -> Recording:
+    """The same with fewer allocations, for many replays; itself where no calls were added."""
     text = generated_text(recording)
-    assert text is not None
-    usual = DecodeLaw.of(recording.simulated, text.decodes)
-    other = dataclasses.replace(
-        recording.simulated, alloc_bytes=sizes, workspace_args=arguments
-    )
-    law = DecodeLaw.of(other, text.decodes)
+    if recording.simulated is None or text is None:
+        return recording
+    law = DecodeLaw.of(recording.simulated, text.decodes)
+    assert law is not None
+    return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
+
+
+def resized(
+    recording: Recording, sizes: IntArray, arguments: IntArray, calls: int | None = None
+) -> Recording:
+    """A shortened recording with other sizes of what was simulated; ``calls`` are those after it
+    (``None``: as many as before)."""
+    text, simulated = generated_text(recording), recording.simulated
+    assert simulated is not None and text is not None
+    other = dataclasses.replace(simulated, alloc_bytes=sizes, workspace_args=arguments)
+    usual, law = (DecodeLaw.of(each, text.decodes) for each in (simulated, other))
     assert usual is not None and law is not None
-    return law.to(calls, usual.kept(calls))
+    calls = text.calls_left if calls is None else calls
+    return law.to(calls, usual.kept(calls, _FEW_EVENTS))
+
+
+def with_decodes(recording: Recording, decodes: int) -> Recording:
+    """A text's recording as if only so many calls after the first had been simulated."""
+    text, simulated = generated_text(recording), recording.simulated
+    if text is None or simulated is None or text.decodes <= decodes:
+        return recording
+    cut = simulated.first_steps(simulated.steps - text.decodes + decodes)
+    left = text.calls_left + text.decodes - decodes
+    told = {**(cut.header.get("generation") or {}), "decodes": decodes, "calls_left": left}
+    return whole(dataclasses.replace(cut, header={**cut.header, "generation": told}))
 
 
 class DecodeLaw:
@@ -91,13 +124,13 @@ class DecodeLaw:
                 return cls(recording, seen, period)
         return None
 
-    def kept(self, calls: int) -> list[_Mask]:
+    def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[_Mask]:
         """By the place in a period, which allocations of a call that is not whole are replayed."""
         events = sum(len(each.events) for each in self._templates) * calls // self.period
-        if events <= _MOST_EVENTS:
+        if events <= most:
             return [np.ones(each.count, dtype=bool) for each in self._templates]
-        most = calls // self.period + 1
-        return [each.stays | (each.sizes(most) > _SMALL) for each in self._templates]
+        periods = calls // self.period + 1
+        return [each.stays | (each.sizes(periods) > _SMALL) for each in self._templates]
 
     def to(self, calls: int, kept: list[_Mask] | None = None) -> Recording:
         """The recording, continued by ``calls``; ``kept`` is that of another batch size."""
@@ -106,11 +139,37 @@ class DecodeLaw:
         masks = self.kept(calls) if kept is None else kept
         return _Continuation(self._recording, self._seen, self._templates, masks, calls).made()
 
-    def work_at(self, call: int) -> Recording:
-        """The recording with the ``call``-th that follows as its last step, for its kernels."""
-        nothing = [np.zeros(each.count, dtype=bool) | each.stays for each in self._templates]
-        added = _Continuation(self._recording, self._seen, self._templates, nothing, call)
-        return added.last_alone()
+    @property
+    def grows(self) -> bool:
+        """Does any call leave more behind than the one before?"""
+        return any(
+            bool((each.sizes(1) - each.sizes(0))[each.stays].any()) or self._leaves_more()
+            for each in self._templates
+        )
+
+    def _leaves_more(self) -> bool:
+        """Are there more allocations after a period than are freed in one?"""
+        codes = np.concatenate([each.events[:, 0] for each in self._templates])
+        return int((codes == MALLOC).sum()) > int((codes == FREE).sum())
+
+    @property
+    def events_of_call(self) -> int:
+        """Events of a call in a replay that leaves small ones out, on average."""
+        return max(1, sum(2 * int(each.stays.sum()) for each in self._templates) // self.period)
+
+    def call_of(self, allocation: int, calls: int) -> int:
+        """Which call that follows made this allocation of a recording that goes on for ``calls``,
+        shortened (0 and less: one that was simulated)."""
+        masks = self.kept(calls, _FEW_EVENTS)
+        found = _Continuation(self._recording, self._seen, self._templates, masks, calls)
+        return found.call_of(allocation)
+
+    def call(self, number: int) -> Recording:
+        """The operators and kernels of one call that follows, from 1, as a recording's only step;
+        its allocations are not those."""
+        stays = [each.stays for each in self._templates]
+        found = _Continuation(self._recording, self._seen, self._templates, stays, number)
+        return found.last_alone()
 
 
 class _Decodes:
@@ -270,19 +329,22 @@ class _Continuation:
         middle, step = (self._calls + 1) // 2, self._recording.steps
         first = 1
         for last in sorted({middle, self._calls}):
-            self._add_between(first, last - 1)
+            if last > first:
+                self._add_between(first, last - 1)
+                self._add("events", np.array([step * 4 + STEP_END]))
+                step += 1
             self._add_whole(last, step)
             first, step = last + 1, step + 1
         return self._finished()
 
+    def call_of(self, allocation: int) -> int:
+        place = int(np.searchsorted(self._starts, allocation, side="right"))
+        return place - self._seen.count
+
     def last_alone(self) -> Recording:
-        """Without the calls before: what is freed is not consistent, kernels are."""
-        self._add_operators(self._calls, self._ops - self._template(self._calls)[1], 0)
-        names = [name for name in self._parts if name.startswith(("op_", "kernel_"))]
-        columns: dict[str, Any] = {
-            name: np.concatenate(self._parts[name]) - (self._ops if name == "kernel_op" else 0)
-            for name in names
-        }
+        """The last call's operators and kernels as the only step; allocations are not of it."""
+        self._add_operators(self._calls, -self._template(self._calls)[1], 0)
+        columns: dict[str, Any] = {name: parts[0] for name, parts in self._parts.items()}
         return dataclasses.replace(self._recording, **columns)
 
     def _finished(self) -> Recording:
@@ -312,8 +374,6 @@ class _Continuation:
     def _add_between(self, first: int, last: int) -> None:
         """Calls of which the allocations alone are in it; one after the other, a place of the
         period at a time."""
-        if last < first:
-            return
         calls = np.arange(first, last + 1)
         places = (calls - 1) % self._period
         rows: dict[str, list[tuple[IntArray, IntArray]]] = {}

@@ -291,6 +291,7 @@ class Recording(Displayed):
             workspace_model=self.workspace_model[:workspaces],
             workspace_start=starts,
             workspace_args=self.workspace_args[: starts[-1]],
+            simulated=None,
             **cut,
         )
 
