@@ -237,7 +237,8 @@ def _to_one_length(first: Recording, second: Recording) -> tuple[Recording, Reco
     one, two = (each for each in texts if each is not None)
     if one.new_tokens != two.new_tokens:
         raise OtherCourseError(
-            f"{one.new_tokens} tokens are generated at one batch size, {two.new_tokens} at the other"
+            f"{one.new_tokens} tokens are generated at one batch size and {two.new_tokens} at the "
+            "other"
         )
     decodes = min(one.decodes, two.decodes)
     return with_decodes(first, decodes), with_decodes(second, decodes)

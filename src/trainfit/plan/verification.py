@@ -28,8 +28,8 @@ from trainfit.results.real_runs import (
     RealRunOutcome,
     Verification,
 )
-from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.continuation import whole
+from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.spec import RunSpec

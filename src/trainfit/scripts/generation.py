@@ -43,6 +43,8 @@ class GenerationWatch:
         self._depth = self._inner = 0
         self._seen: set[tuple[Any, ...]] = set()
         self._kinds: set[str] = set()
+        self._layers: set[int] = set()
+        self._windows: dict[str, int] = {}
         self._loop = _Loop()
         self._counted: _Counted | None = None
         self._uneven = ""
@@ -197,6 +199,13 @@ class GenerationWatch:
         if text is None or not text.calls_left:
             return
         changes: dict[str, Any] = {"calls_left": text.calls_left - 1, "cache": self._cache()}
+        if self._windows:
+            if len(set(self._windows.values())) > 1:
+                self._uneven = "layers have sliding windows of different lengths"
+            changes |= {
+                "window": max(self._windows.values()),
+                "in_window": tuple(sorted(self._windows)),
+            }
         if text.prefill < 0:
             changes["prefill"] = steps - 1
         else:
@@ -241,6 +250,7 @@ class GenerationWatch:
             layer = layers[index]
             held = [getattr(layer, name, None) for name in _LAYER]
             self._kinds.update(_kinds_of(type(layer).__name__))
+            self._note_window(layer)
         else:
             held = [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
             self._kinds.update(_kinds_of(type(cache).__name__))
@@ -249,6 +259,13 @@ class GenerationWatch:
         for each in held:
             for tensor in each.values() if isinstance(each, dict) else (each,):
                 self._simulation.mark_cache(tensor)
+
+    def _note_window(self, layer: Any) -> None:
+        """Its cache grows up to a window, if it has one."""
+        window = getattr(layer, "sliding_window", None)
+        if window and "Dynamic" in type(layer).__name__ and id(layer) not in self._layers:
+            self._layers.add(id(layer))
+            self._windows[self._simulation.module()] = int(window)
 
     def _cache(self) -> str:
         return ", ".join(sorted(self._kinds))

@@ -337,7 +337,7 @@ class Runner:
         if not (watch.in_loop or text.calls_left > 1):
             return False
         recording = self._snapshot()
-        if recording is None or DecodeLaw.of(recording, text.decodes) is None:
+        if recording is None or DecodeLaw.of(recording, text) is None:
             return False
         if watch.in_generate:
             return True
@@ -364,7 +364,7 @@ class Runner:
             return recording
         if not watch.is_counting and watch.text.calls_left:
             ending = "it was ended before, by the number of steps or the time limit"
-            law = None if watch.uneven else DecodeLaw.of(recording, watch.text.decodes)
+            law = None if watch.uneven else DecodeLaw.of(recording, watch.text)
             if law is None:
                 watch.refuse(watch.uneven or f"sizes follow no law; {ending}")
         told = json.loads(as_json(watch.text))

@@ -118,7 +118,7 @@ def decode_seconds(
     seen = recording.simulated or recording
     law = None
     if recording.simulated is not None:
-        law = DecodeLaw.of(recording.simulated, text.decodes)
+        law = DecodeLaw.of(recording.simulated, text)
     period, last = (1 if law is None else law.period), text.decodes
 
     def seconds(call: int) -> float:
@@ -155,7 +155,7 @@ class _Contexts:
         self._recording, self._text, self._model = shortened(recording), text, model
         simulated = self._recording.simulated
         assert simulated is not None
-        law = DecodeLaw.of(simulated, text.decodes)
+        law = DecodeLaw.of(simulated, text)
         assert law is not None
         self._law, self._simulated = law, simulated
         self._before = (text.prompt or 0) + text.decodes

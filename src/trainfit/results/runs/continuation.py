@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trainfit.results.runs.generation import generated_text
+from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import (
     FREE,
     KINDS,
@@ -63,7 +63,7 @@ def whole(recording: Recording) -> Recording:
     text = None if recording.simulated is not None else generated_text(recording)
     if text is None or text.reason or text.calls_left < 1:
         return recording
-    law = DecodeLaw.of(recording, text.decodes)
+    law = DecodeLaw.of(recording, text)
     return recording if law is None else law.to(text.calls_left)
 
 
@@ -72,7 +72,7 @@ def shortened(recording: Recording) -> Recording:
     text = generated_text(recording)
     if recording.simulated is None or text is None:
         return recording
-    law = DecodeLaw.of(recording.simulated, text.decodes)
+    law = DecodeLaw.of(recording.simulated, text)
     assert law is not None
     return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
 
@@ -85,7 +85,7 @@ def resized(
     text, simulated = generated_text(recording), recording.simulated
     assert simulated is not None and text is not None
     other = dataclasses.replace(simulated, alloc_bytes=sizes, workspace_args=arguments)
-    usual, law = (DecodeLaw.of(each, text.decodes) for each in (simulated, other))
+    usual, law = (DecodeLaw.of(each, text) for each in (simulated, other))
     assert usual is not None and law is not None
     calls = text.calls_left if calls is None else calls
     return law.to(calls, usual.kept(calls, _FEW_EVENTS))
@@ -112,11 +112,13 @@ class DecodeLaw:
         self._templates = [_Template(seen, step, period) for step in last]
 
     @classmethod
-    def of(cls, recording: Recording, decodes: int) -> DecodeLaw | None:
-        """The law of shortest period; ``None`` where these follow none."""
+    def of(cls, recording: Recording, text: GeneratedText) -> DecodeLaw | None:
+        """The law of shortest period; ``None`` where the decodes of ``text``, its last steps,
+        follow none."""
+        decodes = text.decodes
         if not 0 < decodes < recording.steps:
             return None
-        seen = _Decodes(recording, decodes)
+        seen = _Decodes(recording, text)
         if not seen.is_whole:
             return None
         for period in _PERIODS:
@@ -175,8 +177,9 @@ class DecodeLaw:
 class _Decodes:
     """The last steps of a recording, with their allocations, operators and kernels."""
 
-    def __init__(self, recording: Recording, count: int) -> None:
-        self.recording, self.count = recording, count
+    def __init__(self, recording: Recording, text: GeneratedText) -> None:
+        self.recording, self.count = recording, text.decodes
+        count = text.decodes
         codes = recording.events & 3
         ends = np.flatnonzero(codes == STEP_END)[-count - 1 :]
         made = np.cumsum(codes == MALLOC)
@@ -193,6 +196,14 @@ class _Decodes:
         self.workspaces: list[int] = np.searchsorted(
             recording.workspace_alloc, self.allocs
         ).tolist()
+        #: The call that follows with which sliding windows are full, and operators that have one.
+        self.full_at: int | None = None
+        self.in_window = np.zeros(len(recording.op_name), dtype=bool)
+        if text.window is not None and text.prompt is not None:
+            self.full_at = text.window - text.prompt - count
+            paths = tuple(text.in_window)
+            modules = [path.startswith(paths) for path in recording.strings]
+            self.in_window = np.array(modules)[recording.op_module] & (recording.op_module >= 0)
         starts = recording.workspace_start[self.workspaces]
         self.arguments: list[int] = starts.tolist()
         self.is_whole = bool(ends[-1] == len(recording.events) - 1)
@@ -277,7 +288,25 @@ class _Template:
         now = self._seen.of(column, starts, self.step)
         growth = now - self._seen.of(column, starts, self._before)
         found: IntArray = now + np.multiply.outer(periods, growth)
+        windowed = self._windowed(name)
+        if self._seen.full_at is not None and windowed.any():
+            # Full at a call that may lie between two of this place in the period.
+            period, call = self.step - self._before, self.step - self._seen.count + 1
+            calls = np.minimum(np.asarray(periods) * period, self._seen.full_at - call)
+            found = np.where(windowed, now + np.multiply.outer(calls, growth) // period, found)
         return np.maximum(found, 0)
+
+    def _windowed(self, name: str) -> _Mask:
+        """Which rows of a column are of operators with a sliding window."""
+        seen = self._seen
+        if name.startswith("workspace"):
+            return np.zeros(1, dtype=bool)
+        of_alloc = name.startswith("alloc")
+        ops = seen.recording.alloc_op if of_alloc else seen.recording.kernel_op
+        found: _Mask = seen.in_window[
+            seen.of(ops, seen.allocs if of_alloc else seen.kernels, self.step)
+        ]
+        return found
 
     def sizes(self, periods: int | IntArray) -> IntArray:
         """Bytes of its allocations so many periods later."""

@@ -23,6 +23,8 @@ class GeneratedText:
         sequences: the same without beams.
         limit: positions that the model is made for (``None``: not known).
         cache: its kind, as the library calls it; empty: the script's own.
+        window: positions that sliding windows keep (``None``: there is none).
+        in_window: modules whose cache is one of these.
         by: what says where the text ends.
         reason: why the calls left cannot be told from those simulated: these are in no figure.
     """
@@ -35,6 +37,8 @@ class GeneratedText:
     sequences: int | None = None
     limit: int | None = None
     cache: str = ""
+    window: int | None = None
+    in_window: tuple[str, ...] = ()
     by: str = ""
     reason: str = ""
 
