@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -13,7 +14,11 @@ from typing import Any, Final
 import torch
 from torch.nn.modules import module as nn_module
 
+from trainfit.results.files.decoding import as_json
+from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
+from trainfit.results.runs.recording import Recording
+from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, signature_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -25,8 +30,6 @@ _LISTS: Final = ("key_cache", "value_cache")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
                   "Linear": "recurrent"}  # fmt: skip
-
-_Signature = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class GenerationWatch:
@@ -45,11 +48,15 @@ class GenerationWatch:
         self._kinds: set[str] = set()
         self._layers: set[int] = set()
         self._windows: dict[str, int] = {}
-        self._loop = _Loop()
-        self._counted: _Counted | None = None
+        self._loop = DecodeLoop()
+        self._counted: CountedCalls | None = None
         self._uneven = ""
         #: The text in the making, or the last one.
         self.text: GeneratedText | None = None
+        #: The recording as it was when calls were no longer made, only counted.
+        self.frozen: Recording | None = None
+        self.over: Callable[[], None] = lambda: None
+        """Called when a loop is over whose calls were counted."""
         self.is_repeated: Callable[[], None] = lambda: None
         """Called before a text that is like one before, or when there were many of them."""
 
@@ -119,26 +126,44 @@ class GenerationWatch:
         if self._depth:
             self._call_of_generate(steps)
         elif self._loop.called(steps):
-            self.text = self._loop.text()
+            self.text = dataclasses.replace(self._loop.text(), **self._of_cache())
 
-    def refuse(self, reason: str) -> None:
-        """What is left of the text cannot be told from what was simulated."""
-        if self.text is not None and self.text.calls_left:
-            self.text = dataclasses.replace(self.text, reason=reason)
+    def is_known(self, snapshot: Callable[[], Recording | None]) -> bool:
+        """Do the calls left of a text follow from those seen?
 
-    @property
-    def uneven(self) -> str:
-        """Why calls of the present text differ by more than a length; empty: they do not."""
-        return self._uneven
-
-    def count_on(self, over: Callable[[], None]) -> bool:
-        """From now on the model of the loop is not called, its calls are counted; ``over`` is
-        called when it is given something else. Returns whether that can be done."""
-        module = self._loop.module
-        if module is None or self.text is None:
+        Those of a loop of the script's own are counted before they are known: its model is not
+        called any more, and ``over`` is called when it is given something else.
+        """
+        text = self.text
+        if text is None or self._uneven or not is_enough(text.decodes):
             return False
-        self._counted = _Counted(module, self._loop.signature, self._add_call, over)
-        return True
+        if not (self.in_loop or text.calls_left > 1):
+            return False
+        recording = snapshot()
+        if recording is None or DecodeLaw.of(recording, text) is None:
+            return False
+        if self.in_generate:
+            return True
+        module = self._loop.module
+        if module is not None and self.in_loop:
+            self.frozen = recording
+            self._counted = CountedCalls(
+                module, self._loop.signature, self._add_call, lambda: self.over()
+            )
+        return False
+
+    def described(self, recording: Recording) -> Recording:
+        """``recording``, whose header says what text its calls make."""
+        text = self.text
+        if text is None:
+            return recording
+        if text.calls_left and not self.is_counting:
+            reason = self._uneven
+            if not reason and DecodeLaw.of(recording, text) is None:
+                reason = "its calls follow no law, and were not simulated to its end"
+            text = dataclasses.replace(text, reason=reason)
+        told = json.loads(as_json(text))
+        return dataclasses.replace(recording, header={**recording.header, "generation": told})
 
     def _add_call(self) -> None:
         if self.text is not None:
@@ -198,14 +223,7 @@ class GenerationWatch:
         text = self.text
         if text is None or not text.calls_left:
             return
-        changes: dict[str, Any] = {"calls_left": text.calls_left - 1, "cache": self._cache()}
-        if self._windows:
-            if len(set(self._windows.values())) > 1:
-                self._uneven = "layers have sliding windows of different lengths"
-            changes |= {
-                "window": max(self._windows.values()),
-                "in_window": tuple(sorted(self._windows)),
-            }
+        changes = {"calls_left": text.calls_left - 1, **self._of_cache()}
         if text.prefill < 0:
             changes["prefill"] = steps - 1
         else:
@@ -267,8 +285,15 @@ class GenerationWatch:
             self._layers.add(id(layer))
             self._windows[self._simulation.module()] = int(window)
 
-    def _cache(self) -> str:
-        return ", ".join(sorted(self._kinds))
+    def _of_cache(self) -> dict[str, Any]:
+        """What is known of the cache, as fields of the text."""
+        found: dict[str, Any] = {"cache": ", ".join(sorted(self._kinds))}
+        if self._windows:
+            if len(set(self._windows.values())) > 1:
+                self._uneven = "layers have sliding windows of different lengths"
+            found["window"] = max(self._windows.values())
+            found["in_window"] = tuple(sorted(self._windows))
+        return found
 
     # -- calls of models ---------------------------------------------------------------------------
 
@@ -279,102 +304,8 @@ class GenerationWatch:
         self._inner = max(0, self._inner - 1)
         if not self._inner and not self._depth:
             with contextlib.suppress(Exception):
-                self._loop.given(module, _signature(args, kwargs))
+                self._loop.given(module, signature_of(args, kwargs))
 
 
 def _kinds_of(name: str) -> set[str]:
     return {text for part, text in _CACHES.items() if part in name} or {"dynamic"}
-
-
-class _Loop:
-    """A loop of the script's own: calls of one model, each of them given as much as the one before
-    or one position more."""
-
-    def __init__(self) -> None:
-        self.module: torch.nn.Module | None = None
-        self.signature: _Signature = ()
-        self.decodes = 0
-        self._prefill = 0
-        self.is_text = self._follows = self._grows = False
-
-    def given(self, module: torch.nn.Module, signature: _Signature) -> None:
-        """An outermost module was called with tensors of these shapes."""
-        self._follows = module is self.module and follows(self.signature, signature)
-        self._grows = self._follows and signature != self.signature
-        self.module, self.signature = module, signature
-
-    def called(self, steps: int) -> bool:
-        """That call was step ``steps`` (from 1); is it one for a further token?"""
-        if self._follows:
-            self.decodes += 1
-            self.is_text = self.is_text or self._grows
-        else:
-            # The call before was for the prompt, if this one is for a single position.
-            self.is_text = steps > 1 and _has_one_position(self.signature)
-            self.decodes = int(self.is_text)
-            self._prefill = steps - 1 - self.decodes
-        return self.is_text
-
-    def text(self) -> GeneratedText:
-        """What was seen of it."""
-        return GeneratedText(self._prefill, self.decodes, by="the script's loop")
-
-
-def follows(before: _Signature, now: _Signature) -> bool:
-    """Is ``now`` given as ``before`` was, or one position more of some tensors?"""
-    if not now or [name for name, _ in before] != [name for name, _ in now]:
-        return False
-    for (_, old), (_, new) in zip(before, now, strict=True):
-        if len(old) != len(new):
-            return False
-        grown = [b - a for a, b in zip(old, new, strict=True) if a != b]
-        if grown not in ([], [1]):
-            return False
-    return True
-
-
-def _has_one_position(signature: _Signature) -> bool:
-    return any(len(shape) > 1 and shape[1] == 1 for _, shape in signature)
-
-
-def _signature(args: Any, kwargs: Any) -> _Signature:
-    named = [*((str(place), each) for place, each in enumerate(args)), *sorted(kwargs.items())]
-    return tuple(
-        (name, tuple(each.shape)) for name, each in named if isinstance(each, torch.Tensor)
-    )
-
-
-class _Counted:
-    """Stands in for a model's forward call: gives what the first such call gave, and counts."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        signature: _Signature,
-        count: Callable[[], None],
-        over: Callable[[], None],
-    ) -> None:
-        self._module, self._signature = module, signature
-        self._count, self._over = count, over
-        self._forward = module.forward
-        self._held = vars(module).get("forward")
-        self._found: list[Any] = []
-        module.forward = self._call
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        now = _signature(args, kwargs)
-        if not follows(self._signature, now):
-            self._over()
-            return self._forward(*args, **kwargs)
-        self._signature = now
-        self._count()
-        if not self._found:
-            self._found.append(self._forward(*args, **kwargs))
-        return self._found[0]
-
-    def remove(self) -> None:
-        """The module is as it was."""
-        if self._held is None:
-            vars(self._module).pop("forward", None)
-        else:
-            self._module.forward = self._held

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import json
 import os
 import resource
 import sys
@@ -24,8 +23,6 @@ import torch
 
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
-from trainfit.results.files.decoding import as_json
-from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import StepMakeup
@@ -99,8 +96,7 @@ class Runner:
         self._cache = CacheWatch(self._simulation)
         self._generation = GenerationWatch(self._simulation)
         self._generation.is_repeated = self._text_repeated
-        #: The recording as it was when calls were no longer made, only counted.
-        self._frozen: Recording | None = None
+        self._generation.over = self._text_over
         self._finishing = threading.Lock()
         self._over = False
         self._begin()
@@ -310,7 +306,7 @@ class Runner:
         late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
             if self._generation.in_generate or self._cache.grows():
-                return self._text_is_known() or late
+                return self._generation.is_known(self._snapshot) or late
             if self._cache.released():
                 return True
         if not spec.until_settled:
@@ -325,26 +321,6 @@ class Runner:
     def _is_late(self) -> bool:
         return time.monotonic() - self._started > self._spec.time_limit_s / 2
 
-    # -- texts in the making -----------------------------------------------------------------
-
-    def _text_is_known(self) -> bool:
-        """Do the calls left of a text follow from those seen? Those of a loop of the script's own
-        are counted before they are known."""
-        watch = self._generation
-        text = watch.text
-        if text is None or watch.uneven or not is_enough(text.decodes):
-            return False
-        if not (watch.in_loop or text.calls_left > 1):
-            return False
-        recording = self._snapshot()
-        if recording is None or DecodeLaw.of(recording, text) is None:
-            return False
-        if watch.in_generate:
-            return True
-        if watch.count_on(self._text_over):
-            self._frozen = recording
-        return False
-
     def _text_over(self) -> None:
         """The loop whose calls were counted is over."""
         if self._is_run():
@@ -357,19 +333,6 @@ class Runner:
         if spec.count == "calls" and spec.until_settled and self._simulation.steps:
             self._text_over()
 
-    def _with_text(self, recording: Recording) -> Recording:
-        """``recording``, whose header says what text its calls make."""
-        watch = self._generation
-        if watch.text is None or self._spec.count != "calls":
-            return recording
-        if not watch.is_counting and watch.text.calls_left:
-            ending = "it was ended before, by the number of steps or the time limit"
-            law = None if watch.uneven else DecodeLaw.of(recording, watch.text)
-            if law is None:
-                watch.refuse(watch.uneven or f"sizes follow no law; {ending}")
-        told = json.loads(as_json(watch.text))
-        return dataclasses.replace(recording, header={**recording.header, "generation": told})
-
     def _finish(self, end: ScriptOutcome) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
 
@@ -380,9 +343,10 @@ class Runner:
                 return False
             self._done.set()
         faulthandler.cancel_dump_traceback_later()
-        recording = self._frozen or self._snapshot()
+        recording = self._generation.frozen or self._snapshot()
         if recording is not None:
-            recording = self._with_text(recording)
+            if self._spec.count == "calls":
+                recording = self._generation.described(recording)
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -60,13 +61,14 @@ def generation(
     if recording.simulated is None:
         return found
     contexts = _Contexts(recording, text, memory_model)
-    now = contexts.longest(lambda calls: contexts.of_recording(calls), batch)
-    points = []
+    now = contexts.longest(contexts.of_recording, batch)
+    points: list[ContextPoint | None] = []
     if law is not None and law.template.simulated is not None:
-        for size in _spread(sizes):
-            at = contexts.longest(lambda calls, size=size: law.at(size, calls), size)
-            points.extend([at] if at is not None else [])
-    return dataclasses.replace(found, longest=now, frontier=tuple(points))
+        points = [
+            contexts.longest(functools.partial(law.at, size), size) for size in _spread(sizes)
+        ]
+    known = tuple(each for each in points if each is not None)
+    return dataclasses.replace(found, longest=now, frontier=known)
 
 
 def _spread(sizes: Iterable[int]) -> list[int]:
@@ -141,7 +143,8 @@ def _places(first: int, last: int, period: int) -> list[int]:
     if last < first:
         return []
     end = max(first, last - period + 1)
-    return np.unique(np.linspace(first, end, _PLACES).round().astype(int)).tolist()
+    found: list[int] = np.unique(np.linspace(first, end, _PLACES).round().astype(int)).tolist()
+    return found
 
 
 # ---
@@ -176,7 +179,7 @@ class _Contexts:
         most = max(1, min(limit, _MOST_EVENTS // self._law.events_of_call))
         calls = min(most, 1024)
         while True:
-            run = self._limited(stream(calls))
+            run = self._model.limited(stream(calls))
             if run.failed is not None:
                 return self._point(batch, self._calls_until(run, calls))
             if calls >= most:
@@ -185,9 +188,6 @@ class _Contexts:
         if calls >= limit:
             return self._point(batch, limit, by_model=True)
         return self._estimate(stream, batch, calls, limit)
-
-    def _limited(self, stream: Stream) -> Replay:
-        return self._model.limited(stream)
 
     def _calls_until(self, run: Replay, calls: int) -> int:
         """Whole calls after those simulated before memory was full (negative: among those)."""

@@ -11,12 +11,17 @@ rounding and fragmentation included.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
+from trainfit.results.runs.decodes import (
+    KERNEL_SIZES,
+    OF_EACH,
+    DecodeTemplate,
+    Mask,
+    SimulatedDecodes,
+)
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import (
     FREE,
@@ -32,17 +37,12 @@ from trainfit.results.runs.recording import (
 _ENOUGH: Final = (17, 25, 49)
 #: Decodes after which sizes repeat, but for their growth.
 _PERIODS: Final = (1, 2, 4, 8, 16)
-#: Decodes of each place in a period: two for a law, one that has to follow it.
-_OF_EACH: Final = 3
 #: Events of a replay up to which every allocation is in it: of one, and of one of many.
 _MOST_EVENTS: Final = 1_200_000
 _FEW_EVENTS: Final = 200_000
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
-_UNMARKED: Final = (KINDS.index("temporary"), KINDS.index("activation"))
-_KERNEL_SIZES: Final = ("flops", "read", "written", "rows", "columns", "depth", "batches")
-_Mask = npt.NDArray[np.bool_]
 
 
 def is_enough(decodes: int) -> bool:
@@ -105,11 +105,11 @@ def with_decodes(recording: Recording, decodes: int) -> Recording:
 class DecodeLaw:
     """How the decodes of a recording, its last steps, go on."""
 
-    def __init__(self, recording: Recording, seen: _Decodes, period: int) -> None:
+    def __init__(self, recording: Recording, seen: SimulatedDecodes, period: int) -> None:
         self._recording, self._seen, self.period = recording, seen, period
         last = range(seen.count - period, seen.count)
         #: By the place in a period: what its calls are made of.
-        self._templates = [_Template(seen, step, period) for step in last]
+        self._templates = [DecodeTemplate(seen, step, period) for step in last]
 
     @classmethod
     def of(cls, recording: Recording, text: GeneratedText) -> DecodeLaw | None:
@@ -118,15 +118,15 @@ class DecodeLaw:
         decodes = text.decodes
         if not 0 < decodes < recording.steps:
             return None
-        seen = _Decodes(recording, text)
+        seen = SimulatedDecodes(recording, text)
         if not seen.is_whole:
             return None
         for period in _PERIODS:
-            if _OF_EACH * period <= decodes and seen.repeats(period):
+            if OF_EACH * period <= decodes and seen.repeats(period):
                 return cls(recording, seen, period)
         return None
 
-    def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[_Mask]:
+    def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[Mask]:
         """By the place in a period, which allocations of a call that is not whole are replayed."""
         events = sum(len(each.events) for each in self._templates) * calls // self.period
         if events <= most:
@@ -134,7 +134,7 @@ class DecodeLaw:
         periods = calls // self.period + 1
         return [each.stays | (each.sizes(periods) > _SMALL) for each in self._templates]
 
-    def to(self, calls: int, kept: list[_Mask] | None = None) -> Recording:
+    def to(self, calls: int, kept: list[Mask] | None = None) -> Recording:
         """The recording, continued by ``calls``; ``kept`` is that of another batch size."""
         if calls < 1:
             return self._recording
@@ -174,164 +174,15 @@ class DecodeLaw:
         return found.last_alone()
 
 
-class _Decodes:
-    """The last steps of a recording, with their allocations, operators and kernels."""
-
-    def __init__(self, recording: Recording, text: GeneratedText) -> None:
-        self.recording, self.count = recording, text.decodes
-        count = text.decodes
-        codes = recording.events & 3
-        ends = np.flatnonzero(codes == STEP_END)[-count - 1 :]
-        made = np.cumsum(codes == MALLOC)
-        #: Numbers of the first allocation, operator, kernel and workspace of each, and of the first
-        #: after the last.
-        self.allocs: list[int] = made[ends].tolist()
-        self.events = [
-            recording.events[first + 1 : last + 1]
-            for first, last in zip(ends[:-1], ends[1:], strict=True)
-        ]
-        steps = np.arange(recording.steps - count, recording.steps + 1)
-        self.ops: list[int] = np.searchsorted(recording.op_step, steps).tolist()
-        self.kernels: list[int] = np.searchsorted(recording.kernel_op, self.ops).tolist()
-        self.workspaces: list[int] = np.searchsorted(
-            recording.workspace_alloc, self.allocs
-        ).tolist()
-        #: The call that follows with which sliding windows are full, and operators that have one.
-        self.full_at: int | None = None
-        self.in_window = np.zeros(len(recording.op_name), dtype=bool)
-        if text.window is not None and text.prompt is not None:
-            self.full_at = text.window - text.prompt - count
-            paths = tuple(text.in_window)
-            modules = [path.startswith(paths) for path in recording.strings]
-            self.in_window = np.array(modules)[recording.op_module] & (recording.op_module >= 0)
-        starts = recording.workspace_start[self.workspaces]
-        self.arguments: list[int] = starts.tolist()
-        self.is_whole = bool(ends[-1] == len(recording.events) - 1)
-
-    def of(self, column: IntArray, starts: list[int], step: int) -> IntArray:
-        """A column's part that is of one of them (from 0)."""
-        return column[starts[step] : starts[step + 1]]
-
-    def named(self, step: int) -> IntArray:
-        """Its events (a row each): code, calls back to the one that made what is named, its place
-        there. Of what none of them made the calls back are more than there are."""
-        codes, values = self.events[step] & 3, self.events[step] >> 2
-        named = (codes == MALLOC) | (codes == FREE)
-        of = np.searchsorted(self.allocs, values, side="right") - 1
-        place = values - np.array(self.allocs)[np.maximum(of, 0)]
-        back = np.where(of >= 0, step - of, self.count + 1)
-        others = np.where(codes == OTHER, values, 0)
-        return np.stack([codes, np.where(named, back, 0), np.where(named, place, others)], axis=1)
-
-    def repeats(self, period: int) -> bool:
-        """Are the last ones as those a period before, but for sizes that grow by the same?"""
-        last = range(self.count - period, self.count)
-        return all(self._repeats(step, period) for step in last)
-
-    def _repeats(self, step: int, period: int) -> bool:
-        recording, steps = self.recording, [step - back * period for back in range(_OF_EACH)]
-        events = [self.named(each) for each in steps]
-        if (events[0][events[0][:, 0] == OTHER, 2] > 0).any():  # another stream's
-            return False
-        if (events[0][:, 1] > self.count).any() or not self._on_device(step):
-            return False
-        fixed: list[Callable[[int], IntArray]] = [
-            lambda each: self.of(recording.op_name, self.ops, each),
-            lambda each: self.of(recording.kernel_kind, self.kernels, each),
-            lambda each: self.of(recording.workspace_model, self.workspaces, each),
-            lambda each: np.diff(recording.workspace_start)[
-                self.workspaces[each] : self.workspaces[each + 1]
-            ],
-        ]
-        if not all(np.array_equal(each, events[0]) for each in events[1:]):
-            return False
-        for column in fixed:
-            first, *others = map(column, steps)
-            if not all(np.array_equal(first, each) for each in others):
-                return False
-        return all(self._is_linear(*column, steps) for column in self._growing())
-
-    def _growing(self) -> list[tuple[IntArray, list[int]]]:
-        recording = self.recording
-        return [
-            (recording.alloc_bytes, self.allocs),
-            (recording.workspace_args, self.arguments),
-            *((getattr(recording, f"kernel_{name}"), self.kernels) for name in _KERNEL_SIZES),
-        ]
-
-    def _is_linear(self, column: IntArray, starts: list[int], steps: list[int]) -> bool:
-        rows = [self.of(column, starts, step) for step in steps]
-        growths = [now - before for now, before in zip(rows[:-1], rows[1:], strict=True)]
-        return all(np.array_equal(growths[0], each) for each in growths[1:])
-
-    def _on_device(self, step: int) -> bool:
-        """Do its allocations all belong to its own operators?"""
-        own = self.of(self.recording.alloc_op, self.allocs, step)
-        return not len(own) or int(own.min()) >= self.ops[step]
-
-
-class _Template:
-    """What the calls at one place of a period are made of."""
-
-    def __init__(self, seen: _Decodes, step: int, period: int) -> None:
-        self._seen, self.step, self._before = seen, step, step - period
-        self.events = seen.named(step)
-        self.count = seen.allocs[step + 1] - seen.allocs[step]
-        freed = self.events[(self.events[:, 0] == FREE) & (self.events[:, 1] == 0), 2]
-        #: Which of its allocations live when it ends.
-        self.stays: _Mask = np.ones(self.count, dtype=bool)
-        self.stays[freed] = False
-
-    def at(self, name: str, starts: list[int], periods: int | IntArray) -> IntArray:
-        """A column so many periods later; a row each where they are several."""
-        column = getattr(self._seen.recording, name)
-        now = self._seen.of(column, starts, self.step)
-        growth = now - self._seen.of(column, starts, self._before)
-        found: IntArray = now + np.multiply.outer(periods, growth)
-        windowed = self._windowed(name)
-        if self._seen.full_at is not None and windowed.any():
-            # Full at a call that may lie between two of this place in the period.
-            period, call = self.step - self._before, self.step - self._seen.count + 1
-            calls = np.minimum(np.asarray(periods) * period, self._seen.full_at - call)
-            found = np.where(windowed, now + np.multiply.outer(calls, growth) // period, found)
-        return np.maximum(found, 0)
-
-    def _windowed(self, name: str) -> _Mask:
-        """Which rows of a column are of operators with a sliding window."""
-        seen = self._seen
-        if name.startswith("workspace"):
-            return np.zeros(1, dtype=bool)
-        of_alloc = name.startswith("alloc")
-        ops = seen.recording.alloc_op if of_alloc else seen.recording.kernel_op
-        found: _Mask = seen.in_window[
-            seen.of(ops, seen.allocs if of_alloc else seen.kernels, self.step)
-        ]
-        return found
-
-    def sizes(self, periods: int | IntArray) -> IntArray:
-        """Bytes of its allocations so many periods later."""
-        return self.at("alloc_bytes", self._seen.allocs, periods)
-
-    @property
-    def is_cache(self) -> _Mask:
-        """Which are of a cache: they live on, grow, and were made within the model."""
-        recording = self._seen.recording
-        of_model = self._seen.of(recording.alloc_module, self._seen.allocs, self.step) >= 0
-        kinds = self._seen.of(recording.alloc_kind, self._seen.allocs, self.step)
-        grows = self.sizes(1) > self.sizes(0)
-        found: _Mask = self.stays & grows & of_model & np.isin(kinds, _UNMARKED)
-        return found
-
-
 class _Continuation:
     """The calls that follow, numbered from 1, as columns of a recording."""
 
     def __init__(
         self,
         recording: Recording,
-        seen: _Decodes,
-        templates: list[_Template],
-        kept: list[_Mask],
+        seen: SimulatedDecodes,
+        templates: list[DecodeTemplate],
+        kept: list[Mask],
         calls: int,
     ) -> None:
         self._recording, self._seen, self._templates = recording, seen, templates
@@ -391,7 +242,7 @@ class _Continuation:
                 kinds[own] = np.where(template.is_cache, _KV_CACHE, kinds[own])
         return dataclasses.replace(found, alloc_kind=kinds)
 
-    def _template(self, call: int) -> tuple[_Template, int]:
+    def _template(self, call: int) -> tuple[DecodeTemplate, int]:
         """Of a call, with the number of its first operator among those seen."""
         template = self._templates[(call - 1) % self._period]
         return template, self._seen.ops[template.step]
@@ -431,9 +282,10 @@ class _Continuation:
         found["events"] = self._events(template.events[is_kept], calls)
         return found
 
-    def _kinds(self, template: _Template) -> IntArray:
+    def _kinds(self, template: DecodeTemplate) -> IntArray:
         kinds = self._seen.of(self._recording.alloc_kind, self._seen.allocs, template.step)
-        return np.where(template.is_cache, _KV_CACHE, kinds)
+        found: IntArray = np.where(template.is_cache, _KV_CACHE, kinds)
+        return found
 
     @staticmethod
     def _repeated(column: IntArray, calls: IntArray) -> IntArray:
@@ -452,7 +304,8 @@ class _Continuation:
                 ranks[rows, columns] = rank[where[columns]]
         values = self._starts[index] + np.where(whole, where[None, :], ranks)
         named = (codes == MALLOC) | (codes == FREE)
-        return np.where(named[None, :], values, where[None, :]) * 4 + codes[None, :]
+        found: IntArray = np.where(named[None, :], values, where[None, :]) * 4 + codes[None, :]
+        return found
 
     def _add_whole(self, call: int, step: int) -> None:
         """A call with all of its operators, ``step`` of the recording."""
@@ -472,7 +325,7 @@ class _Continuation:
         self._add_workspaces(call, template, start - seen.allocs[template.step])
         self._add_operators(call, shift, step)
 
-    def _add_workspaces(self, call: int, template: _Template, moved: int) -> None:
+    def _add_workspaces(self, call: int, template: DecodeTemplate, moved: int) -> None:
         seen, recording = self._seen, self._recording
         own = slice(seen.workspaces[template.step], seen.workspaces[template.step + 1])
         if own.start == own.stop:
@@ -497,7 +350,7 @@ class _Continuation:
         self._add("kernel_op", recording.kernel_op[rows] + shift)
         for name in ("stream", "kind", "dtype", "launches"):
             self._add(f"kernel_{name}", getattr(recording, f"kernel_{name}")[rows])
-        for name in _KERNEL_SIZES:
+        for name in KERNEL_SIZES:
             grown = template.at(f"kernel_{name}", seen.kernels, self._periods(np.array([call])))
             self._add(f"kernel_{name}", grown[0])
 

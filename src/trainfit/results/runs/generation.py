@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.runs.recording import Recording
@@ -58,22 +56,15 @@ class GeneratedText:
         return None if self.prompt is None else self.prompt + self.new_tokens
 
 
-def decode_text(header: Mapping[str, Any]) -> GeneratedText | None:
-    """What a recording's header says of a text; ``None`` where its script makes none.
-
-    Raises ``ValueError`` for anything else.
-    """
-    told = header.get("generation")
-    try:
-        return None if told is None else decode(GeneratedText, told)
-    except DecodingError as error:
-        raise ValueError(f"generation is {told!r}") from error
-
-
 def generated_text(recording: Recording) -> GeneratedText | None:
-    """The text of a recording that has its steps; ``None`` where there is none."""
-    text = decode_text(recording.header)
-    steps = (recording.simulated or recording).steps
-    if text is None or text.decodes < 1 or not 0 <= text.prefill < steps - text.decodes:
+    """The text of a recording that has its steps; ``None`` where its script makes none."""
+    told = recording.header.get("generation")
+    if told is None:
         return None
-    return text
+    try:
+        text = decode(GeneratedText, told)
+    except DecodingError:
+        return None
+    steps = (recording.simulated or recording).steps
+    is_there = text.decodes > 0 and 0 <= text.prefill < steps - text.decodes
+    return text if is_there and text.calls_left >= 0 else None

@@ -333,7 +333,9 @@ class Recording(Displayed):
             with zipfile.ZipFile(source) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
+                columns: dict[str, Any] = {
+                    name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS
+                }
             header = cast(RecordingHeader, dict(document["header"]))
             strings = tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
