@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainfit.results.runs.decodes import (
+    ALIKE,
     KERNEL_SIZES,
     OF_EACH,
     DecodeTemplate,
@@ -122,7 +123,7 @@ class DecodeLaw:
         if not seen.is_whole:
             return None
         for period in _PERIODS:
-            if OF_EACH * period <= decodes and seen.repeats(period):
+            if max(OF_EACH * period, ALIKE) <= decodes and seen.repeats(period):
                 return cls(recording, seen, period)
         return None
 

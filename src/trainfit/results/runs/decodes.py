@@ -24,6 +24,8 @@ Mask = npt.NDArray[np.bool_]
 
 #: Decodes of each place in a period: two for a law, one that has to follow it.
 OF_EACH: Final = 3
+#: And decodes at least that have to follow a law: padding to multiples of 8 shows within these.
+ALIKE: Final = 16
 #: Columns of kernels that grow with a text.
 KERNEL_SIZES: Final = ("flops", "read", "written", "rows", "columns", "depth", "batches")
 _UNMARKED: Final = (KINDS.index("temporary"), KINDS.index("activation"))
@@ -80,8 +82,8 @@ class SimulatedDecodes:
 
     def repeats(self, period: int) -> bool:
         """Are the last ones as those a period before, but for sizes that grow by the same?"""
-        last = range(self.count - period, self.count)
-        return all(self._repeats(step, period) for step in last)
+        first = self.count - max(OF_EACH * period, ALIKE) + (OF_EACH - 1) * period
+        return all(self._repeats(step, period) for step in range(self.count - 1, first - 1, -1))
 
     def _repeats(self, step: int, period: int) -> bool:
         recording, steps = self.recording, [step - back * period for back in range(OF_EACH)]
