@@ -337,6 +337,7 @@ KINDS: Final[Mapping[str, str]] = {
     "input": "inputs",
     "temporary": "temporaries",
     "workspace": "workspaces",
+    "kv_cache": "KV cache",
     "backward": "backward pass",
     "loaded": "read from files",
     "other": "outside modules",

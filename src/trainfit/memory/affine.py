@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from trainfit.memory.replay import Stream
+from trainfit.results.runs.continuation import resized, shortened, whole, with_decodes
+from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, OTHER, PHASES, IntArray, Recording
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 
@@ -154,7 +156,8 @@ class AffineStream:
     """The stream of allocations as a function of the batch size.
 
     ``alloc_bytes = base + slope * batch``, workspaces by their models. ``exact`` is false
-    where some slope is no whole number of bytes (sizes are then rounded up).
+    where some slope is no whole number of bytes (sizes are then rounded up). They are of what was
+    simulated; of a generated text, ``template`` and streams go on from there to its end.
     """
 
     template: Recording
@@ -173,12 +176,15 @@ class AffineStream:
         """
         if batch == other:
             raise ValueError("two different batch sizes are needed")
-        second = in_setup_order_of(second, first)
+        first, second = _to_one_length(first, second)
+        longer = second if other > batch else first
+        first = first.simulated or first
+        second = in_setup_order_of(second.simulated or second, first)
         _check_same_course(first, second)
         base, slope, exact = _law(first.alloc_bytes, batch, second.alloc_bytes, other)
         args = _law(first.workspace_args, batch, second.workspace_args, other)
         return cls(
-            template=second if other > batch else first,
+            template=_template(second if other > batch else first, longer),
             base=base,
             slope=slope,
             workspace_base=args[0],
@@ -192,23 +198,55 @@ class AffineStream:
         """Does anything change with the batch size at all?"""
         return bool(self.slope.any() or self.workspace_slope.any())
 
-    def at(self, batch: int) -> Stream:
-        """The stream at ``batch``."""
+    @property
+    def recorded(self) -> Recording:
+        """What was simulated at the larger of both batch sizes."""
+        return self.template.simulated or self.template
+
+    def at(self, batch: int, calls: int | None = None) -> Stream:
+        """The stream at ``batch``; of a generated text, to ``calls`` after what was simulated
+        (``None``: to its end)."""
+        sizes, arguments = self.sizes(batch)
+        if self.template.simulated is None:
+            return Stream.with_bytes(self.template, sizes)
+        return Stream.of(resized(self.template, sizes, arguments, calls))
+
+    def sizes(self, batch: int) -> tuple[IntArray, IntArray]:
+        """Bytes of what was simulated at ``batch``, and the arguments of workspaces."""
         span = self.batches[1] - self.batches[0]
         sizes = _evaluate(self.base, self.slope, batch, span)
-        args = _evaluate(self.workspace_base, self.workspace_slope, batch, span).tolist()
-        start = self.template.workspace_start.tolist()
-        strings = self.template.strings
+        found = _evaluate(self.workspace_base, self.workspace_slope, batch, span)
+        args, recorded = found.tolist(), self.recorded
+        start = recorded.workspace_start.tolist()
         for index, (alloc, model) in enumerate(
-            zip(
-                self.template.workspace_alloc.tolist(),
-                self.template.workspace_model.tolist(),
-                strict=True,
-            )
+            zip(recorded.workspace_alloc.tolist(), recorded.workspace_model.tolist(), strict=True)
         ):
             arguments = tuple(args[start[index] : start[index + 1]])
-            sizes[alloc] = workspace_bytes(strings[model], arguments)
-        return Stream.with_bytes(self.template, sizes)
+            sizes[alloc] = workspace_bytes(recorded.strings[model], arguments)
+        return sizes, found
+
+
+def _to_one_length(first: Recording, second: Recording) -> tuple[Recording, Recording]:
+    """Of texts: with as many simulated calls; raises :class:`OtherCourseError` where their lengths
+    differ, or only one of them goes on."""
+    texts = generated_text(first), generated_text(second)
+    if first.simulated is None and second.simulated is None:
+        return first, second
+    if None in (*texts, first.simulated, second.simulated):
+        raise OtherCourseError("the end of the text follows at one batch size only")
+    one, two = (each for each in texts if each is not None)
+    if one.new_tokens != two.new_tokens:
+        raise OtherCourseError(
+            f"{one.new_tokens} tokens are generated at one batch size and {two.new_tokens} at the "
+            "other"
+        )
+    decodes = min(one.decodes, two.decodes)
+    return with_decodes(first, decodes), with_decodes(second, decodes)
+
+
+def _template(recorded: Recording, longer: Recording) -> Recording:
+    """What was recorded, continued where ``longer`` is."""
+    return recorded if longer.simulated is None else shortened(whole(recorded))
 
 
 def _law(

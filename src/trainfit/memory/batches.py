@@ -181,10 +181,10 @@ def _require_growth(law: AffineStream) -> None:
     if not law.depends_on_batch:
         raise NotAffineError("nothing depends on the batch size")
     below = law.base < 0 if law.batches[0] < law.batches[1] else law.base > 0
-    below[law.template.workspace_alloc] = False  # they have models of their own
+    below[law.recorded.workspace_alloc] = False  # they have models of their own
     if below.any():
-        module = int(law.template.alloc_module[int(below.argmax())])
-        name = law.template.strings[module] if module >= 0 else ""
+        module = int(law.recorded.alloc_module[int(below.argmax())])
+        name = law.recorded.strings[module] if module >= 0 else ""
         where = f" in {name}" if name else ""
         raise NotAffineError(
             f"a tensor{where} would have a negative size at batch size 0: it does "

@@ -23,6 +23,7 @@ from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import STEP_END, Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
@@ -83,15 +84,19 @@ def summarize(
 
 
 def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
-    """The recording on its own GPU, as far as it was limited by it."""
+    """The recording on its own GPU, as far as it was limited by it; what a text needs that does
+    not fit is told without that limit."""
     header = recording.header
     others = header.get("other_processes_bytes") or 0
-    return replay(
+    found = replay(
         Stream.of(recording),
         capacity_bytes=header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
         context_bytes=header["context_bytes"],
         settings=settings or recorded_settings(recording),
     )
+    if found.fits or recording.simulated is None:
+        return found
+    return replay(found.stream, settings=found.settings)
 
 
 def _told(kind: type[_T], told: object) -> _T | None:
@@ -142,7 +147,7 @@ def source(path: Path, batch_size: int | None = None) -> Source:
 
     Raises ``ResultFileError``, and :class:`ExplainError` for a recording of nothing.
     """
-    recording = Recording.load(path)
+    recording = whole(Recording.load(path))
     if not len(recording.alloc_bytes):
         raise ExplainError(f"recording {str(path)!r}: nothing was allocated on the GPU")
     return Source(recording, str(path), batch_size or recording.header.get("batch_size"))

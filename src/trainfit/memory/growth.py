@@ -22,6 +22,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
 
     ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
     """
+    recording = recording.simulated or recording
     uses = step_uses(recording.events, recording.alloc_bytes)
     calls = not recording.header.get("optimizer")
     parts = parts_at_ends(recording)

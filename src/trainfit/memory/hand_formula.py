@@ -99,6 +99,7 @@ _ROW_OF_KIND: Final = {
     "temporary": REST,
     "workspace": REST,
     "activation": NOT_COUNTED,
+    "kv_cache": NOT_COUNTED,
 }
 #: The notes' "10%-30% extra buffer".
 _BUFFER: Final = (0.1, 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,8 +16,10 @@ from trainfit.memory.explanation import recorded_settings, replayed, summarize
 from trainfit.memory.peak import held_by_kind, step_memory
 from trainfit.memory.replay import Replay, Stream, replay
 from trainfit.plan.sizing.costing import has_rates, machine_of, memory_law
+from trainfit.plan.sizing.generation import generation
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.gpus import total
-from trainfit.results.memory import BatchMemory
+from trainfit.results.memory import BatchMemory, RecordingSummary
 from trainfit.results.plan import HostCpu, JobDetail, PlanResult
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, STEP_END, Recording
 from trainfit.results.runs.steps import DTYPES, MARKS
@@ -137,8 +140,25 @@ def explained(result: object, name: str) -> tuple[object, JobDetail | None]:
         return result, detail_of_plan(result, Path(name))
     if isinstance(result, Recording):
         outcome = replayed(result)
-        return summarize(result, name, outcome=outcome), _of_recording(result, outcome)
+        summary = with_generation(summarize(result, name, outcome=outcome), result)
+        return summary, _of_recording(result, outcome)
     return result, None
+
+
+def with_generation(summary: RecordingSummary, recording: Recording) -> RecordingSummary:
+    """With what is known of the text that the script generates, and whether all of it fits."""
+    gpu = _found(summary.gpu)
+    if gpu is None:
+        return summary
+    settings, others = recorded_settings(recording), summary.other_processes_bytes
+    model = MemoryModel(gpu, settings, 0.0, context_parts(recording), others)
+    found = generation(recording, machine_of(gpu), model, recording.header.get("batch_size"))
+    if found is None:
+        return summary
+    full = summary.out_of_memory
+    if full is None and summary.memory.device_bytes > model.capacity_bytes:
+        full = f"the GPU is full before the {found.new_tokens:,} new tokens are made"
+    return dataclasses.replace(summary, generation=found, out_of_memory=full)
 
 
 def detail_of_plan(result: PlanResult, path: Path) -> JobDetail:

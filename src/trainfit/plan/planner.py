@@ -45,6 +45,7 @@ from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
+from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import speed
@@ -54,6 +55,7 @@ from trainfit.results.configuration import AmpChoice
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
+from trainfit.results.generation import Generation
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.spec import TuningSpec
@@ -332,6 +334,23 @@ def _built(
         sample_loading_s=first.outcome.sample_s,
         findings=(*_findings(job, present), *of_end),
         epoch_end=end,
+        generation=_generation(job, chosen),
+    )
+
+
+def _generation(job: PlannedJob, chosen: AmpSetting) -> Generation | None:
+    """Of the text that the script generates."""
+    batches = chosen.batches
+    most = batches.largest or 0
+    sizes = {1 << power for power in range(most.bit_length())}
+    sizes |= {each for each in (job.batch, batches.recommended, most) if each}
+    return generation(
+        recording_of(chosen.trace),
+        job.machine,
+        job.memory_model,
+        job.batch,
+        batches.law,
+        [each for each in sizes if each <= most],
     )
 
 

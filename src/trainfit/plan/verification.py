@@ -28,6 +28,7 @@ from trainfit.results.real_runs import (
     RealRunOutcome,
     Verification,
 )
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import UNASKED, SandboxRequest
@@ -84,7 +85,7 @@ def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
 
 
 def _of_recording(path: Path, recommended: bool) -> Prediction:
-    recording = Recording.load(path)
+    recording = whole(Recording.load(path))
     command = str(recording.header.get("command", ""))
     if recommended:
         raise VerificationError(f"{str(path)!r} is a recording: it recommends nothing")

@@ -47,6 +47,7 @@ MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
     kind: (KINDS[kind], COLORS[number])
     for kind, number in (
         *(("parameter", 0), ("buffer", 7), ("optimizer_state", 3), ("gradient", 2)),
+        ("kv_cache", 2),
         *(("input", 6), ("activation", 1), ("temporary", 4), ("workspace", 5)),
     )
 }

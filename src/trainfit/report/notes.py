@@ -11,6 +11,7 @@ from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
 from trainfit.results.findings import Finding, Severity
+from trainfit.results.generation import Generation
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.script import Protection
 from trainfit.results.text import count, printable, size, wrapped
@@ -59,11 +60,29 @@ def plan_notes(result: PlanResult) -> list[Note]:
     unsettled: NoteSeverity = "changes the figures"
     if result.pattern is not None and result.pattern.course == "unknown":
         unsettled = "may change the figures"
-    pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
+    grows = [] if is_whole(result.generation) else pattern_notes(result.pattern)
+    pattern = [Note("note", text, 1, (), unsettled) for text in grows]
+    pattern += generation_notes(result.generation)
     speed = result.speed.notes if result.speed is not None else ()
     texts = [*result.notes, *speed, *profile_note(result.profile)]
     found = complete([*pattern, *result.structured_notes], texts, result.assumptions)
     return [note for note in found if note.text not in _told_by_parts(result)]
+
+
+def generation_notes(found: Generation | None) -> list[Note]:
+    """That figures are for a part of the text only, and why."""
+    if found is None or not found.reason:
+        return []
+    text = (
+        f"figures are for {found.known_tokens:,} of {found.new_tokens:,} new tokens, whose memory "
+        f"may be more at the end: {found.reason}"
+    )
+    return [Note("note", text, severity="changes the figures")]
+
+
+def is_whole(found: Generation | None) -> bool:
+    """Are figures for the end of a text?"""
+    return found is not None and not found.reason
 
 
 def _told_by_parts(result: PlanResult) -> list[str]:

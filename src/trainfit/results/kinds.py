@@ -21,6 +21,7 @@ from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
@@ -49,7 +50,7 @@ def read(path: Path) -> ResultFile | Recording:
     A document of an unknown format is read as a plan, whose error says what it is.
     """
     if zipfile.is_zipfile(path):
-        return Recording.load(path)
+        return whole(Recording.load(path))
     return of_text(documents.read(path, "re-create it"), path)
 
 

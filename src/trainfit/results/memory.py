@@ -10,6 +10,7 @@ from typing import ClassVar, Final, Literal
 from trainfit.results.files.contents import Metered, Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Finding
+from trainfit.results.generation import Generation
 from trainfit.results.gpus import Constant
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
@@ -151,6 +152,7 @@ class RecordingSummary(Metered):
     ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on,
     ``step`` what an optimizer step consists of.
     ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
+    ``generation`` is of the text that a script generates (``None``: it does not).
     """
 
     METRICS: ClassVar = METRICS
@@ -176,6 +178,7 @@ class RecordingSummary(Metered):
     step: StepMakeup | None = None
     structured_notes: tuple[Note, ...] = ()
     coverage: Coverage | None = None
+    generation: Generation | None = None
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

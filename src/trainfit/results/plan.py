@@ -22,9 +22,11 @@ from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Finding
+from trainfit.results.generation import Generation
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
@@ -102,7 +104,7 @@ class Recorded:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
             raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
-        return Recording.from_bytes(content, path)
+        return whole(Recording.from_bytes(content, path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +156,8 @@ class PlanResult(ResultFile):
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
     with the job in addition to its DataLoader: its learning, and of what memory is
     full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
-    not train).
+    not train). ``generation`` is of the text that it generates (``None``: an older result, or it
+    generates none).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -222,6 +225,7 @@ class PlanResult(ResultFile):
     run: RunRate | None = None
     findings: tuple[Finding, ...] = ()
     epoch_end: EpochEnd | None = None
+    generation: Generation | None = None
 
     @property
     def chosen(self) -> Configuration:

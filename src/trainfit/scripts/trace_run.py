@@ -41,6 +41,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
+from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -93,6 +94,9 @@ class Runner:
         self._stopper = Stopper()
         self._inference = InferenceWatch(self._simulation, self._interventions)
         self._cache = CacheWatch(self._simulation)
+        self._generation = GenerationWatch(self._simulation)
+        self._generation.is_repeated = self._text_repeated
+        self._generation.over = self._text_over
         self._finishing = threading.Lock()
         self._over = False
         self._begin()
@@ -111,6 +115,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
+            self._generation.install(self._patches)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
             self._interventions.before_call(self._learning.called)
@@ -131,6 +136,7 @@ class Runner:
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
+                self._generation.remove()
                 self._coverage.remove()
                 self._launch.remove()
                 self._options.remove()
@@ -243,8 +249,12 @@ class Runner:
     def _after_call(self) -> None:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
-        if self._spec.count == "calls":
+        if self._generation.is_counting:
+            if self._is_late():
+                self._text_over()
+        elif self._spec.count == "calls":
             self._cache.note_call()
+            self._generation.called(self._simulation.steps + 1)
             self._simulation.end_step()
         elif self._inference.only_infers():
             self._finish(ScriptOutcome("ended"))
@@ -289,13 +299,14 @@ class Runner:
 
         Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
         of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
-        go on to where it is let go, or to the script's end.
+        go on to where it is let go, or to the script's end, or to where the others follow from
+        them.
         """
         spec, simulation = self._spec, self._simulation
-        late = time.monotonic() - self._started > spec.time_limit_s / 2
+        late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
-            if self._cache.grows():
-                return late
+            if self._generation.in_generate or self._cache.grows():
+                return self._generation.is_known(self._snapshot) or late
             if self._cache.released():
                 return True
         if not spec.until_settled:
@@ -307,6 +318,21 @@ class Runner:
             return False
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
 
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._started > self._spec.time_limit_s / 2
+
+    def _text_over(self) -> None:
+        """The loop whose calls were counted is over."""
+        if self._is_run():
+            self._finish(ScriptOutcome("finished"))
+            self._stopper.stop()
+
+    def _text_repeated(self) -> None:
+        """The script comes to a text that it made before."""
+        spec = self._spec
+        if spec.count == "calls" and spec.until_settled and self._simulation.steps:
+            self._text_over()
+
     def _finish(self, end: ScriptOutcome) -> bool:
         """Write recording and outcome, once; what the script does later does not count.
 
@@ -317,8 +343,10 @@ class Runner:
                 return False
             self._done.set()
         faulthandler.cancel_dump_traceback_later()
-        recording = self._snapshot()
+        recording = self._generation.frozen or self._snapshot()
         if recording is not None:
+            if self._spec.count == "calls":
+                recording = self._generation.described(recording)
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)

@@ -312,6 +312,14 @@ class Simulation:
         for callback in self._on_step:
             callback(self._recorder.step)
 
+    def module(self) -> str:
+        """The path of the module that is called now; empty: none is."""
+        return self._recorder.text(self._modules.current(False))
+
+    def mark_cache(self, tensor: object) -> None:
+        """A tensor is part of the cache of a text in the making."""
+        self._ownership.mark(tensor, "kv_cache")
+
     def script_ended(self) -> None:
         """The script has come to its end: that ends its step, if it was the only one."""
         if not self.steps and self.cycle.is_unfinished:

@@ -100,7 +100,12 @@ class Work:
 
 
 def steady(recording: Recording) -> int:
-    """The number (from 0) of the step that stands for all others; there must be one."""
+    """The number (from 0) of the step that stands for all others; there must be one.
+
+    Of a generated text that was continued it is the call in the middle of what was added.
+    """
+    if recording.simulated is not None:
+        return int(recording.op_step[len(recording.simulated.op_name)])
     steps = recording.steps
     operators = np.bincount(recording.op_step, minlength=steps)[:steps]
     # Kernels before the first operator belong to the first step.

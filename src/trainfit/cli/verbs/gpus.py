@@ -20,6 +20,7 @@ from trainfit.report.sections.gpu_meaning import explained
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.results.gpus import GpusResult
 from trainfit.results.plan import PlanResult
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 
 
@@ -90,7 +91,7 @@ def _job(files: Sequence[Path]) -> Job:
     """From the file of a plan, or from recordings."""
     if len(files) == 1 and not zipfile.is_zipfile(files[0]):
         return job_of_plan(PlanResult.load(files[0]), files[0])
-    return job_of_recordings([(file, Recording.load(file)) for file in files])
+    return job_of_recordings([(file, whole(Recording.load(file))) for file in files])
 
 
 def _chosen(names: Sequence[str], *, explain: bool) -> list[GpuSpec]:

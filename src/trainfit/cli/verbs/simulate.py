@@ -16,8 +16,11 @@ from trainfit.cli.common import (
 from trainfit.cli.job import chosen_device, read_command
 from trainfit.cli.output import output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.plan.job_detail import with_generation
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.sections.memory import recording_subject
+from trainfit.results.runs.continuation import whole
+from trainfit.results.runs.recording import Recording
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -40,6 +43,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
+    summary = with_generation(summary, whole(Recording.load(output)))
     print_subject(summary, options, recording_subject)
     if failure is not None:
         raise failure

@@ -15,6 +15,7 @@ from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
+    is_inference,
     require_step,
     script_output,
     shortfall,
@@ -72,6 +73,10 @@ def simulate_command(
         keeps_interrupted=True,
     ) as tracer:
         trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
+        if is_inference(trace) and trace.interrupt is None:
+            shown.begin(1, f"simulating the calls of {command.name}, which does not train")
+            spec = dataclasses.replace(spec, count="calls")
+            trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
     shown.end(1)
     outcome = trace.outcome
     place = f"{outcome.location}: " if outcome.location else ""

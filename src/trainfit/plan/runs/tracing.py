@@ -21,6 +21,7 @@ from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcesses, available_ram, can_fork
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import DeviceConstants
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.spec import AS_WRITTEN, OUTCOME_FILE, RECORDING_FILE, RunSpec
@@ -387,7 +388,7 @@ def ending(code: int) -> str:
 
 def _recording(folder: Path) -> Recording | None:
     try:
-        return Recording.load(folder / RECORDING_FILE)
+        return whole(Recording.load(folder / RECORDING_FILE))
     except ResultFileError:
         return None  # a run that came to nothing
 

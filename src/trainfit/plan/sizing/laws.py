@@ -86,20 +86,21 @@ def _check_law(runs: Runs, law: AffineStream, spec: RunSpec) -> None:
     """
     one, two = sorted(law.batches)
     below_zero = law.base < 0 if law.batches == (one, two) else law.base > 0
-    below_zero[law.template.workspace_alloc] = False  # they have models of their own
+    below_zero[law.recorded.workspace_alloc] = False  # they have models of their own
     if not below_zero.any():
         return
     third = (one + two) // 2 if two - one > 1 else one - 1
     if third < 2:
         third = two + 1
     try:
-        seen = recording_of(runs.trace(third, spec)).alloc_bytes
+        found = recording_of(runs.trace(third, spec))
+        seen = (found.simulated or found).alloc_bytes
     except ScriptError as error:
         raise NotAffineError(f"a third could not be simulated ({error})") from None
-    expected = law.at(third).alloc_bytes
+    expected, _ = law.sizes(third)
     differs = seen[: len(expected)] != expected[: len(seen)]
     if not differs.any():
         return
-    name = law.template.strings[int(law.template.alloc_module[int(differs.argmax())])]
+    name = law.recorded.strings[int(law.recorded.alloc_module[int(differs.argmax())])]
     where = f", first in {name}" if name else ""
     raise NotAffineError(f"sizes do not grow in proportion to the batch size{where}")

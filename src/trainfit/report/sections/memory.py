@@ -18,7 +18,14 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import finding_items, profile_note, protection_notes
+from trainfit.report.notes import (
+    finding_items,
+    generation_notes,
+    is_whole,
+    profile_note,
+    protection_notes,
+)
+from trainfit.report.sections.generation import generation_sections
 from trainfit.report.sections.memory_charts import (
     kind_title,
     memory_growth,
@@ -216,8 +223,12 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     figures = f"{size(need)} of {size(there)}."
     others = summary.other_processes_bytes
     fits = full is None and need <= there
+    what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
+    steps = summary.steps
+    if summary.generation is not None:
+        steps = min(steps, summary.generation.simulated_calls)
     run = (
-        f"{count(summary.steps, 'optimizer step')}, {count(summary.operators, 'operator')}, torch "
+        f"{count(steps, what)}, {count(summary.operators, 'operator')}, torch "
         f"{summary.torch}; trainfit memory explains it, trainfit report opens it"
     )
     pattern = summary.pattern
@@ -232,7 +243,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
                 Tile("GPU memory", size(need), f"of {size(there)}", min(1.0, need / there)),
-                Tile("Simulated", count(summary.steps, "step"),
+                Tile("Simulated", count(steps, "step"),
                      count(summary.operators, "operator")),
             ),
         ),
@@ -245,11 +256,12 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
                 facts(
                     ("held", f"{size(others)} by other processes" if others else "", 20),
                     *(("step", line, 15) for line in step_lines(summary.step)),
-                    ("simulated", coverage_text(summary.coverage, summary.steps), 30),
+                    ("simulated", coverage_text(summary.coverage, steps), 30),
                     ("of", run, 25),
                 ),
                 quantities(summary.memory),
             ),
+            *generation_sections(summary.generation),
             *peak_sections(summary.by_kind_bytes, summary.by_module_bytes, there, detail),
             *section("Allocated over the last step", Output(timeline) if timeline else None),
             *section("Over the steps", *_steps(pattern_lines(pattern)) if pattern else ()),
@@ -265,9 +277,11 @@ def _steps(lines: Iterable[str]) -> Iterator[Text]:
 
 def _recording_notes(summary: RecordingSummary) -> list[Note]:
     """All notes, those that change the figures first."""
-    serious = [*pattern_notes(summary.pattern), *profile_note(summary.profile)]
+    grows = [] if is_whole(summary.generation) else pattern_notes(summary.pattern)
+    serious = [*grows, *profile_note(summary.profile)]
     return complete(
         [
+            *generation_notes(summary.generation),
             *(Note("note", text, severity="changes the figures") for text in serious),
             *summary.structured_notes,
         ],

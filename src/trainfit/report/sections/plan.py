@@ -23,8 +23,16 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import finding_items, note_text, plain, plan_notes, protection_notes
+from trainfit.report.notes import (
+    finding_items,
+    is_whole,
+    note_text,
+    plain,
+    plan_notes,
+    protection_notes,
+)
 from trainfit.report.sections import plan_facts
+from trainfit.report.sections.generation import generation_sections
 from trainfit.report.sections.launch import change_lines
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts
@@ -112,6 +120,7 @@ def plan_subject(
             *section("What is wrong", finding_items(result.findings, detail=1)),
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
+            *generation_sections(result.generation),
             *section(fix_title(result), _fixes(result)),
             *section("Why these settings", _reasons(result)),
             *section(_batch_title(result), _batches(result)),
@@ -276,7 +285,8 @@ def _evidence(part: LaunchPart) -> str:
 
 def _batch_title(result: PlanResult) -> str:
     amp = f" with AMP {result.chosen.amp}" if result.chosen is not result.now else ""
-    return f"Batch size{amp} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
+    seen = "" if is_whole(result.generation) else only_seen(result.pattern)
+    return f"Batch size{amp} ({_BASIS[result.basis]}{seen})"
 
 
 def _batches(result: PlanResult) -> Facts | None:

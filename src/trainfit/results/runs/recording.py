@@ -67,6 +67,8 @@ class RecordingHeader(KnownHeader, total=False):
     (:class:`~trainfit.results.runs.script.Protection`), ``coverage`` what was among the steps
     (:class:`~trainfit.results.runs.steps.Coverage`), ``step`` what one consists of
     (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where none was counted).
+    ``generation`` is of the text that its calls make
+    (:class:`~trainfit.results.runs.generation.GeneratedText`).
     """
 
     batch_size: int | None
@@ -84,6 +86,7 @@ class RecordingHeader(KnownHeader, total=False):
     coverage: dict[str, Any] | None
     command: str | None
     step: dict[str, Any] | None
+    generation: dict[str, Any] | None
     module_calls: int
 
 
@@ -146,6 +149,7 @@ KINDS: Final = (
     "input",
     "temporary",
     "workspace",
+    "kv_cache",
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.
@@ -173,6 +177,9 @@ class Recording(Displayed):
     A row of the ``kernel_`` columns is a kernel, or a copy
     or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and
     dtypes are indices of :mod:`trainfit.results.runs.steps`, which says what the columns hold.
+
+    ``simulated`` is what a run recorded, where calls were added to that
+    (:mod:`trainfit.results.runs.continuation`); a file of it holds no more than that.
     """
 
     header: RecordingHeader
@@ -204,6 +211,7 @@ class Recording(Displayed):
     kernel_depth: IntArray
     kernel_batches: IntArray
     kernel_launches: IntArray
+    simulated: Recording | None = None
 
     @property
     def steps(self) -> int:
@@ -283,6 +291,7 @@ class Recording(Displayed):
             workspace_model=self.workspace_model[:workspaces],
             workspace_start=starts,
             workspace_args=self.workspace_args[: starts[-1]],
+            simulated=None,
             **cut,
         )
 
@@ -305,7 +314,7 @@ class Recording(Displayed):
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
             archive.writestr("header.json", json.dumps(header))
             for name in _COLUMNS:
-                archive.writestr(f"{name}.npy", _npy(getattr(self, name)))
+                archive.writestr(f"{name}.npy", _npy(getattr(self.simulated or self, name)))
         return stream.getvalue()
 
     @classmethod
@@ -324,7 +333,9 @@ class Recording(Displayed):
             with zipfile.ZipFile(source) as archive:
                 document = json.loads(archive.read("header.json"))
                 _check_format(path, document)
-                columns = {name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS}
+                columns: dict[str, Any] = {
+                    name: _read_npy(archive.read(f"{name}.npy")) for name in _COLUMNS
+                }
             header = cast(RecordingHeader, dict(document["header"]))
             strings = tuple(map(str, document["strings"]))
             recording = cls(header=header, strings=strings, **columns)
@@ -340,7 +351,9 @@ class Recording(Displayed):
 
 
 _COLUMNS: Final = tuple(
-    field.name for field in dataclasses.fields(Recording) if field.name not in ("header", "strings")
+    field.name
+    for field in dataclasses.fields(Recording)
+    if field.name not in ("header", "strings", "simulated")
 )
 _KERNEL_COLUMNS: Final = tuple(name for name in _COLUMNS if name.startswith("kernel_"))
 _KERNEL_SIZES: Final = tuple(

@@ -164,7 +164,9 @@ class Recorder:
 
     def finish(self, header: RecordingHeader) -> Recording:
         """The recording so far; may be called while the run goes on."""
-        columns = {name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in _COLUMNS}
+        columns: dict[str, Any] = {
+            name: np.array(getattr(self, f"_{name}"), dtype=np.int64) for name in _COLUMNS
+        }
         table = np.array(self._kernel_table, dtype=np.int64).reshape(-1, len(_KERNEL_ROW))
         columns |= dict(zip(_KERNEL_ROW, np.ascontiguousarray(table.T), strict=True))
         kinds = self._kinds(columns["alloc_op"], columns["op_phase"], columns["events"])

@@ -1,0 +1,218 @@
+"""A generated text: the time of its tokens, and how long a context fits at which batch size."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.replay import Replay, Stream, live_at, replay
+from trainfit.plan.sizing.costing import has_rates
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.results.generation import ContextPoint, Generation
+from trainfit.results.runs.continuation import DecodeLaw, resized, shortened
+from trainfit.results.runs.generation import GeneratedText, generated_text
+from trainfit.results.runs.recording import KINDS, MALLOC, Recording
+from trainfit.speed.step import Machine, step_time
+from trainfit.speed.work import Work, one_off
+
+#: Places of a text at which calls are costed; between them their time is taken to be linear.
+_PLACES: Final = 9
+#: Batch sizes of the frontier at the most.
+_FRONTIER: Final = 6
+#: Events of a replay to the longest context; beyond that it is estimated.
+_MOST_EVENTS: Final = 2_000_000
+#: Positions that nobody asks for, where the model does not say how many it is made for.
+_NO_LIMIT: Final = 1 << 20
+_KV_CACHE: Final = KINDS.index("kv_cache")
+
+
+def generation(
+    recording: Recording,
+    machine: Machine,
+    memory_model: MemoryModel,
+    batch: int | None = None,
+    law: AffineStream | None = None,
+    sizes: Iterable[int] = (),
+) -> Generation | None:
+    """Of a recording that was continued to its text's end (as far as that is known); ``None`` where
+    it is of none. ``sizes`` are batch sizes of the frontier, which ``law`` gives."""
+    text = generated_text(recording)
+    if text is None:
+        return None
+    found = Generation(
+        new_tokens=text.new_tokens,
+        known_tokens=text.known_tokens,
+        prompt_tokens=text.prompt,
+        sequences=text.sequences or batch,
+        model_tokens=text.limit,
+        cache=text.cache,
+        cache_bytes=_cache_bytes(recording),
+        simulated_calls=1 + text.decodes,
+        by=text.by,
+        reason=text.reason,
+    )
+    if has_rates(machine.gpu):
+        found = _timed(found, recording, text, machine)
+    if recording.simulated is None:
+        return found
+    contexts = _Contexts(recording, text, memory_model)
+    now = contexts.longest(contexts.of_recording, batch)
+    points: list[ContextPoint | None] = []
+    if law is not None and law.template.simulated is not None:
+        points = [
+            contexts.longest(functools.partial(law.at, size), size) for size in _spread(sizes)
+        ]
+    known = tuple(each for each in points if each is not None)
+    return dataclasses.replace(found, longest=now, frontier=known)
+
+
+def _spread(sizes: Iterable[int]) -> list[int]:
+    """A few of them, evenly; the first and the last are among them."""
+    every = sorted(set(sizes))
+    places = np.linspace(0, len(every) - 1, min(_FRONTIER, len(every))).round().astype(int)
+    return [every[place] for place in dict.fromkeys(places.tolist())]
+
+
+def _cache_bytes(recording: Recording) -> int | None:
+    """At the end of the text."""
+    stream = Stream.of(recording)
+    live = live_at(stream, len(stream.events) - 1)
+    of_cache = live[recording.alloc_kind[live] == _KV_CACHE]
+    return int(recording.alloc_bytes[of_cache].sum()) if len(of_cache) else None
+
+
+# ---
+# Time: the prompt's call, and each call for a further token.
+
+
+def _timed(
+    found: Generation, recording: Recording, text: GeneratedText, machine: Machine
+) -> Generation:
+    work = Work.of_step(recording, text.prefill)
+    if not text.prefill:
+        work = work.without(one_off(recording)[recording.op_step == 0])
+    first = step_time(work, machine).seconds
+    calls = decode_seconds(recording, text, machine)
+    whole = first + float(calls.sum())
+    rate = text.known_tokens / whole if whole > 0 else None
+    return dataclasses.replace(
+        found,
+        first_token_s=first,
+        token_s=(float(calls[0]), float(calls[-1])),
+        total_s=whole,
+        tokens_per_s=rate,
+        all_tokens_per_s=rate * found.sequences if rate and found.sequences else None,
+    )
+
+
+def decode_seconds(
+    recording: Recording, text: GeneratedText, machine: Machine
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Seconds of each call after the prompt's, from those at some places of the text.
+
+    At each place it is the mean of a period's calls, whose sizes are padded differently.
+    """
+    seen = recording.simulated or recording
+    law = None
+    if recording.simulated is not None:
+        law = DecodeLaw.of(recording.simulated, text)
+    period, last = (1 if law is None else law.period), text.decodes
+
+    def seconds(call: int) -> float:
+        """Of a call after the prompt's, from 1."""
+        if call <= text.decodes or law is None:
+            work = Work.of_step(seen, text.prefill + call)
+        else:
+            work = Work.of_step(law.call(call - text.decodes), 0)
+        return step_time(work, machine).seconds
+
+    many = text.decodes + (text.calls_left if law is not None else 0)
+    places = {*_places(1, last, period), *_places(last + 1, many, period)}
+    nodes = sorted(places)
+    means = [float(np.mean([seconds(min(at + k, many)) for k in range(period)])) for at in nodes]
+    middle = [min(at + (period - 1) / 2, many) for at in nodes]
+    return np.interp(np.arange(1, many + 1), middle, means)
+
+
+def _places(first: int, last: int, period: int) -> list[int]:
+    if last < first:
+        return []
+    end = max(first, last - period + 1)
+    found: list[int] = np.unique(np.linspace(first, end, _PLACES).round().astype(int)).tolist()
+    return found
+
+
+# ---
+# Memory: the longest context.
+
+
+class _Contexts:
+    """How far a text may go until the GPU is full."""
+
+    def __init__(self, recording: Recording, text: GeneratedText, model: MemoryModel) -> None:
+        self._recording, self._text, self._model = shortened(recording), text, model
+        simulated = self._recording.simulated
+        assert simulated is not None
+        law = DecodeLaw.of(simulated, text)
+        assert law is not None
+        self._law, self._simulated = law, simulated
+        self._before = (text.prompt or 0) + text.decodes
+
+    def of_recording(self, calls: int) -> Stream:
+        """The stream of the recording, to another end."""
+        sizes, arguments = self._simulated.alloc_bytes, self._simulated.workspace_args
+        return Stream.of(resized(self._recording, sizes, arguments, calls))
+
+    def longest(self, stream: Callable[[int], Stream], batch: int | None) -> ContextPoint | None:
+        """Until memory is full, or the model's own end; ``None`` where memory does not grow.
+
+        ``stream`` gives the allocations of so many calls after those simulated.
+        """
+        limit = (self._text.limit or _NO_LIMIT) - self._before
+        if not self._law.grows or limit < 1:
+            return None
+        most = max(1, min(limit, _MOST_EVENTS // self._law.events_of_call))
+        calls = min(most, 1024)
+        while True:
+            run = self._model.limited(stream(calls))
+            if run.failed is not None:
+                return self._point(batch, self._calls_until(run, calls))
+            if calls >= most:
+                break
+            calls = min(most, 4 * calls)
+        if calls >= limit:
+            return self._point(batch, limit, by_model=True)
+        return self._estimate(stream, batch, calls, limit)
+
+    def _calls_until(self, run: Replay, calls: int) -> int:
+        """Whole calls after those simulated before memory was full (negative: among those)."""
+        assert run.failed is not None
+        event = int(run.stream.events[run.failed])
+        assert event & 3 == MALLOC
+        return self._law.call_of(event >> 2, calls) - 1
+
+    def _point(
+        self, batch: int | None, calls: int, *, by_model: bool = False, is_estimate: bool = False
+    ) -> ContextPoint:
+        positions = max(0, self._before + calls)
+        return ContextPoint(batch, positions, by_model, is_estimate)
+
+    def _estimate(
+        self, stream: Callable[[int], Stream], batch: int | None, calls: int, limit: int
+    ) -> ContextPoint:
+        """From the line through reserved memory at two lengths."""
+        settings = self._model.settings
+        low, high = (
+            replay(stream(each), settings=settings).peak_reserved for each in (calls // 2, calls)
+        )
+        slope = max((high - low) / (calls - calls // 2), 1e-9)
+        free = self._model.capacity_bytes - self._model.context_bytes - high
+        found = calls + int(free / slope)
+        if found >= limit:
+            return self._point(batch, limit, by_model=True, is_estimate=True)
+        return self._point(batch, found, is_estimate=True)

@@ -1,0 +1,70 @@
+"""What a simulated run saw of a text that its script generates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from trainfit.results.files.decoding import DecodingError, decode
+from trainfit.results.runs.recording import Recording
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratedText:
+    """A text that a script generates, a token of each sequence with each call of its model.
+
+    Attributes:
+        prefill: the step of the recording (from 0) that is the call for the prompt.
+        decodes: steps after it that were simulated, calls for one more token each.
+        calls_left: calls of the script after them, to the end of its text.
+        prompt: positions of the prompt (``None``: not known).
+        rows: sequences that are made at once, beams included (``None``: not known).
+        sequences: the same without beams.
+        limit: positions that the model is made for (``None``: not known).
+        cache: its kind, as the library calls it; empty: the script's own.
+        window: positions that sliding windows keep (``None``: there is none).
+        in_window: modules whose cache is one of these.
+        by: what says where the text ends.
+        reason: why the calls left cannot be told from those simulated: these are in no figure.
+    """
+
+    prefill: int
+    decodes: int
+    calls_left: int = 0
+    prompt: int | None = None
+    rows: int | None = None
+    sequences: int | None = None
+    limit: int | None = None
+    cache: str = ""
+    window: int | None = None
+    in_window: tuple[str, ...] = ()
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def new_tokens(self) -> int:
+        """Of a sequence, at the end: one for each call, that of the prompt included."""
+        return 1 + self.decodes + self.calls_left
+
+    @property
+    def known_tokens(self) -> int:
+        """Of them, those that figures are for."""
+        return self.new_tokens if not self.reason else 1 + self.decodes
+
+    @property
+    def positions(self) -> int | None:
+        """Positions of a sequence at the end of the text; ``None``: not known."""
+        return None if self.prompt is None else self.prompt + self.new_tokens
+
+
+def generated_text(recording: Recording) -> GeneratedText | None:
+    """The text of a recording that has its steps; ``None`` where its script makes none."""
+    told = recording.header.get("generation")
+    if told is None:
+        return None
+    try:
+        text = decode(GeneratedText, told)
+    except DecodingError:
+        return None
+    steps = (recording.simulated or recording).steps
+    is_there = text.decodes > 0 and 0 <= text.prefill < steps - text.decodes
+    return text if is_there and text.calls_left >= 0 else None

@@ -1,0 +1,311 @@
+"""Follows the texts that a script generates: `generate()` of Transformers, which says how long they
+get, and loops of the script's own, of which the calls are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from trainfit.results.files.decoding import as_json
+from trainfit.results.runs.continuation import DecodeLaw, is_enough
+from trainfit.results.runs.generation import GeneratedText
+from trainfit.results.runs.recording import Recording
+from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, signature_of
+from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.session import Simulation
+
+#: Different texts of a script that are simulated: a short one may come first, to warm up.
+_TEXTS: Final = 4
+#: What of a cache's layer holds it, in the versions of Transformers.
+_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states")
+_LISTS: Final = ("key_cache", "value_cache")
+#: What a cache is called by what its layers' classes have in their names.
+_CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
+                  "Linear": "recurrent"}  # fmt: skip
+
+
+class GenerationWatch:
+    """Tells which calls of models make a text, and how many are still to come.
+
+    Args:
+        simulation: where the caches are.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._imports: list[ImportHook] = []
+        self._handles: list[Any] = []
+        self._depth = self._inner = 0
+        self._seen: set[tuple[Any, ...]] = set()
+        self._kinds: set[str] = set()
+        self._layers: set[int] = set()
+        self._windows: dict[str, int] = {}
+        self._loop = DecodeLoop()
+        self._counted: CountedCalls | None = None
+        self._uneven = ""
+        #: The text in the making, or the last one.
+        self.text: GeneratedText | None = None
+        #: The recording as it was when calls were no longer made, only counted.
+        self.frozen: Recording | None = None
+        self.over: Callable[[], None] = lambda: None
+        """Called when a loop is over whose calls were counted."""
+        self.is_repeated: Callable[[], None] = lambda: None
+        """Called before a text that is like one before, or when there were many of them."""
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+
+        def generating(module: ModuleType) -> None:
+            for name, make in (
+                ("generate", self._generating),
+                ("_prepare_generated_length", self._length),
+                ("_beam_search_has_unfinished_sequences", self._unfinished),
+                ("_assisted_decoding", self._assisted),
+            ):
+                if hasattr(module.GenerationMixin, name):
+                    patches.hook(module.GenerationMixin, name, make)
+
+        def caching(module: ModuleType) -> None:
+            for kind in vars(module).values():
+                if (
+                    isinstance(kind, type)
+                    and "update" in vars(kind)
+                    and hasattr(kind, "get_seq_length")
+                    and kind.__name__.endswith("Cache")
+                ):
+                    patches.hook(kind, "update", self._updating)
+
+        self._imports = [
+            ImportHook("transformers.generation.utils", generating),
+            ImportHook("transformers.cache_utils", caching),
+        ]
+        for each in self._imports:
+            each.install()
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away; the patches are their owner's to restore."""
+        for hook in self._imports:
+            hook.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._imports, self._handles = [], []
+        if self._counted is not None:
+            self._counted.remove()
+
+    # -- what is asked of it -----------------------------------------------------------------
+
+    @property
+    def in_generate(self) -> bool:
+        """Does ``generate()`` make a text now of which the length is known?"""
+        return bool(self._depth and self.text is not None)
+
+    @property
+    def in_loop(self) -> bool:
+        """Are the last calls of a loop that asks for one more token with each?"""
+        return not self._depth and self._loop.is_text
+
+    @property
+    def is_counting(self) -> bool:
+        """Are the calls of a loop counted, without being made?"""
+        return self._counted is not None
+
+    def called(self, steps: int) -> None:
+        """A call of a model has ended, the step number ``steps`` (from 1)."""
+        if self._depth:
+            self._call_of_generate(steps)
+        elif self._loop.called(steps):
+            self.text = dataclasses.replace(self._loop.text(), **self._of_cache())
+
+    def is_known(self, snapshot: Callable[[], Recording | None]) -> bool:
+        """Do the calls left of a text follow from those seen?
+
+        Those of a loop of the script's own are counted before they are known: its model is not
+        called any more, and ``over`` is called when it is given something else.
+        """
+        text = self.text
+        if text is None or self._uneven or not is_enough(text.decodes):
+            return False
+        if not (self.in_loop or text.calls_left > 1):
+            return False
+        recording = snapshot()
+        if recording is None or DecodeLaw.of(recording, text) is None:
+            return False
+        if self.in_generate:
+            return True
+        module = self._loop.module
+        if module is not None and self.in_loop:
+            self.frozen = recording
+            self._counted = CountedCalls(
+                module, self._loop.signature, self._add_call, lambda: self.over()
+            )
+        return False
+
+    def described(self, recording: Recording) -> Recording:
+        """``recording``, whose header says what text its calls make."""
+        text = self.text
+        if text is None:
+            return recording
+        if text.calls_left and not self.is_counting:
+            reason = self._uneven
+            if not reason and DecodeLaw.of(recording, text) is None:
+                reason = "its calls follow no law, and were not simulated to its end"
+            text = dataclasses.replace(text, reason=reason)
+        told = json.loads(as_json(text))
+        return dataclasses.replace(recording, header={**recording.header, "generation": told})
+
+    def _add_call(self) -> None:
+        if self.text is not None:
+            self.text = dataclasses.replace(self.text, calls_left=self.text.calls_left + 1)
+
+    # -- generate() ----------------------------------------------------------------------------
+
+    def _generating(self, generate: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(generate)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return generate(*args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return wrapper
+
+    def _length(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(prepare)
+        def wrapper(model: Any, *args: Any, **kwargs: Any) -> Any:
+            config = prepare(model, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                if self._depth == 1:
+                    self._begin(model.config, config, kwargs)
+            return config
+
+        return wrapper
+
+    def _begin(self, model: Any, config: Any, given: dict[str, Any]) -> None:
+        prompt, inputs = int(given["input_ids_length"]), given.get("inputs_tensor")
+        rows = int(inputs.shape[0]) if isinstance(inputs, torch.Tensor) else None
+        beams = int(getattr(config, "num_beams", None) or 1)
+        several = int(getattr(config, "num_return_sequences", None) or 1)
+        new = max(1, int(config.max_length) - prompt)
+        key = (id(model), rows, beams, several, prompt, new)
+        if key in self._seen or len(self._seen) >= _TEXTS:
+            self.is_repeated()
+        self._seen.add(key)
+        self._uneven = ""
+        if getattr(config, "prefill_chunk_size", None):
+            self._uneven = "the prompt is read in chunks"
+        text = model.get_text_config()
+        sequences = None if rows is None else rows * (several if beams == 1 else 1)
+        self.text = GeneratedText(
+            prefill=-1,
+            decodes=0,
+            calls_left=new,
+            prompt=prompt,
+            rows=None if rows is None else rows * max(beams, several),
+            sequences=sequences,
+            limit=getattr(text, "max_position_embeddings", None),
+            by="generate()",
+        )
+
+    def _call_of_generate(self, steps: int) -> None:
+        text = self.text
+        if text is None or not text.calls_left:
+            return
+        changes = {"calls_left": text.calls_left - 1, **self._of_cache()}
+        if text.prefill < 0:
+            changes["prefill"] = steps - 1
+        else:
+            changes["decodes"] = text.decodes + 1
+        self.text = dataclasses.replace(text, **changes)
+
+    def _unfinished(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        """Scores are not known here: beams go on to the length that was asked for."""
+
+        @functools.wraps(ask)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if not self.in_generate or self.text is None:
+                return ask(*args, **kwargs)
+            return self.text.calls_left > 0
+
+        return wrapper
+
+    def _assisted(self, decode: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(decode)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._uneven = "an assistant proposes tokens: how many a call accepts is not known"
+            return decode(*args, **kwargs)
+
+        return wrapper
+
+    # -- caches ----------------------------------------------------------------------------------
+
+    def _updating(self, update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
+        def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            found = update(cache, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
+                self._mark(cache, int(index))
+            return found
+
+        return wrapper
+
+    def _mark(self, cache: Any, index: int) -> None:
+        layers = getattr(cache, "layers", None)
+        if layers is not None:
+            layer = layers[index]
+            held = [getattr(layer, name, None) for name in _LAYER]
+            self._kinds.update(_kinds_of(type(layer).__name__))
+            self._note_window(layer)
+        else:
+            held = [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
+            self._kinds.update(_kinds_of(type(cache).__name__))
+        if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
+            self._kinds.add("offloaded")
+        for each in held:
+            for tensor in each.values() if isinstance(each, dict) else (each,):
+                self._simulation.mark_cache(tensor)
+
+    def _note_window(self, layer: Any) -> None:
+        """Its cache grows up to a window, if it has one."""
+        window = getattr(layer, "sliding_window", None)
+        if window and "Dynamic" in type(layer).__name__ and id(layer) not in self._layers:
+            self._layers.add(id(layer))
+            self._windows[self._simulation.module()] = int(window)
+
+    def _of_cache(self) -> dict[str, Any]:
+        """What is known of the cache, as fields of the text."""
+        found: dict[str, Any] = {"cache": ", ".join(sorted(self._kinds))}
+        if self._windows:
+            if len(set(self._windows.values())) > 1:
+                self._uneven = "layers have sliding windows of different lengths"
+            found["window"] = max(self._windows.values())
+            found["in_window"] = tuple(sorted(self._windows))
+        return found
+
+    # -- calls of models ---------------------------------------------------------------------------
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        self._inner += 1
+
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any) -> None:
+        self._inner = max(0, self._inner - 1)
+        if not self._inner and not self._depth:
+            with contextlib.suppress(Exception):
+                self._loop.given(module, signature_of(args, kwargs))
+
+
+def _kinds_of(name: str) -> set[str]:
+    return {text for part, text in _CACHES.items() if part in name} or {"dynamic"}
