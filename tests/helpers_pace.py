@@ -45,7 +45,7 @@ SINGLE: tuple[Case, ...] = (
     ("C-states", C_STATES, WAITING, frozenset({"c_states"})),
     ("GPU clocks", GPU_CLOCKS, HEAVY, frozenset({"gpu_clocks"})),
     ("launch overhead", LAUNCHES, ACT, frozenset({"launch_overhead"})),
-    ("caches or contention", CACHES, ON_CPU, frozenset({"cache_or_contention"})),
+    ("cold caches", CACHES, ON_CPU, frozenset({"cold_caches"})),
 )
 SOUND: tuple[Case, ...] = (
     ("healthy, ACT", HEALTHY, ACT, frozenset()),
@@ -83,7 +83,7 @@ PAIRS: tuple[Case, ...] = tuple(
             MachineTraits(headroom=1.53, cold_work=0.4),
             ON_CPU,
             "cpu_frequency",
-            "cache_or_contention",
+            "cold_caches",
         ),
         (
             "C-states and GPU clocks",
@@ -104,7 +104,7 @@ PAIRS: tuple[Case, ...] = tuple(
             MachineTraits(exit_s=500e-6, cold_work=0.5),
             MIXED,
             "c_states",
-            "cache_or_contention",
+            "cold_caches",
         ),
         (
             "GPU clocks and launches",
@@ -118,14 +118,14 @@ PAIRS: tuple[Case, ...] = tuple(
             MachineTraits(gpu_least=0.5, cold_work=0.8),
             BOTH,
             "gpu_clocks",
-            "cache_or_contention",
+            "cold_caches",
         ),
         (
             "launches and caches",
             MachineTraits(cold_launches=0.5, cold_work=0.5),
             MIXED,
             "launch_overhead",
-            "cache_or_contention",
+            "cold_caches",
         ),
     )
 )

@@ -99,7 +99,7 @@ class SimulatedMachine:
         self._gpu_clock = 1.0
         self._gpu_idle_since = 0.0
         self._expected_wait_s = 0.0
-        self._last_call = self._last_launch = -1.0
+        self._last_call = self._last_launch = self._last_touch = -1.0
         self._is_held = self._is_awake = False
         self.kernels = Kernels()
         self.device = SimulatedDevice(self)
@@ -150,7 +150,9 @@ class SimulatedMachine:
         """One call of the user's code."""
         work, traits = self.work, self.traits
         self._call_began = self._now
-        cold_work = 1 + traits.cold_work * (self._now - self._last_call > _PAUSE_S)
+        is_cold = self._now - self._last_call > _PAUSE_S
+        has_data = self._now - self._last_touch <= _PAUSE_S
+        cold_work = 1 + traits.cold_work * is_cold * (0.5 if has_data else 1.0)
         times = self._varied(traits.noise)
         self._run(work.prepare_s * times * cold_work)
         if work.uses_gpu:
@@ -158,6 +160,11 @@ class SimulatedMachine:
         if self._chance.random() < traits.hiccups:
             self._busy(self._chance.uniform(2e-3, 8e-3))
         self._last_call = self._now
+
+    def touch(self) -> None:
+        """The data that a call reads is read: it is half of what makes cold work slow."""
+        self._run(20e-6)
+        self._last_touch = self._now
 
     def launch_one(self) -> None:
         """A kernel of nothing, between calls: the driver's path stays warm."""
@@ -325,12 +332,22 @@ class SimulatedCallee:
     """The simulated machine's own call."""
 
     is_here = True
+    has_rehearsal = False
 
     def __init__(self, machine: SimulatedMachine) -> None:
         self._machine = machine
 
     def __call__(self) -> None:
         self._machine.call()
+
+    def rehearse(self) -> None:
+        self._machine.call()
+
+    def why_no_touch(self) -> str:
+        return ""
+
+    def touch(self) -> None:
+        self._machine.touch()
 
     def cpu_s(self) -> float | None:
         return None

@@ -37,6 +37,9 @@ def fails():
     if calls == 40:
         raise RuntimeError("the arm is gone")
 
+def forward(model):
+    print("rehearsed", model)
+
 thing = 3
 
 def slow():
@@ -81,6 +84,17 @@ def test_what_a_setup_returns_is_the_argument(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = PaceResult.from_json(done.stdout, Path("stdout"))
     assert found.rates[0].calls.p50 > 50e-6
+
+
+def test_a_rehearsal_gets_the_callables_argument(folder: Path) -> None:
+    done = trainfit(
+        "pace", "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
+        "--duration", "500ms", "--rehearse", "policy.py:forward", "--fix", "rehearse",
+        "--no-attribution", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "rehearsed 20000\n" in done.stdout
+    assert re.search(r"\n +fix +--fix rehearse: a rehearsal call right before", done.stdout)
 
 
 def test_a_command_that_answers_line_by_line(folder: Path) -> None:
@@ -172,6 +186,9 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
         ("policy.py:act --undo", "--undo restores what --fix governor changed"),
         ("policy.py:act -- cat", "give either a callable or a command, not both"),
         ("--setup policy.py:load -- cat", "--setup is for a callable"),
+        ("--rehearse policy.py:act -- cat", "--rehearse is for a callable"),
+        ("policy.py:act --rehearse policy.py:thing", "--rehearse 'policy.py:thing' is a int"),
+        ("policy.py:act --rehearse policy.py:forward", "--rehearse 'policy.py:forward'"),
         ("-- absent-command", "command 'absent-command': No such file or directory"),
         ("", "nothing to call: name a callable"),
         ("-- true", "Call 1 raised CalleeError: command 'true' ended with exit code 0"),

@@ -14,10 +14,12 @@ import pytest
 from helpers_pace import (
     ACT,
     C_STATES,
+    CACHES,
     FREQUENCY,
     GPU_CLOCKS,
     HEALTHY,
     HEAVY,
+    ON_CPU,
     WAITING,
     measured,
     without,
@@ -30,11 +32,17 @@ from helpers_paced_machine import (
     SimulatedWork,
 )
 from helpers_report import on_one_line, screen, whole
+from trainfit.pace.attribution import causes
+from trainfit.pace.fixes import Proof, with_skipped
 from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import Options, measure
+from trainfit.pace.pacer import RehearsalCall
 from trainfit.report.sections.pace import merged, pace_subject
 from trainfit.results.pace import Estimate, PaceResult
 from trainfit.results.text import WIDTH
+
+#: A call that leaves time for another before the next tick, cold as it may be.
+SHORT = dataclasses.replace(ON_CPU, prepare_s=5e-3)
 
 
 def test_the_seeds_case() -> None:
@@ -189,13 +197,64 @@ def test_a_period_that_shows_late_leaves_no_rate_out(monkeypatch: pytest.MonkeyP
     assert {rate.hz for rate in (*found.rates, *found.unmeasured)} == {30.0, 60.0}
 
 
+def test_a_chunked_policy_needs_a_rehearsal_of_its_own() -> None:
+    """One more call would take an action from the queue, and calls would be counted wrongly."""
+    machine = SimulatedMachine(CACHES, SHORT)
+    callee = Chunked(machine)
+    options = Options((30.0,), 20.0, fix="rehearse")
+    found = measure(callee, machine, options, fixer=SimulatedFixer(machine))
+    assert causes(found.attribution) == ("cache_or_contention",)
+    assert found.attribution is not None and found.fix_trial is None
+    (arm,) = [each for each in found.attribution.arms if each.arm == "rehearse_awake"]
+    assert "every 5th call does the work" in arm.why_not and "--rehearse MODULE:FN" in arm.why_not
+    assert any(note.startswith("--fix rehearse: every 5th call") for note in found.notes)
+
+    class Rehearsed(Chunked):
+        has_rehearsal = True
+
+    machine = SimulatedMachine(CACHES, SHORT)
+    found = measure(Rehearsed(machine), machine, options, fixer=SimulatedFixer(machine))
+    assert causes(found.attribution) == ("cold_caches",)
+    assert found.fix_trial is not None and found.fix_trial.is_fixed
+    assert "of a core's time" in found.fix_trial.cost
+
+
+def test_a_rehearsal_that_does_not_fit_is_left_out_and_that_is_said() -> None:
+    """18 ms for a cold call, twice, of 33."""
+    found = measured(CACHES, ON_CPU, fix="rehearse")
+    assert found.fix_trial is not None and not found.fix_trial.is_fixed
+    assert any("of the ticks had no rehearsal call" in note for note in found.notes)
+
+
+def test_rehearsals_that_were_left_out_are_said() -> None:
+    proof = Proof(None, ("a note",))
+    made = RehearsalCall(lambda: None, lambda: 0.0)
+    made.made, made.skipped = 60, 40
+    first, last = with_skipped(proof, [made]).notes
+    assert first == "a note" and last.startswith("40% of the ticks had no rehearsal call")
+    made.skipped = 1
+    assert with_skipped(proof, [made]) == proof == with_skipped(proof, [])
+
+
+def test_a_rehearsal_that_raises_is_the_failure() -> None:
+    class Broken(SimulatedCallee):
+        def rehearse(self) -> None:
+            raise RuntimeError("a command to the robot")
+
+    machine = SimulatedMachine(CACHES, ON_CPU)
+    found = measure(Broken(machine), machine, Options((30.0,), 6.0))
+    assert found.ended == "failed" and found.failure is not None
+    assert found.failure.message == "a command to the robot" and found.rates[0].is_slower
+
+
 def test_slow_calls_by_chance_are_no_kind() -> None:
     found = measured(MachineTraits(hiccups=0.2), HEAVY)
     assert found.period == 1
 
 
 @pytest.mark.parametrize(
-    ("traits", "work", "fix"), [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos")]
+    ("traits", "work", "fix"),
+    [(FREQUENCY, ACT, "spin"), (C_STATES, WAITING, "qos"), (CACHES, SHORT, "rehearse")],
 )
 def test_fixes_are_proved(traits: MachineTraits, work: object, fix: str) -> None:
     found = measured(traits, work, fix=fix)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from trainfit.pace.loop import (
     ROUNDS,
-    Pacer,
     Schedule,
     needed_s,
     said_before,
@@ -19,6 +18,7 @@ from trainfit.pace.loop import (
     settling_s,
     too_short,
 )
+from trainfit.pace.pacer import Pacer
 from trainfit.pace.statistics import (
     CallPattern,
     RateCounts,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainfit.pace.loop import Pacer
+from trainfit.pace.pacer import Pacer
 from trainfit.pace.ticks import seen, tick
 from trainfit.results.pace import FixName, PaceResult
 
@@ -24,9 +24,13 @@ def pace(
     *,
     seconds: float = 10.0,
     fix: FixName | None = None,
+    rehearse: Callable[[], Any] | None = None,
 ) -> PaceResult:
     """Call ``function`` back to back and at each rate (calls a second), ``seconds`` each, and say
     why paced calls are slower, if they are.
+
+    ``rehearse`` does the work of ``function`` and changes no state: a rehearsal call of a policy
+    that keeps one (a queue of actions, a hidden state). Without it ``function`` itself is called.
 
     What the function raises ends the measurement: the result's ``failure`` has it, and what there
     was by then is kept. Raises ``ValueError`` for a rate or a time that is not above 0, and
@@ -45,7 +49,7 @@ def pace(
     options = Options(rates, float(seconds), fix=fix)
     name = getattr(function, "__qualname__", type(function).__name__)
     facts = power_facts(survey(System()))
-    return measure(Function(function), RealHost(), options, target=name, machine=facts)
+    return measure(Function(function, rehearse), RealHost(), options, target=name, machine=facts)
 
 
 class _Pace(ModuleType):

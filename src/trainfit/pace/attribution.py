@@ -4,7 +4,8 @@ The excess is how much longer a paced call (sleeping in between) is than one bac
 the core busy in between removes what idling costs the CPU; disabling deep idle states removes
 the part of that which is waking up, and leaves the clock's; keeping the GPU busy removes
 what the GPU's falling clock costs; launching small kernels as well, what a cold driver does.
-What no arm removes is due to caches, or undetermined.
+What a rehearsal call right before removes in addition to all of these is due to cold caches and
+branch predictors. What no arm removes is undetermined.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trainfit.results.text import ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
 #: the second; what is left unexplained counts from the same on.
-HELPS: Final = 0.3
+HELPS: Final = 0.2
 _SURELY: Final = 0.1
 #: Of the excess, the CPU's or the GPU's time has this part in it at least, to be where it is; less
 #: than the second, it is not there.
@@ -31,9 +32,17 @@ _IN_IT, _NOT_IN_IT = 0.5, 0.25
 #: The fixed loop below this share of its speed back to back shows a lower clock.
 _SLOWED: Final = 0.93
 #: Arms that take something away, by what they try.
-TRIED: Final[tuple[Arm, ...]] = ("spin", "gpu_awake", "awake", "launching", "no_idle_states")
+TRIED: Final[tuple[Arm, ...]] = (
+    "spin",
+    "gpu_awake",
+    "awake",
+    "launching",
+    "no_idle_states",
+    "touch",
+    "rehearse_awake",
+)
 #: Of these, those that keep everything awake that can be, the most thorough first.
-_MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
+MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
 #: Those that keep one thing awake each.
 _APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
 
@@ -159,7 +168,7 @@ def _helps(found: Estimate | None) -> bool:
 
 
 def _matters(arm: Arm, seen: PacedSamples) -> bool:
-    return arm != "gpu_awake" or seen.has_gpu
+    return arm in _NAMES and (arm != "gpu_awake" or seen.has_gpu)
 
 
 # --- The CPU -----------------------------------------------------------------------------------
@@ -295,13 +304,14 @@ def _launch_words(seen: PacedSamples) -> list[str]:
 
 
 def _of_the_rest(seen: PacedSamples) -> tuple[list[CauseShare], str]:
-    """What stays with everything awake: caches, if it is the call's own CPU time."""
-    arm = next((arm for arm in _MOST_AWAKE if arm in seen.samples), None)
+    """What stays with everything awake: caches, if a rehearsal call removes it."""
+    arm = next((arm for arm in MOST_AWAKE if arm in seen.samples), None)
     apart = tuple(each for each in _APART if _helps(seen.recovered.get(each)))
     rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
     if rest is None or not _helps(rest):
         return [], ""
-    left = f"{percent(rest.value)} of the excess remains when CPU and GPU are kept awake"
+    awake = "CPU and GPU are" if seen.has_gpu else "the CPU is"
+    left = f"{percent(rest.value)} of the excess remains when {awake} kept awake"
     if arm is None:
         return (
             [],
@@ -309,6 +319,8 @@ def _of_the_rest(seen: PacedSamples) -> tuple[list[CauseShare], str]:
         )
     if seen.has_gpu and "gpu_awake" not in seen.samples:
         return [], f"{left} (the GPU could not be kept awake)"
+    if "rehearse_awake" in seen.samples:
+        return _of_rehearsals(seen, arm, rest, left)
     growth = seen.cpu_growth(arm)
     if growth < _IN_IT * rest.value or seen.is_slowed(arm):
         return [], left
@@ -319,6 +331,25 @@ def _of_the_rest(seen: PacedSamples) -> tuple[list[CauseShare], str]:
         *_launch_words(seen),
     )
     return [CauseShare("cache_or_contention", rest, said)], ""
+
+
+def _of_rehearsals(
+    seen: PacedSamples, arm: Arm, rest: Estimate, left: str
+) -> tuple[list[CauseShare], str]:
+    """Cold caches are what goes when the same call was made right before, on a core that was awake
+    either way."""
+    warm = seen.part(("rehearse_awake",), (arm,))
+    if warm is None or not _helps(warm):
+        return [], f"{left}, also with a rehearsal call right before: it is not cold caches"
+    said = [left, _took(warm, "a rehearsal call right before, in addition,")]
+    touched = seen.part(("touch",), (arm,)) if "touch" in seen.samples else None
+    if touched is not None:
+        data = _took(touched, "reading the parameters right before, without running anything,")
+        said.append(f"{data}: that much is their way from memory, the rest code and predictors")
+    unknown = rest.value - warm.value
+    more = f"{percent(unknown)} of the excess remains also with a rehearsal call right before"
+    found = CauseShare("cold_caches", warm, (*said, *_launch_words(seen)))
+    return [found], more if unknown >= HELPS else ""
 
 
 def _took(found: Estimate, what: str) -> str:
@@ -350,6 +381,7 @@ _NAMES: Final[Mapping[Arm, str]] = {
     "spin": "keeping the core busy between calls",
     "gpu_awake": "keeping the GPU busy between calls",
     "no_idle_states": "disabling deep idle states meanwhile",
+    "rehearse_awake": "a rehearsal call right before each call",
 }
 
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from trainfit.entrypoint import called, check_arguments, named
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.text import duration
+from trainfit.results.text import duration, size
 
 #: Seconds that a command's answer is waited for, and its end.
 ANSWER_S: Final = 60.0
 _END_S: Final = 5.0
+#: Parameters of more bytes than this are not in any cache for their having been read.
+_MOST_TOUCHED: Final = 64 << 20
+#: Bytes of a cache line: one byte of each is read.
+_LINE: Final = 64
 
 
 class CalleeError(TrainfitError):
@@ -24,12 +30,25 @@ class CalleeError(TrainfitError):
 
 class Callee(Protocol):
     """Something to call; ``is_here``: in the thread that measures, so that its CPU
-    time and core speed are known."""
+    time and core speed are known. ``has_rehearsal``: there is a function that does a call's work
+    and changes no state."""
 
     @property
     def is_here(self) -> bool: ...
 
+    @property
+    def has_rehearsal(self) -> bool: ...
+
     def __call__(self) -> Any: ...
+
+    def rehearse(self) -> Any:
+        """A call whose answer nobody needs."""
+
+    def why_no_touch(self) -> str:
+        """Why the parameters that a call reads cannot be read in its place; "" if they can."""
+
+    def touch(self) -> None:
+        """Read them, and run nothing of the call."""
 
     def cpu_s(self) -> float | None:
         """CPU time of the command so far; ``None``: of a callable, ask the thread."""
@@ -38,15 +57,43 @@ class Callee(Protocol):
 
 
 class Function:
-    """A Python callable without arguments."""
+    """A Python callable without arguments, and one that does the same work and changes nothing."""
 
     is_here = True
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[[], Any], rehearse: Callable[[], Any] | None = None
+    ) -> None:
+        self._function, self._rehearse = function, rehearse
+        self._parameters: list[Any] | None = None
+
+    @property
+    def has_rehearsal(self) -> bool:
+        return self._rehearse is not None
 
     def __call__(self) -> Any:
         return self._function()
+
+    def rehearse(self) -> Any:
+        return (self._rehearse or self._function)()
+
+    def why_no_touch(self) -> str:
+        nbytes = sum(each.nbytes for each in self._found())
+        if not nbytes:
+            return "no PyTorch module of this process has parameters in the CPU's memory"
+        if nbytes > _MOST_TOUCHED:
+            return f"{size(nbytes)} of parameters are more than a cache holds"
+        return ""
+
+    def touch(self) -> None:
+        for each in self._found():
+            each[::_LINE].max()
+
+    def _found(self) -> list[Any]:
+        """Once: a garbage collector's list is long."""
+        if self._parameters is None:
+            self._parameters = _parameters()
+        return self._parameters
 
     def cpu_s(self) -> float | None:
         return None
@@ -55,35 +102,67 @@ class Function:
         pass
 
 
-def function_of(place: str, setup: str | None) -> Function:
+def why_no_rehearsal(callee: Callee, period: int) -> str:
+    """Why a rehearsal call would tell nothing, with the remedy; "" if it would."""
+    if period == 1 or callee.has_rehearsal:
+        return ""
+    return (
+        f"every {period}th call does the work: one call more would only take from the queue; give "
+        "--rehearse MODULE:FN, a function that runs the network and changes no state"
+    )
+
+
+def _parameters() -> list[Any]:
+    """The bytes of all modules' parameters and buffers in the CPU's memory, as NumPy arrays."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found = {}
+    with contextlib.suppress(Exception), torch.no_grad():
+        for each in gc.get_objects():
+            if not issubclass(type(each), torch.nn.Module):
+                continue
+            for tensor in (*each.parameters(recurse=False), *each.buffers(recurse=False)):
+                if tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                    storage = tensor.untyped_storage()
+                    read = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+                    if len(read):
+                        found[storage.data_ptr()] = read
+    return list(found.values())
+
+
+def function_of(place: str, setup: str | None, rehearse: str | None = None) -> Function:
     """Of ``module:callable``. With ``setup``, another such name, that is called once first, and
-    what it returns is the callable's argument.
+    what it returns is the callable's argument; ``rehearse`` names what does the callable's work
+    and changes nothing, and gets the same argument.
 
     Raises :class:`CalleeError` for what is not callable, and what :mod:`trainfit.entrypoint` does
     for a name that leads nowhere and for what the user's code raises.
     """
-    function = named(place, "", "policy.py:act")
-    if not callable(function):
-        raise CalleeError(f"{place!r} is a {type(function).__name__}, which cannot be called")
-    if setup is None:
-        check_arguments(repr(place), function, 0)
-        return Function(function)
-    prepare = named(setup, "--setup", "policy.py:load")
-    if not callable(prepare):
-        raise CalleeError(
-            f"--setup {setup!r} is a {type(prepare).__name__}, which cannot be called"
-        )
-    prepared = called(f"--setup {setup!r}", prepare)
-    check_arguments(repr(place), function, 0 if prepared is None else 1)
-    if prepared is None:
-        return Function(function)
-    return Function(lambda: function(prepared))
+    function = _callable(place, "", "policy.py:act")
+    prepare = _callable(setup, "--setup", "policy.py:load") if setup is not None else None
+    again = _callable(rehearse, "--rehearse", "policy.py:forward") if rehearse is not None else None
+    prepared = called(f"--setup {setup!r}", prepare) if prepare is not None else None
+    arguments = () if prepared is None else (prepared,)
+    check_arguments(repr(place), function, len(arguments))
+    if again is None:
+        return Function(lambda: function(*arguments))
+    check_arguments(f"--rehearse {rehearse!r}", again, len(arguments))
+    return Function(lambda: function(*arguments), lambda: again(*arguments))
+
+
+def _callable(place: str, option: str, example: str) -> Callable[..., Any]:
+    found = named(place, option, example)
+    if not callable(found):
+        said = f"{option} {place!r}".strip()
+        raise CalleeError(f"{said} is a {type(found).__name__}, which cannot be called")
+    return cast(Callable[..., Any], found)
 
 
 class Command:
     """A command that gets an empty line for each call and answers with one line."""
 
-    is_here = False
+    is_here = has_rehearsal = False
 
     def __init__(self, words: Sequence[str], answer_s: float = ANSWER_S) -> None:
         self._words, self._answer_s = list(words), answer_s
@@ -96,6 +175,15 @@ class Command:
                 f"command {words[0]!r}: {error.strerror or error}; check the name"
             ) from None
         self._rest = b""
+
+    def rehearse(self) -> Any:
+        return self()
+
+    def why_no_touch(self) -> str:
+        return "the parameters are in the command's memory"
+
+    def touch(self) -> None:
+        pass
 
     def __call__(self) -> Any:
         assert self._process.stdin is not None

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.pace.callee import CalleeError
-from trainfit.pace.loop import HYBRID_S, Plan
+from trainfit.pace.loop import Plan
+from trainfit.pace.pacer import HYBRID_S, RehearsalCall
 from trainfit.pace.settings import Settings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
 from trainfit.results.findings import Fix
@@ -28,6 +29,12 @@ FIX_TEXTS: Final[Mapping[FixName, Fix]] = {
         undo="wait with time.sleep",
         cost="that share of a core's time and power",
         title="sleep, then busy-wait for the last part of each pause (trainfit.pace.Pacer)",
+    ),
+    "rehearse": Fix(
+        "",
+        undo="leave rehearse out",
+        cost="a second call for each tick: its CPU and GPU time, and their energy",
+        title="a rehearsal call right before each tick (trainfit.pace.Pacer)",
     ),
     "qos": Fix(
         "",
@@ -133,6 +140,8 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
         return [_GPU_AWAKE, _GPU_CLOCKS]
     if cause == "launch_overhead":
         return [_GRAPHS]
+    if cause == "cold_caches":
+        return [_rehearse(hz), *graphs, *_cores(machine), _ALONE]
     return [*graphs, *_cores(machine), _ALONE]
 
 
@@ -150,6 +159,15 @@ def _fix(fix: FixName, tier: int, how: str) -> Fix:
 
 def _spin(hz: float) -> Fix:
     return _fix("spin", 1, f"pacer = trainfit.pace.Pacer({hz:g}); pacer.wait() before each call")
+
+
+def _rehearse(hz: float) -> Fix:
+    how = (
+        f"pacer = trainfit.pace.Pacer({hz:g}, rehearse=FN); pacer.wait() before each call. FN does "
+        "the call's work on inputs of the same shapes and changes nothing: no state of the policy, "
+        "no command to the robot"
+    )
+    return _fix("rehearse", 1, how)
 
 
 _HOLD: Final = (
@@ -242,6 +260,8 @@ ROUNDS: Final = 4
 #: Least share of the excess that a fix must remove to count as one.
 _LEAST_RECOVERED: Final = 0.7
 _SURELY: Final = 0.4
+#: Of the ticks, the share without their rehearsal call from which that is said.
+_SKIPPED: Final = 0.05
 #: Seconds of busy-wait that are tried, the shortest first; the whole pause is tried last.
 _MARGINS: Final = (HYBRID_S, 5e-3, 10e-3, 20e-3)
 
@@ -258,14 +278,20 @@ Make = Callable[[Plan], Block]
 
 
 def prove(
-    fix: FixName, hz: float, seconds: float, fixer: Fixer, make: Make, counted: RateCounts
+    fix: FixName,
+    hz: float,
+    seconds: float,
+    fixer: Fixer,
+    make: Make,
+    counted: RateCounts,
+    why_not: str = "",
 ) -> Proof:
     """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
-    it helped.
+    it helped. ``why_not``: the calls themselves do not allow it.
 
     Raises :class:`CalleeError` where it cannot be carried out.
     """
-    why = fixer.why_not(fix)
+    why = why_not or fixer.why_not(fix)
     if why:
         raise CalleeError(f"--fix {fix}: {why}")
     spin_s = _margin(hz, seconds, make, counted) if fix == "spin" else HYBRID_S
@@ -281,9 +307,25 @@ def prove(
     return proof
 
 
+def with_skipped(proof: Proof, rehearsals: Sequence[RehearsalCall]) -> Proof:
+    """With a note of the ticks before which a rehearsal call was left out, if these are many."""
+    skipped = sum(each.skipped for each in rehearsals)
+    ticks = skipped + sum(each.made for each in rehearsals)
+    if not ticks or skipped / ticks < _SKIPPED:
+        return proof
+    note = (
+        f"{percent(skipped / ticks)} of the ticks had no rehearsal call, as the thread woke too "
+        "late or the pause is too short for one: run the loop with priority (sudo chrt -f 10 "
+        "COMMAND), with fewer other processes, or at a lower rate"
+    )
+    return dataclasses.replace(proof, notes=(*proof.notes, note))
+
+
 def _arm(fix: FixName, hz: float, spin_s: float) -> Arm:
     if fix == "spin":
         return "spin" if spin_s >= 1 / hz else "hybrid"
+    if fix == "rehearse":
+        return "rehearse"
     return "no_idle_states" if fix == "qos" else "sleep"
 
 
@@ -329,6 +371,13 @@ def _judged(
         spent = min(spin_s, idle)
         what += f": {duration(spent)} of the {duration(idle)} between two calls"
         cost = f"{percent(spent * first.hz)} of a core's time and power"
+    if fix == "rehearse" and first.hz is not None:
+        # It finds the machine as a call without a rehearsal does.
+        of_core = percent((spin_s + first.cpu_s) * first.hz)
+        cost = f"a second call for each tick, and a busy-wait before it: {of_core} of a core's time"
+        if first.device_s is not None:
+            cost += f", {percent(first.device_s * first.hz)} of the GPU's"
+        cost += ", and its energy"
     change = ratio(samples[1].wall, samples[0].wall)
     trial = FixTrial(fix, what, remedy.undo, cost, first, last, change, recovered, is_fixed)
     if not is_fixed and fix == "governor":

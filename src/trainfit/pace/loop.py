@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from trainfit.pace.callee import Callee
 from trainfit.pace.host import Host
+from trainfit.pace.pacer import HYBRID_S, RehearsalCall
 from trainfit.results.pace import Arm, Block, CallFailure, FixName, Phase, Unmeasured
 from trainfit.results.text import duration
 from trainfit.scripts.fault import script_traceback
@@ -24,10 +24,10 @@ from trainfit.scripts.fault import script_traceback
 #: utilisation averages have a half-life of 32 ms (kernel, schedutil), clocks follow later.
 SETTLING_S: Final = 0.4
 SETTLING: Final = 0.25
-#: Seconds of busy-wait at the end of each pause.
-HYBRID_S: Final = 2e-3
 #: Arms in which the GPU is kept busy, the one that is only that first.
 OF_THE_GPU: Final[tuple[Arm, ...]] = ("gpu_awake", "awake", "launching")
+#: Arms in which something comes right before the call.
+_REHEARSING: Final[tuple[Arm, ...]] = ("touch", "rehearse_awake", "rehearse")
 #: Seconds between two kernels that keep the driver's path warm: nothing else runs on the core.
 _LAUNCHES_EVERY_S: Final = 1e-4
 
@@ -35,7 +35,8 @@ _LAUNCHES_EVERY_S: Final = 1e-4
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """A block to be: how to spend the time, calls a second (``None``: back to back), for how
-    long, and at least so many calls. ``spin_s`` is of "hybrid"."""
+    long, and at least so many calls. ``spin_s`` is of "hybrid"; ``base`` is how the time is spent
+    in an arm in which something comes right before the call."""
 
     arm: Arm
     hz: float | None
@@ -44,6 +45,7 @@ class Plan:
     least: int = 3
     spin_s: float = HYBRID_S
     fix: FixName | None = None
+    base: Arm = "sleep"
 
 
 class CallError(Exception):
@@ -60,6 +62,8 @@ class Caller:
     def __init__(self, callee: Callee, host: Host) -> None:
         self._callee, self._host = callee, host
         self.calls = 0
+        self.rehearsals: list[RehearsalCall] = []
+        """One for each block that rehearses as a :class:`trainfit.pace.pacer.Pacer` does."""
         self.kept: Block | None = None
         """What there is of a block in which a call raised, or that was interrupted."""
 
@@ -76,7 +80,7 @@ class Caller:
         begin = self._host.now()
         with self._host.observed() as observed:
             try:
-                with self._surroundings(plan.arm):
+                with self._surroundings(_pausing(plan)):
                     self._calls(plan, begin, rows)
             except (CallError, KeyboardInterrupt):
                 self.kept = self._made(plan, rows, first)
@@ -108,12 +112,44 @@ class Caller:
                 due += math.ceil(late / period) * period
 
     def _waiting(self, plan: Plan) -> Callable[[float], None]:
-        host = self._host
         if plan.hz is None:
             return lambda due: None
-        if plan.arm in ("spin", "awake"):
+        pause = self._pause(_pausing(plan), plan.spin_s)
+        if plan.arm not in _REHEARSING:
+            return pause
+        if plan.arm == "rehearse":
+            rehearsal = RehearsalCall(self._rehearse, self._host.now)
+            rehearsal.warm_up()
+            self.rehearsals.append(rehearsal)
+
+            def rehearsed(due: float) -> None:  # as Pacer.wait() does
+                begin = due - rehearsal.lead_s
+                pause(begin - plan.spin_s)
+                self._host.spin_until(begin)
+                rehearsal.before(due)
+                self._host.spin_until(due)
+
+            return rehearsed
+        call = self._callee.touch if plan.arm == "touch" else self._rehearse
+
+        def warmed(due: float) -> None:
+            # The call is late by it: nothing may come in between that cools the caches.
+            pause(due)
+            call()
+
+        return warmed
+
+    def _rehearse(self) -> None:
+        try:
+            self._callee.rehearse()
+        except Exception as error:
+            raise CallError(_failure(self.calls + 1, error)) from error
+
+    def _pause(self, arm: Arm, spin_s: float) -> Callable[[float], None]:
+        host = self._host
+        if arm in ("spin", "awake"):
             return host.spin_until
-        if plan.arm == "launching":
+        if arm == "launching":
 
             def launching(due: float) -> None:
                 while host.now() < due:
@@ -121,10 +157,10 @@ class Caller:
                     host.spin_until(min(due, host.now() + _LAUNCHES_EVERY_S))
 
             return launching
-        if plan.arm == "hybrid":
+        if arm == "hybrid":
 
             def hybrid(due: float) -> None:
-                host.sleep_until(due - plan.spin_s)
+                host.sleep_until(due - spin_s)
                 host.spin_until(due)
 
             return hybrid
@@ -204,6 +240,11 @@ class _Rows:
         self.marks.append(marks)
 
 
+def _pausing(plan: Plan) -> Arm:
+    """How the time before a tick is spent, until what comes right before it."""
+    return plan.base if plan.arm in _REHEARSING else plan.arm
+
+
 def settling_s(seconds: float) -> float:
     """Of a block that lasts ``seconds``, the part at its beginning that does not count."""
     return min(SETTLING_S, SETTLING * seconds)
@@ -211,53 +252,6 @@ def settling_s(seconds: float) -> float:
 
 def _failure(number: int, error: Exception) -> CallFailure:
     return CallFailure(number, type(error).__name__, str(error), script_traceback(error).rstrip())
-
-
-# ---
-# Keeps a loop's pace: sleep for most of the wait, then busy-wait.
-
-
-class Pacer:
-    """Waits for the ticks of a rate; deadlines are absolute, nothing drifts.
-
-    Args:
-        hz: ticks a second.
-        spin_s: seconds of busy-wait before each tick: the thread is awake when the
-            tick comes, its core's clock and idle states are up. ``math.inf``: the whole wait.
-    """
-
-    def __init__(
-        self,
-        hz: float,
-        spin_s: float = HYBRID_S,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        if not 0 < hz < math.inf or spin_s < 0:
-            raise ValueError("a pacer needs a rate above 0 and a busy-wait of 0 seconds or more")
-        self.period_s, self.spin_s = 1 / hz, spin_s
-        self._clock, self._sleep = clock, sleep
-        self._due = clock() + self.period_s
-
-    def wait(self) -> float:
-        """Until the next tick; by how many seconds it was missed (0: it was not).
-
-        Ticks that have passed already are left out but the last one, which is met at once.
-        """
-        due, now = self._due, self._clock()
-        late = now - due
-        if late > 0:
-            due += math.floor(late / self.period_s) * self.period_s
-            self._due = due + self.period_s
-            return late
-        sleep_s = due - self.spin_s - now
-        if sleep_s > 0:
-            self._sleep(sleep_s)
-        while self._clock() < due:
-            pass
-        self._due = due + self.period_s
-        return 0.0
 
 
 # ---

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.attribution import TRIED, PacedSamples, attribute
-from trainfit.pace.callee import Callee
-from trainfit.pace.fixes import Fixer, Proof, advice, prove
+from trainfit.pace.attribution import MOST_AWAKE, TRIED, PacedSamples, attribute
+from trainfit.pace.callee import Callee, why_no_rehearsal
+from trainfit.pace.fixes import Fixer, Proof, advice, prove, with_skipped
 from trainfit.pace.host import Host, Kernels
 from trainfit.pace.loop import (
     OF_THE_GPU,
@@ -126,6 +126,7 @@ class Session:
         self, callee: Callee, host: Host, options: Options, fixer: Fixer, progress: Progress
     ) -> None:
         self._host, self._options, self._fixer = host, options, fixer
+        self._callee = callee
         self._progress = progress
         self._caller = Caller(callee, host)
         self._blocks: list[Block] = []
@@ -160,8 +161,10 @@ class Session:
         """What does not let itself be changed is said; what was measured stays."""
         self._progress(f"--fix {fix}, before and after", 0.9)
         counted, seconds = self._counted(), self._block_s(hz)
+        why = why_no_rehearsal(self._callee, counted.rhythm.period) if fix == "rehearse" else ""
         try:
-            self._proof = prove(fix, hz, seconds, self._fixer, self._block, counted)
+            proof = prove(fix, hz, seconds, self._fixer, self._block, counted, why)
+            self._proof = with_skipped(proof, self._caller.rehearsals)
         except TrainfitError as error:
             self._proof = Proof(None, (str(error),))
 
@@ -205,6 +208,7 @@ class Session:
 
     def _attribute(self, hz: float) -> None:
         arms = [arm for arm in TRIED if self._can(arm)]
+        base = next(arm for arm in MOST_AWAKE if arm in arms)
         seconds = self._block_s(hz)
         for number in range(_ATTRIBUTION_ROUNDS):
             share = 0.45 + 0.4 * number / _ATTRIBUTION_ROUNDS
@@ -212,7 +216,7 @@ class Session:
             self._block(self._back_to_back(seconds, "attribution"))
             for arm in arms:
                 self._block(Plan("sleep", hz, seconds, "attribution"))
-                self._block(Plan(arm, hz, seconds, "attribution"))
+                self._block(Plan(arm, hz, seconds, "attribution", base=base))
             self._block(Plan("sleep", hz, seconds, "attribution"))
         self._profile(hz)
         self._attribution = self._attributed(hz)
@@ -224,6 +228,10 @@ class Session:
             why = self._host.device.why_not_awake()
         elif arm == "no_idle_states":
             why = self._host.why_no_latency_hold()
+        elif arm == "touch":
+            why = self._callee.why_no_touch()
+        elif arm == "rehearse_awake":
+            why = why_no_rehearsal(self._callee, self._rhythm().period)
         if why and arm not in OF_THE_GPU[1:]:  # said once
             self._why_not[arm] = why
         return not why

@@ -28,16 +28,29 @@ Arm = Literal[
     "awake",
     "launching",
     "no_idle_states",
+    "touch",
+    "rehearse_awake",
+    "rehearse",
 ]
 """How the time until the next call is spent: not at all; sleep; busy-wait on a core; sleep, then
 busy-wait; sleep with the GPU kept busy; core and GPU kept busy; the same, and small kernels
-launched by the calling thread; sleep with deep idle states forbidden."""
+launched by the calling thread; sleep with deep idle states forbidden. The last three end with
+something right before the tick: as awake as can be, then reading the parameters, or a rehearsal
+call; sleep, then a rehearsal call."""
 
 Phase = Literal["baseline", "attribution", "profile", "fix"]
 """What a block is for; one that was profiled is slower for it, and counts for nothing."""
 
-Cause = Literal["cpu_frequency", "c_states", "gpu_clocks", "launch_overhead", "cache_or_contention"]
-FixName = Literal["spin", "qos", "governor"]
+Cause = Literal[
+    "cpu_frequency",
+    "c_states",
+    "gpu_clocks",
+    "launch_overhead",
+    "cold_caches",
+    "cache_or_contention",
+]
+"""The last where no rehearsal call could tell the two apart."""
+FixName = Literal["spin", "rehearse", "qos", "governor"]
 
 
 @dataclasses.dataclass(frozen=True)

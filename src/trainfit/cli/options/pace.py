@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     add_result,
     duration,
 )
+from trainfit.results.pace import FixName
 
 PARSER: dict[str, Any] = {
     "description": "Time calls back to back and at fixed rates. Where paced calls are slower, "
@@ -50,14 +51,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="called once before the measurement; its return value is the callable's argument",
     )
     measurement.add_argument(
+        "--rehearse",
+        metavar="MODULE:FN",
+        help="does the callable's work, gets the same argument and changes no state: needed of a "
+        "policy that keeps one, such as a queue of actions",
+    )
+    measurement.add_argument(
         "--no-attribution", action="store_true", help="only measure, without looking for the cause"
     )
     fixes = parser.add_argument_group("fixes")
     fixes.add_argument(
         "--fix",
-        choices=("spin", "qos", "governor"),
-        help="apply a fix and measure before and after: busy-wait, forbid deep idle states, or "
-        "set the performance governor (kept if it helped)",
+        choices=get_args(FixName),
+        help="apply a fix and measure before and after: busy-wait, a rehearsal call before each "
+        "tick, forbid deep idle states, or set the performance governor (kept if it helped)",
     )
     fixes.add_argument(
         "--undo", action="store_true", help="restore what --fix governor changed, and exit"

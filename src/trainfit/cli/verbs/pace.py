@@ -79,10 +79,11 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
     if why:
         raise UsageError(f"--fix {options.fix}: {why}")
     if command:
-        if options.setup is not None:
-            raise UsageError("--setup is for a callable; leave it out with a command")
+        for name in ("setup", "rehearse"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--{name} is for a callable; leave it out with a command")
         return Command(command)
-    return function_of(options.target, options.setup)
+    return function_of(options.target, options.setup, options.rehearse)
 
 
 def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:

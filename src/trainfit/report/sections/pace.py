@@ -83,12 +83,16 @@ ARMS: Final[dict[Arm, str]] = {
     "awake": "core and GPU kept busy",
     "launching": "the same, and launches",
     "no_idle_states": "no deep idle states",
+    "touch": "awake, parameters read",
+    "rehearse_awake": "awake, rehearsal call",
+    "rehearse": "sleep, rehearsal call",
 }
 CAUSES: Final[dict[Cause, str]] = {
     "cpu_frequency": "CPU FREQUENCY: the clock falls between calls",
     "c_states": "C-STATES: cores enter deep idle states, and waking up costs time",
     "gpu_clocks": "GPU CLOCKS: the clocks fall between calls",
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
+    "cold_caches": "COLD CACHES: weights and code have left the caches when the call comes",
     "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
 }
 AS_FAST: Final = "Calls at these rates are as fast as back to back"

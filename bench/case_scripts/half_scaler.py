@@ -1,0 +1,15 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(1024, 64), torch.randint(0, 10, (1024,)))
+model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)).cuda()
+model.half()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cuda")
+for x, y in DataLoader(data, 32):
+    loss = nn.functional.cross_entropy(model(x.cuda().half()).float(), y.cuda())
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()

@@ -1,0 +1,24 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(1024, 64), torch.randint(0, 10, (1024,)))
+model = nn.Sequential(nn.Linear(64, 128), nn.Dropout(), nn.ReLU(), nn.Linear(128, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def evaluate(batches):
+    model.eval()
+    with torch.no_grad():
+        for x, _ in batches:
+            model(x.cuda())
+
+
+model.train()
+evaluate(DataLoader(data, 512))
+for _ in range(2):
+    for x, y in DataLoader(data, 32):
+        loss = nn.functional.cross_entropy(model(x.cuda()), y.cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
