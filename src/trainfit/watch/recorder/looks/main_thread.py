@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,14 +18,15 @@ from types import CodeType
 from typing import Any, Final, Protocol
 
 from trainfit.watch.recorder import phases as ph
-from trainfit.watch.recorder.rank_files import UnlistedThread
-from trainfit.watch.recorder.stacks import (
+from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     in_fetch,
     is_in_phase,
     stack_text,
     users_stack,
 )
+from trainfit.watch.recorder.looks.variables import VariableLooks
+from trainfit.watch.recorder.rank_files import UnlistedThread
 
 #: Seconds between two looks: at first, so that a short run shows its lines, and then.
 _OFTEN_S: Final = 0.04
@@ -41,6 +43,10 @@ _PATIENT: Final = (ph.CHECKPOINT, ph.EVALUATION)
 #: A standstill that lasts is told again after so many times its length.
 _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
+#: Steps and seconds until the next look at variables: times those so far, and at least.
+_NEXT_STEPS: Final = 1.25
+_MORE_STEPS: Final = 10
+_VARIABLES_S: Final = 0.25
 
 
 class Training(Protocol):
@@ -76,6 +82,8 @@ class MainThreadLooks:
         self.other, self.fetch = StackCounts(), StackCounts()
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
+        self.variables = VariableLooks()
+        self._variables_due = _MORE_STEPS, 0.0
         self._stop = threading.Event()
         self._draw = 1
         self._looks = 0
@@ -108,6 +116,7 @@ class MainThreadLooks:
     def look(self, now: float) -> None:
         """One look, at ``now`` (seconds of ``time.monotonic()``)."""
         self._look_for_code()
+        self._look_for_growth(now)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
@@ -130,6 +139,16 @@ class MainThreadLooks:
         if self._looks >= self._told_looks:
             self._told_looks = int(1.5 * self._looks)
             self._changed()
+
+    # -- variables that grow -------------------------------------------------------------------
+
+    def _look_for_growth(self, now: float) -> None:
+        count, thread = self._training.count, self._training.thread
+        if count < self._variables_due[0] or now < self._variables_due[1] or thread is None:
+            return
+        self._variables_due = int(_NEXT_STEPS * count) + _MORE_STEPS, now + _VARIABLES_S
+        self.variables.look(count, sys._current_frames().get(thread), self.loop)
+        self._changed()
 
     # -- a standstill --------------------------------------------------------------------------
 
