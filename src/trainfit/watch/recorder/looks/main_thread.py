@@ -147,7 +147,8 @@ class MainThreadLooks:
         if count < self._variables_due[0] or now < self._variables_due[1] or thread is None:
             return
         self._variables_due = int(_NEXT_STEPS * count) + _MORE_STEPS, now + _VARIABLES_S
-        self.variables.look(count, sys._current_frames().get(thread), self.loop)
+        with contextlib.suppress(Exception):  # objects of the script may be of any kind
+            self.variables.look(count, sys._current_frames().get(thread), self.loop)
         self._changed()
 
     # -- a standstill --------------------------------------------------------------------------

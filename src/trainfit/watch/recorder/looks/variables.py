@@ -41,8 +41,15 @@ _LEAST: Final = 8
 #: Of its rate so far, what it must have grown by lately: a cache fills and is full.
 _GOES_ON: Final = 0.5
 _TOLD: Final = 6
-_CONTAINERS: Final = (list, dict, set, collections.deque)
-_NEVER: Final = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+_DICTIONARIES: Final = (dict, collections.defaultdict, collections.OrderedDict)
+_SIZED: Final = frozenset(
+    (*(list, set, collections.deque, collections.Counter, str, bytes, bytearray), *_DICTIONARIES)
+)
+#: Whose attributes are not looked at.
+_NEVER: Final = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor),
+    np.ndarray,
+)
 
 
 @dataclass(slots=True)
@@ -109,7 +116,9 @@ class VariableLooks:
             if course.grows
         ]
         order = ("graphs", "tensors", "")
-        growing.sort(key=lambda each: (order.index(each.holds), -each.last_size))
+        growing.sort(
+            key=lambda each: (order.index(each.holds), -(each.item_bytes or 0), -each.last_size)
+        )
         return tuple(growing[:_TOLD])
 
 
@@ -138,9 +147,11 @@ def _modules() -> Iterator[_Names]:
     """Files and variables of the script's modules, each once: the script has two names there."""
     seen: set[str] = set()
     for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        names = getattr(module, "__dict__", None)
-        if not isinstance(file, str) or not isinstance(names, dict) or file in seen:
+        if not issubclass(type(module), types.ModuleType):  # anything may lie there
+            continue
+        names = object.__getattribute__(module, "__dict__")
+        file = names.get("__file__")
+        if type(file) is not str or file in seen:
             continue
         if os.path.isabs(file) and not is_library(file):
             seen.add(file)
@@ -171,15 +182,23 @@ def _locals(frame: FrameType) -> dict[str, Any]:
 
 def _reached(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Variables, attributes of objects ("self.history"), and entries of small dictionaries."""
+    # By types alone: ``isinstance`` asks an object for its class, which may run anyone's code.
     for name, value in _items(names):
         yield name, value
-        if isinstance(value, dict) and len(value) <= _SMALL:
-            for key, inner in _items(value):
-                yield f"{name}[{key!r}]", inner
-        elif not isinstance(value, (*_CONTAINERS, *_NEVER, torch.Tensor, np.ndarray)):
-            with contextlib.suppress(Exception):  # an object that says odd things of itself
+        if type(value) in _DICTIONARIES:
+            yield from _entries(name, value)
+        elif type(value) not in _SIZED and not issubclass(type(value), _NEVER):
+            with contextlib.suppress(AttributeError, TypeError):  # it has no attributes
                 for key, inner in _items(object.__getattribute__(value, "__dict__")):
                     yield f"{name}.{key}", inner
+                    if type(inner) in _DICTIONARIES:
+                        yield from _entries(f"{name}.{key}", inner)
+
+
+def _entries(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    if len(value) <= _SMALL:
+        for key, inner in _items(value):
+            yield f"{name}[{key!r}]", inner
 
 
 def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
@@ -199,9 +218,7 @@ def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 def _size(value: Any) -> int | None:
     """Entries, elements, or additions of a sum's graph; ``None``: it is nothing that grows."""
     kind = type(value)
-    if kind in _CONTAINERS or kind in (str, bytes, bytearray):
-        return len(value)
-    if kind in (collections.defaultdict, collections.OrderedDict, collections.Counter):
+    if kind in _SIZED:
         return len(value)
     if kind is torch.Tensor:
         return _additions(value) or value.numel()
@@ -220,31 +237,31 @@ def _additions(value: torch.Tensor) -> int:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor:
         return "sum" if _additions(value) else "tensor"
-    return "array" if isinstance(value, np.ndarray) else type(value).__name__
+    return "array" if type(value) is np.ndarray else type(value).__name__
 
 
 def _held(value: Any) -> tuple[Holds, int]:
     """What its last entry keeps, and the bytes of tensors and arrays in it."""
-    if isinstance(value, torch.Tensor):
-        return ("graphs" if value.requires_grad and value.grad_fn is not None else "tensors"), 0
-    if isinstance(value, np.ndarray):
+    if type(value) is torch.Tensor:
+        return ("graphs" if value.grad_fn is not None else "tensors"), 0
+    if type(value) is np.ndarray:
         return "tensors", 0
     last = None
-    with contextlib.suppress(Exception):  # it changes meanwhile
-        last = next(reversed(value.values() if isinstance(value, dict) else value), None)
-    tensors = [each for each in _leaves(last) if isinstance(each, torch.Tensor | np.ndarray)]
+    with contextlib.suppress(RuntimeError, TypeError):  # it changes meanwhile, or is a set
+        last = next(reversed(value.values() if type(value) in _DICTIONARIES else value), None)
+    tensors = [each for each in _leaves(last) if issubclass(type(each), torch.Tensor | np.ndarray)]
     if not tensors:
         return "", 0
-    graphs = any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in tensors)
+    graphs = any(getattr(each, "grad_fn", None) is not None for each in tensors)
     return ("graphs" if graphs else "tensors"), sum(each.nbytes for each in tensors)
 
 
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
-    if isinstance(value, dict):
+    if type(value) is dict:
         value = list(value.values())
-    if isinstance(value, list | tuple) and depth:
+    if issubclass(type(value), list | tuple) and depth:
         for each in value[:_SMALL]:
             yield from _leaves(each, depth - 1)
     else:
