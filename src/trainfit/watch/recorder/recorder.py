@@ -313,6 +313,10 @@ class Recorder:
             self._notes.append(text)
             self._write_header()
 
+    def called(self, module: torch.nn.Module) -> None:
+        """See :class:`step_recorder.Sink`."""
+        self._learning.called(module)
+
     def root_called(self, module: torch.nn.Module) -> None:
         """See :class:`step_recorder.Sink`."""
         self._look_for_gpu()

@@ -108,6 +108,11 @@ class VariableLooks:
             course.kind = _kind(value)
             course.holds, course.nbytes = _held(value)
 
+    @property
+    def grows(self) -> int:
+        """How many variables grow."""
+        return sum(course.grows for course in list(self._courses.values()))
+
     def found(self) -> tuple[GrowingVariable, ...]:
         """Those that grow; what keeps tensors first, then the largest."""
         growing = [
