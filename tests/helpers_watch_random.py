@@ -59,4 +59,8 @@ def runs(draw: Any) -> RunRecord:
     }
     told = dataclasses.replace(HEADER, **header)
     rank = RankRecord(told, filled["steps"], filled["fetches"])
-    return RunRecord((rank,), filled["machine"], filled["gpus"], filled["processes"])
+    return RunRecord(
+        *((rank,), filled["machine"], filled["gpus"], filled["processes"]),
+        memory=filled["memory"],
+        folders=filled["folders"],
+    )

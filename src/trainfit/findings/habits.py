@@ -57,6 +57,19 @@ KEPT_GRAPHS: Final = Habit(
     "step, on the host by the graph's nodes, on the GPU by what backward() has not freed",
     "keep numbers, not tensors: total += loss.item() or loss.detach()",
 )
+KEPT_BATCHES: Final = Habit(
+    "batches or outputs of past steps are kept: memory grows with every step, and a batch of a "
+    "worker lies in /dev/shm and keeps a file open",
+    "keep only what is needed of it (.clone() a part, .item()), move it to a file, or clear the "
+    "list at each epoch",
+)
+#: Steps that get longer.
+GROWING_WORK: Final = Habit(
+    "what a step computes with grows with the number of steps: a history that is never cut, a "
+    "hidden state or a sum whose graph goes back to the first step, hooks that each step adds",
+    "cut the history (x[:, -N:]), and detach() what one step gives to the next; register hooks "
+    "once",
+)
 FRAGMENTED: Final = Habit(
     "free blocks of the caching allocator do not fit the requested sizes: batches of changing "
     "shapes leave such blocks",

@@ -12,6 +12,8 @@ from trainfit.results.findings import Finding
 STANDSTILL: Final = ("standstill", "rank_died", "rank_missing", "worker_died")
 _ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
 _SPOILS: Final = frozenset((*learning.KINDS, "loss_not_finite"))
+#: What grows until the run ends by it.
+_FILLS: Final = frozenset(("memory_growth", "ram_growth", "shm_growth", "temporary_growth"))
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
 #: Of what costs the same time, the cause of the other: threads that make batches late.
@@ -36,7 +38,8 @@ def spoils(finding: Finding) -> bool:
 
 def order(finding: Finding) -> tuple[int, float, bool, str]:
     """The key that findings of a run are sorted by."""
-    place = 0 if ends(finding) else 1 if spoils(finding) else 2 + (finding.severity == "info")
+    before_all = spoils(finding) or (finding.kind in _FILLS and finding.is_critical)
+    place = 0 if ends(finding) else 1 if before_all else 2 + (finding.severity == "info")
     return place, -_cost(finding), finding.kind not in _CAUSES, finding.kind
 
 

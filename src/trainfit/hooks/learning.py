@@ -6,6 +6,7 @@ first steps of each optimizer, and then now and then.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +19,8 @@ from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import saved_other, version
 
-#: Steps of an optimizer that are looked at one by one; of later ones each of so many.
+#: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
 _FIRST: Final = 4
-_EVERY: Final = 256
 #: Losses that are followed back, models that are known, nodes of a loss, names that are reported.
 _LOSSES: Final = 8
 _MODELS: Final = 4
@@ -28,6 +28,7 @@ _DEPTH: Final = 8
 _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+_AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -70,6 +71,9 @@ class LearningObserver:
         self._clipped: str | None = None
         self._half = False
         self._anomaly = False
+        self.awake = True
+        """Is the next step looked at? Else nothing needs to be told of it but its end
+        (:meth:`passed`), a mode that is set and a checkpoint: most steps cost next to nothing."""
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ class LearningObserver:
 
     def mode_set(self, model: Any, training: bool) -> None:
         """``model.train(training)``, which concerns all its parts."""
+        self.awake = True
         known = self._model() if self._model is not None else None
         if training:
             if known is model:
@@ -158,8 +163,18 @@ class LearningObserver:
             self._trained_before = True
         self._passes = self._changes = 0
         self._zeroed = self._scaled = self._unscaled = False
+        self.awake = any(each.is_next_due for each in self._all)
         if seen is not None and seen.was_due:
             self._looked()
+
+    def passed(self, optimizer: Any) -> None:
+        """A step of an optimizer that is not looked at is over."""
+        seen = self._seen.get(optimizer)
+        if seen is None:
+            self.awake = True  # the next one of this optimizer is looked at
+            return
+        seen.steps += 1
+        self.awake = seen.is_next_due
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -215,9 +230,15 @@ class _Optimizer:
 
     def is_due(self) -> bool:
         """Whether this step is looked at."""
+        self.was_due = self.is_next_due
         self.steps += 1
-        self.was_due = self.steps <= _FIRST or self.steps % _EVERY == 0
         return self.was_due
+
+    @property
+    def is_next_due(self) -> bool:
+        """Whether the next step is looked at."""
+        number = self.steps + 1
+        return number <= _FIRST or not number & (number - 1)
 
     def will_be_due(self) -> bool:
         return self.steps < _FIRST
@@ -344,7 +365,9 @@ def _tensors(optimizer: Any) -> list[Any]:
 
 
 def _names(model: Any) -> dict[int, str]:
-    return {id(tensor): name for name, tensor in model.named_parameters()}
+    """As the script's own module calls them, without those of what is put around it
+    (DistributedDataParallel, torch.compile)."""
+    return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}
 
 
 def _behaves_by_mode(model: Any) -> bool:

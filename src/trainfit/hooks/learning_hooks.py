@@ -27,31 +27,31 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
 
     ``observed`` gives the observer: a process that was forked off has another.
     """
-    tell = _Careful()
+    tell = _Careful(observed)
     scaler = grad_scaler.GradScaler
-    hooks: tuple[tuple[Any, str, _Tell], ...] = (
-        (torch.autograd, "backward", lambda tensors, *_, **__: observed().backward(tensors)),
-        (scaler, "scale", lambda it, *_, **__: _if_enabled(it, lambda: observed().scaled())),
-        (
-            scaler,
-            "unscale_",
-            lambda it, *_, **__: _if_enabled(it, lambda: observed().unscaled()),
-        ),
-        (clip_grad, "clip_grad_norm_", lambda *_, **__: observed().clipping()),
-        (clip_grad, "clip_grad_value_", lambda *_, **__: observed().clipping()),
-        (optim.Optimizer, "zero_grad", lambda *_, **__: observed().zeroed()),
-        (torch.nn.Module, "zero_grad", lambda *_, **__: observed().zeroed()),
-        (torch.nn.Module, "train", lambda it, mode=True: observed().mode_set(it, mode)),
-        (checkpoint, "check_backward_validity", lambda inputs: observed().checkpointing(inputs)),
+    hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
+        (torch.autograd, "backward", lambda it, tensors, *_, **__: it.backward(tensors), False),
+        (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
+        (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
+        (clip_grad, "clip_grad_norm_", lambda it, *_, **__: it.clipping(), False),
+        (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
+        (optim.Optimizer, "zero_grad", lambda it, *_, **__: it.zeroed(), False),
+        (torch.nn.Module, "zero_grad", lambda it, *_, **__: it.zeroed(), False),
+        (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
+        (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
     )
-    for owner, name, told in hooks:
-        patches.hook(owner, name, functools.partial(_around, tell, told))
-    before = optim.register_optimizer_step_pre_hook(
-        lambda optimizer, *_: tell(lambda: observed().stepping(optimizer))
-    )
-    after = optim.register_optimizer_step_post_hook(
-        lambda optimizer, *_: tell(lambda: observed().stepped(optimizer))
-    )
+    for owner, name, told, always in hooks:
+        patches.hook(owner, name, functools.partial(_around, tell, told, always))
+
+    def stepping(optimizer: Any, *_: Any) -> None:
+        if observed().awake:
+            tell(_stepping, optimizer)
+
+    def stepped(optimizer: Any, *_: Any) -> None:
+        tell(_stepped, optimizer)
+
+    before = optim.register_optimizer_step_pre_hook(stepping)
+    after = optim.register_optimizer_step_post_hook(stepped)
 
     def remove() -> None:
         before.remove()
@@ -60,10 +60,26 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
     return remove
 
 
-def _around(tell: _Careful, told: _Tell, original: Callable[..., Any]) -> Callable[..., Any]:
+def _stepping(observer: LearningObserver, optimizer: Any) -> None:
+    observer.stepping(optimizer)
+
+
+def _stepped(observer: LearningObserver, optimizer: Any) -> None:
+    if observer.awake:
+        observer.stepped(optimizer)
+    else:
+        observer.passed(optimizer)
+
+
+def _around(
+    tell: _Careful, told: _Tell, always: bool, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    observed = tell.observed
+
     @functools.wraps(original)
     def hook(*args: Any, **kwargs: Any) -> Any:
-        tell(told, *args, **kwargs)
+        if always or observed().awake:
+            tell(told, *args, **kwargs)
         return original(*args, **kwargs)
 
     if original.__name__ != "backward":  # torch.compile stops before that one in any case
@@ -74,17 +90,21 @@ def _around(tell: _Careful, told: _Tell, original: Callable[..., Any]) -> Callab
 class _Careful:
     """Calls an observer until it fails once."""
 
-    def __init__(self) -> None:
+    def __init__(self, observed: Callable[[], LearningObserver]) -> None:
+        self.observed = observed
         self._live = True
 
     def __call__(self, told: _Tell, *args: Any, **kwargs: Any) -> None:
         if self._live and not torch.compiler.is_compiling():
             try:
-                told(*args, **kwargs)
+                told(self.observed(), *args, **kwargs)
             except Exception:
                 self._live = False
 
 
-def _if_enabled(scaler: Any, told: Callable[[], None]) -> None:
-    if scaler.is_enabled():
-        told()
+def _of_scaler(told: Callable[[LearningObserver], None]) -> _Tell:
+    def tell(observer: LearningObserver, scaler: Any, *_: Any, **__: Any) -> None:
+        if scaler.is_enabled():
+            told(observer)
+
+    return tell

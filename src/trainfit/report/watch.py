@@ -38,6 +38,7 @@ from trainfit.results.watch import (
     LEAST_STEPS,
     OTHERS_CORES,
     USABLE_CORES,
+    HostMemory,
     MemoryLedger,
     WatchResult,
 )
@@ -205,6 +206,8 @@ def _short(result: WatchResult) -> list[Line]:
     blocks = [block(answer(result), style=_style(result))]
     blocks += [block(text, 5 + at) for at, text in enumerate(_context(result))]
     blocks += [made(lines, 20 + 4 * at) for at, lines in enumerate(_phases(result))]
+    if result.host_memory:
+        blocks.append(block(_ram(result), 30, style="quiet"))
     if nothing := nothing_found(result):
         blocks.append(block(nothing, style="good"))
     for at, each in enumerate(result.findings):
@@ -228,6 +231,8 @@ def _whole(result: WatchResult) -> list[Line]:
     for text in _context(result):
         lines += _wrapped(text, "plain")
     lines += [Line(text, "quiet") for row in _phases(result) for text in row]
+    if result.host_memory:
+        lines += _wrapped(_ram(result), "quiet")
     if nothing := nothing_found(result):
         lines.append(Line(nothing, "good"))
     for each in result.findings:
@@ -301,6 +306,26 @@ def _ending(result: WatchResult) -> str:
     if code in _KILLED and not any(OOM_KILLED in note for note in result.notes):
         hint = " `kill -9`, batch systems and the kernel's OOM killer send SIGKILL."
     return f"The run {verb}{how}.{hint}"
+
+
+def _ram(result: WatchResult) -> str:
+    return f"RAM: {'; '.join(map(_held, result.host_memory))}"
+
+
+def _held(part: HostMemory) -> str:
+    """ "2 workers 600 MiB (520 MiB private, 10 MiB shared, 70 MiB of files)"."""
+    kinds = (
+        (part.private_bytes, "private"),
+        (part.shared_bytes, "shared"),
+        (part.file_bytes, "of files"),
+    )
+    who = {
+        "training": "the training process",
+        "workers": count(part.processes, "worker"),
+        "others": count(part.processes, "other process", "other processes"),
+    }[part.who]
+    told = ", ".join(f"{size(nbytes)} {kind}" for nbytes, kind in kinds)
+    return f"{who} {size(sum(nbytes for nbytes, _ in kinds))} ({told})"
 
 
 def _ledger(books: MemoryLedger) -> Iterator[str]:

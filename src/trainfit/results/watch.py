@@ -101,6 +101,22 @@ class MemoryLedger:
 
 
 @dataclasses.dataclass(frozen=True)
+class HostMemory:
+    """RAM of the run's processes of one kind, at the moment at which they held most.
+
+    ``private_bytes`` are heaps (tensors, Python objects), ``shared_bytes`` lie in /dev/shm (batches
+    of workers), ``file_bytes`` are of mapped files (libraries, data). Pages that processes share
+    count for each of them.
+    """
+
+    who: Literal["training", "workers", "others"]
+    processes: int
+    private_bytes: int
+    shared_bytes: int
+    file_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TimelinePoint:
     """Some steps in a row, for pictures: shares of their time by phase, and what was sampled."""
 
@@ -160,6 +176,8 @@ class WatchResult(ResultFile):
     findings: tuple[Finding, ...]
     unknown: tuple[Unknown, ...] = ()
     ledger: MemoryLedger | None = None
+    host_memory: tuple[HostMemory, ...] = ()
+    """Of one rank; nothing where it was not measured."""
     timeline: tuple[TimelinePoint, ...] = ()
     ranks: tuple[RankSummary, ...] = ()
     gpu_utilization: float | None = None

@@ -14,8 +14,18 @@ from trainfit.results.text import duration
 from trainfit.results.watch import Limit, WatchResult
 from trainfit.watch import checks, measures, thresholds
 from trainfit.watch import view as trainings
-from trainfit.watch.measures import ledger
-from trainfit.watch.rules import ending, gpu, host, input, memory, standing, training
+from trainfit.watch.measures import host_memory, ledger
+from trainfit.watch.rules import (
+    ending,
+    gpu,
+    growth,
+    host,
+    input,
+    memory,
+    ram,
+    standing,
+    training,
+)
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import KIND, OTHER_CODE
 from trainfit.watch.rules.rule import Rule, look
@@ -112,6 +122,8 @@ RULES: Final[tuple[Rule, ...]] = (
     OTHER_CODE,
     *gpu.RULES,
     *memory.RULES,
+    *ram.RULES,
+    *growth.RULES,
     *training.RULES,
 )
 #: Characters of an error's message in a note.
@@ -139,6 +151,7 @@ def judge(run: RunRecord) -> WatchResult:
         findings=findings,
         unknown=unknown,
         ledger=ledger(rank),
+        host_memory=host_memory(rank),
         timeline=measures.timeline(rank),
         ranks=tuple(measures.summary(each) for each in view.ranks),
         gpu_utilization=checks.utilization(rank),
@@ -165,7 +178,10 @@ _SAID_BY: Final[Mapping[str, str]] = {"script_waits": KIND, "one_hot_thread": KI
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Without those that another finding explains by at least half."""
     shares = {each.kind: each.share or 0.0 for each in findings}
+    filling = {str(each.at) for each in findings if each.kind in growth.FILES.kinds and each.place}
     for each in findings:
+        if each.kind == KIND and str(each.at) in filling:
+            continue
         by = shares.get(_SAID_BY.get(each.kind, ""), 0.0)
         if not by or each.share is None or by < 0.5 * each.share:
             yield each

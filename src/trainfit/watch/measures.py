@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.results.runs.tables import Table
-from trainfit.results.watch import LedgerPoint, MemoryLedger, Phase, RankSummary, TimelinePoint
+from trainfit.results.watch import (
+    HostMemory,
+    LedgerPoint,
+    MemoryLedger,
+    Phase,
+    RankSummary,
+    TimelinePoint,
+)
 from trainfit.watch import checks
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -196,6 +203,30 @@ def robust_slope(
     low = max(0, math.floor((len(slopes) - spread) / 2))
     high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
     return float(np.median(slopes)), float(slopes[low]), float(slopes[high])
+
+
+def host_memory(view: RankView) -> tuple[HostMemory, ...]:
+    """RAM of a rank's processes by kind, at the moment at which they held most."""
+    table = view.memory
+    held = sum(table[name] for name in ("anonymous_bytes", "shared_bytes", "file_bytes"))
+    if not len(table):
+        return ()
+    times, places = np.unique(table["time_s"], return_inverse=True)
+    worst = table[places == np.argmax(np.bincount(places, held, len(times)))]
+    found = []
+    for role, who in enumerate(("training", "workers", "others")):
+        rows = worst[worst["role"] == role]
+        if len(rows):
+            found.append(
+                HostMemory(
+                    who,  # type: ignore[arg-type]
+                    len(rows),
+                    int(rows["anonymous_bytes"].sum()),
+                    int(rows["shared_bytes"].sum()),
+                    int(rows["file_bytes"].sum()),
+                )
+            )
+    return tuple(found)
 
 
 def _total(view: RankView) -> int | None:

@@ -15,7 +15,9 @@ from trainfit.results.files.writing import state_folder
 #: That a run's first files need at least.
 _LEAST_BYTES: Final = 1 << 14
 #: What the names of a run's files begin with.
-_OURS: Final = ("rank", "new.rank", "machine.", "gpus.", "processes.", "sampler.")
+_OURS: Final = (
+    *("rank", "new.rank", "machine.", "gpus.", "processes.", "memory.", "folders.", "sampler."),
+)
 
 
 def runs_folder() -> Path:

@@ -165,6 +165,12 @@ class RankView:
         return self._processes(1)
 
     @functools.cached_property
+    def memory(self) -> Table:
+        """By kind, of the rank's processes."""
+        every = self._sampled(self.run.memory)
+        return _where(every, every["rank"] == self.header.rank)
+
+    @functools.cached_property
     def fetches(self) -> Table:
         """Batches that workers made."""
         return self._within(self.record.fetches, "end_s")
@@ -314,6 +320,8 @@ def clean(run: RunRecord) -> RunRecord:
         machine=_rows(run.machine, "time_s"),
         gpus=_rows(run.gpus, "time_s"),
         processes=_rows(run.processes, "time_s"),
+        memory=_rows(run.memory, "time_s"),
+        folders=_rows(run.folders, "time_s"),
         elsewhere=tuple(map(clean, run.elsewhere)),
     )
 
@@ -362,14 +370,18 @@ def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
         return None
     ranks.sort(key=lambda each: each.header.rank)
     now = max((float(each.steps["end_s"][-1]) for each in ranks if len(each.steps)), default=0.0)
-    machine, gpus, processes = (
+    machine, gpus, processes, memory, filled = (
         _last(folder / f"{name}.bin", tables.BY_NAME[name], "time_s", now - seconds)
-        for name in ("machine", "gpus", "processes")
+        for name in tables.SAMPLED
     )
     events: tuple[Event, ...] = ()
     with contextlib.suppress(ResultFileError, OSError):
         events = load_events(folder / SAMPLER_EVENTS)
-    return RunRecord(tuple(ranks), machine, gpus, processes, str(folder), events)
+    return RunRecord(
+        *(tuple(ranks), machine, gpus, processes, str(folder), events),
+        memory=memory,
+        folders=filled,
+    )
 
 
 def _rank(path: Path, seconds: float) -> RankRecord:

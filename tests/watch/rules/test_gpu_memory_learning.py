@@ -16,11 +16,11 @@ from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
-from trainfit.watch.rules import gpu, memory, training
+from trainfit.watch.rules import gpu, growth, memory, ram, training
 from trainfit.watch.view import RunView
 
 GIB = 2**30
-RULES = (*gpu.RULES, *memory.RULES, *training.RULES)
+RULES = (*gpu.RULES, *memory.RULES, *ram.RULES, *growth.RULES, *training.RULES)
 CARD = WatchedGpu("NVIDIA A100", "", 40 * GIB, (8, 0), 312e12)
 HEADER = RunHeader(
     "python train.py", 0, 1, 1, "host", 0.0, 0.0, "0.1.0", "3.11",
@@ -268,7 +268,8 @@ def test_no_rule_raises_on_any_tables(data: st.DataObject) -> None:
         run = run_of(
             made["steps"], cards=made["gpus"], machine=made["machine"], processes=made["processes"]
         )
-        found(run)
+        every = dataclasses.replace(run.run, memory=made["memory"], folders=made["folders"])
+        found(RunView(every))
 
 
 @given(st.floats(-1e6, 1e6), st.integers(8, 400))

@@ -153,6 +153,38 @@ PROCESSES: Final = np.dtype(
     ]
 )
 
+#: Memory of a process of the run by kind, once a second (``Rss*`` of /proc/PID/status).
+#: ``private_bytes`` (USS: pages that no other process has) is read of some workers only, and
+#: rarely: the kernel looks at each page for it.
+MEMORY: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("pid", "i4"),
+        ("rank", "i2"),
+        ("role", "i2"),
+        ("worker", "i2"),
+        ("anonymous_bytes", "i8"),  # heaps: tensors, Python objects
+        ("file_bytes", "i8"),  # libraries, memory-mapped files
+        ("shared_bytes", "i8"),  # /dev/shm: batches of workers
+        ("private_bytes", "i8"),
+    ]
+)
+
+#: /dev/shm and the folder of temporary files, every few seconds. ``new_bytes`` are of files there
+#: that the user's processes have made since the run began; -1: they were not counted.
+FOLDERS: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("folder", "i2"),  # SHARED_MEMORY or TEMPORARY
+        ("used_bytes", "i8"),
+        ("free_bytes", "i8"),
+        ("new_bytes", "i8"),
+        ("new_files", "i8"),
+    ]
+)
+SHARED_MEMORY: Final = 0
+TEMPORARY: Final = 1
+
 #: A batch that a worker made. ``fetch_s`` is all of it; ``read_s``, ``decode_s``, ``transform_s``
 #: and ``collate_s`` are its parts as far as they were told apart.
 FETCHES: Final = np.dtype(
@@ -176,9 +208,13 @@ BY_NAME: Final = {
     "machine": MACHINE,
     "gpus": GPUS,
     "processes": PROCESSES,
+    "memory": MEMORY,
+    "folders": FOLDERS,
     "fetches": FETCHES,
 }
 
+#: Names of the sampler's.
+SAMPLED: Final = ("machine", "gpus", "processes", "memory", "folders")
 
 #: The largest numbers of 2 and of 4 bytes; ``struct`` refuses larger ones.
 MOST_16: Final = int(np.iinfo("i2").max)

@@ -7,7 +7,8 @@
       rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
       rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
-      machine.bin, gpus.bin, processes.bin   by the sampler, one a machine
+      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin
+                             by the sampler, one a machine
       sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 
 Format history
@@ -109,6 +110,29 @@ class StackLooks:
         return count / self.looks if self.looks else 0.0
 
 
+#: What the entries of a variable keep: tensors, or tensors with their autograd graphs.
+Holds = Literal["", "tensors", "graphs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class GrowingVariable:
+    """A variable of the script that grew with the steps: from ``first_size`` to ``last_size``
+    entries (of a tensor or an array: elements; of a "sum": additions in its graph) in ``steps``.
+
+    ``name`` is as the script writes it ("self.history"), ``place`` the line that adds to it,
+    ``kind`` "list", "dict", "tensor", "sum" and so on; ``item_bytes`` of tensors in the last entry.
+    """
+
+    name: str
+    place: str
+    kind: str
+    first_size: int
+    last_size: int
+    steps: int
+    holds: Holds = ""
+    item_bytes: int | None = None
+
+
 #: Of a run that nobody looked at.
 NO_LOOKS: Final = StackLooks()
 
@@ -177,6 +201,8 @@ class RunHeader(ResultFile):
     """Of the main thread, in the training: lines that belong to no phase."""
     fetch_code: StackLooks = NO_LOOKS
     """Of threads while they make batches: lines of the data set."""
+    growing: tuple[GrowingVariable, ...] = ()
+    """Variables of the script that grew with the steps; what keeps tensors first."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
     notes: tuple[str, ...] = ()
@@ -265,7 +291,9 @@ class RunRecord:
     folder: str = ""
     sampler_events: tuple[Event, ...] = ()
     """What the sampler says of itself: kinds "gpu", "nvml_lost", "nvml_back", "not_sampled",
-    "sampler_ended"."""
+    "new_files", "sampler_ended"."""
+    memory: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.MEMORY))
+    folders: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.FOLDERS))
     elsewhere: tuple[RunRecord, ...] = ()
     """Ranks and samples of the same run on other machines, each on its own clock."""
 
@@ -300,14 +328,16 @@ def load_run(folder: Path) -> RunRecord:
         raise ResultFileError(folder, "it contains no watched run", _WANTED)
     try:
         ranks = tuple(_load_rank(path) for path in paths)
-        machine, gpus, processes = (
+        machine, gpus, processes, memory, filled = (
             tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
-            for name in ("machine", "gpus", "processes")
+            for name in tables.SAMPLED
         )
         events = load_events(folder / SAMPLER_EVENTS)
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
-    return RunRecord(ranks, machine, gpus, processes, str(folder), events)
+    return RunRecord(
+        *(ranks, machine, gpus, processes, str(folder), events), memory=memory, folders=filled
+    )
 
 
 def load_machines(folders: Sequence[Path]) -> RunRecord:

@@ -45,11 +45,11 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
 from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
-from trainfit.watch.recorder.main_thread import MainThreadLooks
+from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
+from trainfit.watch.recorder.looks.stacks import code_below, merged
 from trainfit.watch.recorder.memory_history import MemoryHistory
 from trainfit.watch.recorder.rank_files import RankFiles
 from trainfit.watch.recorder.rank_variables import world
-from trainfit.watch.recorder.stacks import code_below, merged
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
@@ -313,6 +313,10 @@ class Recorder:
             self._notes.append(text)
             self._write_header()
 
+    def called(self, module: torch.nn.Module) -> None:
+        """See :class:`step_recorder.Sink`."""
+        self._learning.called(module)
+
     def root_called(self, module: torch.nn.Module) -> None:
         """See :class:`step_recorder.Sink`."""
         self._look_for_gpu()
@@ -465,6 +469,7 @@ class Recorder:
         looks = [] if self._looks is None else [self._looks.fetch.summary()]
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
+            found["growing"] = self._looks.variables.found()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]

@@ -136,6 +136,7 @@ class StepRecorder(CurrentStep):
             if self._loader is None and self.cycle.next_call():
                 self.commit()
             self._segment.trains = True
+            self._sink.called(module)
         else:
             self._segment.calls = True
         if torch.is_grad_enabled() and self.models.note(module, given, self._loader is None):

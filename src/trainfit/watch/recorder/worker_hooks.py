@@ -34,14 +34,14 @@ from trainfit.scripts.library_threads import pools
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import FETCHERS, worker_info
 from trainfit.watch.recorder.guard import in_place_of
-from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
-from trainfit.watch.recorder.stacks import (
+from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     fetched_index,
     in_fetch,
     stack_text,
     users_stack,
 )
+from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
 #: Seconds between two looks.
 _LOOK_S: Final = 0.05

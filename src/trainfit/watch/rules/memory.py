@@ -1,4 +1,4 @@
-"""Memory that runs short or grows: the GPU's, RAM, /dev/shm."""
+"""A GPU's memory that runs short or grows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.findings import fixes
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
-from trainfit.results.findings import Evidence, Finding, Fix, Severity, Unknown
-from trainfit.results.runs.tables import Table
-from trainfit.results.text import duration, size
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
+from trainfit.results.text import size
 from trainfit.watch import thresholds
-from trainfit.watch.checks import loader_settings
-from trainfit.watch.measures import growth_per_step, ledger, peak_share, robust_slope
+from trainfit.watch.measures import growth_per_step, ledger, peak_share
+from trainfit.watch.rules.growth import keeps, kept_tensors, what_keeps
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView, known
 
@@ -49,20 +47,27 @@ def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
             Evidence("grown so far", grown / _MIB, "MiB"),
         ]
         evidence += [] if full is None else [Evidence("out of memory at step", full)]
+        variable = kept_tensors(view)
+        title = f"Memory of tensors grows by {size(per_step)} a step"
+        cause = (
+            "something keeps tensors of past steps: a loss that is summed up, a list of outputs, "
+            f"hooks or caches; {KEPT_GRAPHS.cause}"
+        )
+        fix = Fix(
+            f"{KEPT_GRAPHS.action}; `trainfit memory` names the line that allocates what is kept"
+        )
+        if variable is not None:
+            title += f": {keeps(variable)}"
+            cause, fix = what_keeps(variable)
         yield Finding(
             "memory_growth",
             "critical" if full is not None else "warning",
-            "Memory of tensors grows with every step",
+            title,
             tuple(evidence),
-            "something keeps tensors of past steps: a loss that is summed up, a list of outputs, "
-            f"hooks or caches; {KEPT_GRAPHS.cause}",
-            (
-                Fix(
-                    f"{KEPT_GRAPHS.action}; `trainfit memory` names the line that allocates what "
-                    "is kept"
-                ),
-            ),
-            "certain" if grown > 4 * least else "likely",
+            cause,
+            (fix,),
+            "certain" if variable is not None or grown > 4 * least else "likely",
+            place=None if variable is None else Place.parse(variable.place),
             rank=view.rank,
         )
 
@@ -139,108 +144,6 @@ GPU_LIMIT: Final = Rule(("memory_near_limit",), _find_gpu_near_limit)
 
 
 # ---
-# RAM and /dev/shm that run short, and processes whose memory grows.
-
-
-#: Seconds after which growth is no start any more: pools and caches have filled.
-_LEAST_S: Final = 20
-
-
-def _find_short_host_memory(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the machine, and of the judged rank's processes."""
-    view = run.judged
-    if len(view.steps):
-        yield from _short(view)
-        yield from _growth(view)
-
-
-def _short(view: RankView) -> Iterator[Finding]:
-    machine, ram = view.machine, view.header.ram_bytes
-    left = known(machine["ram_available_bytes"])
-    if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
-        yield Finding(
-            "ram_near_limit",
-            "critical",
-            "RAM is nearly used up",
-            (
-                Evidence("least available", float(left.min()) / _GIB, "GiB"),
-                Evidence("of", ram / _GIB, "GiB"),
-            ),
-            "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
-            (Fix(fixes.memory(loader_settings(view.header))),),
-            "certain",
-        )
-    free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
-    if len(free) and len(used):
-        whole = float(free[-1] + used[-1])
-        if whole and free.min() < thresholds.SHM_LEFT * whole:
-            yield Finding(
-                "shm_near_limit",
-                "critical",
-                "/dev/shm is nearly full",
-                (
-                    Evidence("least free", float(free.min()) / _GIB, "GiB"),
-                    Evidence("of", whole / _GIB, "GiB"),
-                ),
-                "batches of workers wait there for the main process",
-                (Fix(fixes.shm(loader_settings(view.header), None)),),
-                "certain",
-            )
-
-
-def _growth(view: RankView) -> Iterator[Finding | Unknown]:
-    for who, table in (("the training process", view.main_process), ("the workers", view.workers)):
-        at, held = _held(table)
-        slope = robust_slope(at, held)
-        if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
-            continue
-        seconds = float(at[-1] - at[0])
-        grown = slope[0] * seconds
-        large = max(8 * thresholds.GROWTH_BYTES, thresholds.RAM_LEFT * float(np.median(held)))
-        if grown < large:
-            continue
-        if seconds < _LEAST_S:
-            reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
-            yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
-            continue
-        if not _goes_on(at, held, slope[0]):
-            continue
-        left = known(view.machine["ram_available_bytes"])
-        evidence = [Evidence("growth", slope[0] * 60 / 2**20, "MiB/min")]
-        if len(left):
-            evidence.append(Evidence("RAM used up in", float(left[-1]) / slope[0] / 3600, "h"))
-        yield Finding(
-            "ram_growth",
-            "warning",
-            f"RAM of {who} grows",
-            tuple(evidence),
-            "Python objects of the data set are copied into each worker as they are read "
-            "(reference counts), or something keeps past batches",
-            (Fix(f"{fixes.LISTS}; look for lists that grow"),),
-            "likely",
-        )
-
-
-def _held(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Times, and bytes of all these processes."""
-    table = table[table["rss_bytes"] >= 0]
-    times, group = np.unique(table["time_s"], return_inverse=True)
-    return times, np.bincount(group, table["rss_bytes"], minlength=len(times))
-
-
-def _goes_on(at: np.ndarray, held: np.ndarray, slope: float) -> bool:
-    """Does the second half grow by half as much as the whole? What levels off is a cache."""
-    half = len(at) // 2
-    later = robust_slope(at[half:], held[half:])
-    return later is not None and later[1] > 0 and later[0] > 0.5 * slope
-
-
-HOST_MEMORY: Final = Rule(
-    ("ram_near_limit", "shm_near_limit", "ram_growth"), _find_short_host_memory, each_rank=True
-)
-
-
-# ---
 # Reserved memory far above what tensors hold: fragmentation, or one large moment.
 
 
@@ -270,4 +173,4 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
 RESERVED: Final = Rule(("reserved_above_allocated",), _find_reserved_memory, each_rank=True)
 
 
-RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH, HOST_MEMORY)
+RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH)

@@ -155,6 +155,11 @@ class ProcessTree:
         return frozenset(self._processes)
 
     @property
+    def roles(self) -> dict[int, Role]:
+        """What each process is, as far as it is known, by PID."""
+        return {pid: process.role for pid, process in self._processes.items()}
+
+    @property
     def started_s(self) -> float | None:
         """When the watched process was started, in seconds of ``time.monotonic()``; the kernel
         counts from its own start, through suspensions. ``None``: it does not live."""

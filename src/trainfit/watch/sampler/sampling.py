@@ -14,10 +14,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.runs.tables import GPUS, MACHINE, PROCESSES, RowFile, Table, Write
+from trainfit.results.runs.tables import (
+    FOLDERS,
+    GPUS,
+    MACHINE,
+    MEMORY,
+    PROCESSES,
+    RowFile,
+    Table,
+    Write,
+)
 from trainfit.results.runs.watched import Event, gpu_places
+from trainfit.watch.sampler import folders
+from trainfit.watch.sampler.folders import Folders, temporary_folder
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
 from trainfit.watch.sampler.machine import MachineCounters
+from trainfit.watch.sampler.memory import MemoryByKind
 from trainfit.watch.sampler.processes import MOST_PROCESSES, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
@@ -104,9 +116,16 @@ _DEAR_FIRST: Final = 4.0
 #: Seconds between looks into the folder, and between writes.
 _LOOK_EVERY_S: Final = 1.0
 _WRITE_EVERY_S: Final = 1.0
-#: Seconds that the thread of the GPUs may take to end: a driver that hangs is left alone.
+#: Seconds that a thread may take to end: a driver or a file system that hangs is left alone.
 _PATIENCE_S: Final = 1.0
 _NONE: Final[Mapping[str, float]] = {}
+_TABLES: Final[Mapping[str, np.dtype[Any]]] = {
+    "machine": MACHINE,
+    "gpus": GPUS,
+    "processes": PROCESSES,
+    "memory": MEMORY,
+    "folders": FOLDERS,
+}
 #: Signals that ask for the end.
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -139,10 +158,10 @@ class Sampler:
         self._tree = ProcessTree(pid, started_ticks)
         self._folder = RunFolder(folder, self._tree.started_s or 0.0)
         self._tables = {
-            name: TableFile(folder / f"{name}.bin", kind)
-            for name, kind in (("machine", MACHINE), ("gpus", GPUS), ("processes", PROCESSES))
+            name: TableFile(folder / f"{name}.bin", kind) for name, kind in _TABLES.items()
         }
         self._machine: MachineCounters | None = None
+        self._memory = MemoryByKind()
         self._pid = pid
         self._gpus: GpuCounters | None = None
         self._stop = threading.Event()
@@ -164,8 +183,12 @@ class Sampler:
             return False
         # Waiting for a sample is waiting for these.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        thread = threading.Thread(target=self._sample_gpus, name="gpus", daemon=True)
-        thread.start()
+        threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("gpus", self._sample_gpus), ("folders", self._sample_folders))
+        ]
+        for thread in threads:
+            thread.start()
         due = time.monotonic()
         while True:
             self._sample(time.monotonic())
@@ -175,7 +198,8 @@ class Sampler:
             if _asked_to_end(due - time.monotonic()):
                 break
         self._stop.set()
-        thread.join(_PATIENCE_S)
+        for thread in threads:
+            thread.join(_PATIENCE_S)
         self._finish()
         return True
 
@@ -208,6 +232,8 @@ class Sampler:
         if self._tree.left_out:
             text = f"of more than {MOST_PROCESSES} processes, the other ones are not sampled"
             self._tell("not_sampled", text, {"left_out": self._tree.left_out}, once=True)
+        if self._memory.is_due(now):
+            self._tables["memory"].add(self._memory.sample(now, self._tree.roles))
 
     def _sample_machine(self, now: float, whole: bool) -> None:
         if self._machine is None:
@@ -224,7 +250,8 @@ class Sampler:
     def _set_periods(self, now: float) -> None:
         if now - self._measured_at < _MEASURE_S:
             return
-        cpu_s = time.process_time()
+        # Counting private pages has a limit of its own.
+        cpu_s = time.process_time() - self._memory.counting_s
         # Not the time in which this process was stopped, or asleep with the machine.
         seconds = (self._samples - self._measured_samples) * self._period
         seconds, spent = min(now - self._measured_at, seconds), cpu_s - self._measured_cpu_s
@@ -243,12 +270,22 @@ class Sampler:
             text = "there is so much to read that samples are taken less often"
             self._tell("not_sampled", text, {"period_s": self._period}, once=True)
 
-    # --- GPUs, in a thread of their own: a driver may hang ----------------------------------------
+    # --- What may hang, in threads of their own: a driver, a file system on the network -----------
+    def _sample_folders(self) -> None:
+        environment = _decoded(self._tree.environment())
+        found, due = Folders(temporary_folder(environment), self._tell), 0.0
+        while not self._stop.wait(due):
+            self._guarded("folders", self._sample_folders_once, found)
+            due = folders.EVERY_S
+
+    def _sample_folders_once(self, found: Folders) -> None:
+        self._tables["folders"].add(found.sample(time.monotonic()))
+
     def _sample_gpus(self) -> None:
         try:
             module = self._load_nvml()
             gpus = GpuCounters(module, self._tell, nvml_knows_our_pids())
-            gpus.choose(_variable(self._tree.environment(), b"CUDA_VISIBLE_DEVICES"))
+            gpus.choose(_decoded(self._tree.environment()).get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:200]
             self._tell("not_sampled", f"no GPU is sampled ({reason})")
@@ -270,6 +307,8 @@ class Sampler:
             return
         self._tables["machine"].flush(began)
         self._tables["processes"].flush(began, self._put_roles)
+        self._tables["memory"].flush(began, self._put_roles)
+        self._tables["folders"].flush(began)
         self._roles = {pid: role for pid, role in self._roles.items() if pid in self._tree.pids}
         if self._gpus is not None:
             places = gpu_places(self._folder.headers)
@@ -330,12 +369,10 @@ def _asked_to_end(seconds: float) -> bool:
     return found is not None and found.si_signo in _STOPS
 
 
-def _variable(environment: bytes, name: bytes) -> str | None:
-    for entry in environment.split(b"\0"):
-        found, equals, value = entry.partition(b"=")
-        if equals and found == name:
-            return value.decode("utf-8", "replace")
-    return None
+def _decoded(environment: bytes) -> dict[str, str]:
+    """The variables of /proc/PID/environ."""
+    entries = (entry.partition(b"=") for entry in environment.split(b"\0"))
+    return {os.fsdecode(name): os.fsdecode(value) for name, equals, value in entries if equals}
 
 
 def _since(event: Event, began: float) -> Event:

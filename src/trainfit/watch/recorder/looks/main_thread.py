@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,19 +18,25 @@ from types import CodeType
 from typing import Any, Final, Protocol
 
 from trainfit.watch.recorder import phases as ph
-from trainfit.watch.recorder.rank_files import UnlistedThread
-from trainfit.watch.recorder.stacks import (
+from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     in_fetch,
+    is_busy_elsewhere,
     is_in_phase,
     stack_text,
     users_stack,
 )
+from trainfit.watch.recorder.looks.variables import VariableLooks
+from trainfit.watch.recorder.rank_files import UnlistedThread
 
-#: Seconds between two looks: at first, so that a short run shows its lines, and then.
+#: Seconds between two looks: at first and, for some hundreds of them, where they find something,
+#: so that a short run shows its lines; and then.
 _OFTEN_S: Final = 0.04
 _SELDOM_S: Final = 0.25
-_AT_FIRST: Final = 400
+_AT_FIRST: Final = 50
+_WHILE_USEFUL: Final = 400
+#: Of the looks, those that found the script's own code, from which more of them are useful.
+_USEFUL: Final = 0.05
 #: Steps that show how long one takes, before a standstill can be told.
 _LEAST_STEPS: Final = 5
 #: Seconds without a step, and times the longest pause so far, from which it is one.
@@ -41,6 +48,12 @@ _PATIENT: Final = (ph.CHECKPOINT, ph.EVALUATION)
 #: A standstill that lasts is told again after so many times its length.
 _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
+#: Steps and seconds until the next look at variables: times those so far, and at least.
+_NEXT_STEPS: Final = 1.25
+_MORE_STEPS: Final = 10
+_VARIABLES_S: Final = 0.25
+#: Share of the time that looks at variables may take.
+_MOST_TIME: Final = 0.001
 
 
 class Training(Protocol):
@@ -76,9 +89,12 @@ class MainThreadLooks:
         self.other, self.fetch = StackCounts(), StackCounts()
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
+        self.variables = VariableLooks()
+        self._variables_due = _MORE_STEPS, 0.0
+        self._told_growth = 0
         self._stop = threading.Event()
         self._draw = 1
-        self._looks = 0
+        self._looks = self._found = 0
         self._told_looks = 10
         self._progress: Any = None
         self._since = time.monotonic()
@@ -102,12 +118,14 @@ class MainThreadLooks:
     def _pause(self) -> float:
         """From half to one and a half times the usual one, so that nothing regular is missed."""
         self._draw = self._draw * 1103515245 + 12345 & 0x7FFFFFFF
-        usual = _OFTEN_S if self._looks < _AT_FIRST else _SELDOM_S
+        useful = self._looks < _WHILE_USEFUL and self._found >= _USEFUL * self._looks
+        usual = _OFTEN_S if useful or self._looks < _AT_FIRST else _SELDOM_S
         return usual * (0.5 + self._draw / 0x7FFFFFFF)
 
     def look(self, now: float) -> None:
         """One look, at ``now`` (seconds of ``time.monotonic()``)."""
         self._look_for_code()
+        self._look_for_growth(now)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
@@ -120,15 +138,37 @@ class MainThreadLooks:
         self.other.looks += 1
         # Of a light step the phase is not known: its stack tells.
         if training.light or training.phases.current in (ph.OTHER, ph.INPUT):
-            stack = users_stack(training.thread)
-            made = in_fetch(stack)
-            if made is not None:
-                self.fetch.looks += 1
-                self.fetch.count(made)
-            elif stack and not is_in_phase(stack):
-                self.other.count(stack, self.loop)
+            self._look_at_stack(training.thread)
         if self._looks >= self._told_looks:
             self._told_looks = int(1.5 * self._looks)
+            self._changed()
+
+    def _look_at_stack(self, thread: int) -> None:
+        if is_busy_elsewhere(thread):
+            return
+        stack = users_stack(thread)
+        made = in_fetch(stack)
+        if made is not None:
+            self._found += 1
+            self.fetch.looks += 1
+            self.fetch.count(made)
+        elif stack and not is_in_phase(stack):
+            self._found += 1
+            self.other.count(stack, self.loop)
+
+    # -- variables that grow -------------------------------------------------------------------
+
+    def _look_for_growth(self, now: float) -> None:
+        count, thread = self._training.count, self._training.thread
+        if count < self._variables_due[0] or now < self._variables_due[1] or thread is None:
+            return
+        began = time.thread_time()
+        with contextlib.suppress(Exception):  # objects of the script may be of any kind
+            self.variables.look(count, sys._current_frames().get(thread), self.loop)
+        pause = max(_VARIABLES_S, (time.thread_time() - began) / _MOST_TIME)
+        self._variables_due = int(_NEXT_STEPS * count) + _MORE_STEPS, now + pause
+        if self.variables.grows != self._told_growth:
+            self._told_growth = self.variables.grows
             self._changed()
 
     # -- a standstill --------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import functools
 import itertools
 import linecache
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Final
@@ -87,6 +88,28 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
 def _told(key: _Key, count: int) -> CodeLine:
     place, callers, calls, inner, waits_for = key
     return CodeLine(place, count, callers, calls, inner, waits_for)
+
+
+#: Of a function: does it make batches (1), is it one of PyTorch's phases (2), or neither (0)?
+_kinds: dict[CodeType, int] = {}
+
+
+def is_busy_elsewhere(thread: int) -> bool:
+    """Is a thread in what PyTorch does in a step, and makes no batch? A few microseconds, so that
+    only a stack that tells something is taken."""
+    frame, left, found = sys._current_frames().get(thread), _DEEPEST, 0
+    while frame is not None and left:
+        code = frame.f_code
+        kind = _kinds.get(code)
+        if kind is None:
+            name = code.co_filename
+            kind = 1 if name.endswith(_FETCH) else 2 if name.endswith(_PHASES) else 0
+            _kinds[code] = kind
+        if kind == 1:
+            return False
+        found |= kind
+        frame, left = frame.f_back, left - 1
+    return found == 2
 
 
 def users_stack(thread: int) -> list[Seen]:

@@ -1,0 +1,305 @@
+"""The script's variables that grow with the steps: lists, dictionaries, tensors, sums of losses.
+
+Only lengths are asked for, of what the training loop's functions and the script's modules name;
+nothing is compared, copied or computed. A look takes less than a millisecond, and they become
+rarer as the run goes on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+import itertools
+import linecache
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainfit.results.runs.watched import GrowingVariable, Holds
+from trainfit.simgpu.device.user_location import is_library
+from trainfit.watch.recorder.job import short_place
+
+#: Names that are looked at, in one namespace and in all.
+_MOST_NAMES: Final = 300
+_MOST: Final = 1500
+#: Entries of a dictionary up to which its values are looked at, too: histories by their names.
+_SMALL: Final = 16
+#: Additions that a sum's graph must have, to be one of all steps.
+_SUMS: Final = 64
+#: Looks in a row at which a variable must have grown, and by how much in all.
+_LOOKS: Final = 4
+_LEAST: Final = 8
+#: Of its rate so far, what it must have grown by lately: a cache fills and is full.
+_GOES_ON: Final = 0.5
+_TOLD: Final = 6
+_DICTIONARIES: Final = (dict, collections.defaultdict, collections.OrderedDict)
+_SIZED: Final = frozenset(
+    (*(list, set, collections.deque, collections.Counter, str, bytes, bytearray), *_DICTIONARIES)
+)
+#: Whose attributes are not looked at.
+_NEVER: Final = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor),
+    np.ndarray,
+)
+
+
+@dataclass(slots=True)
+class _Course:
+    """Steps and sizes of a variable, where it has only grown so far; ``value`` is not kept."""
+
+    path: str
+    lines: range | None
+    looks: list[tuple[int, int]] = field(default_factory=list)
+    kind: str = ""
+    holds: Holds = ""
+    nbytes: int = 0
+
+    def add(self, step: int, size: int) -> None:
+        if self.looks and size <= self.looks[-1][1]:
+            self.looks.clear()
+        self.looks.append((step, size))
+        if len(self.looks) > 2 * _LOOKS:
+            del self.looks[1]  # the first one stays
+
+    @property
+    def grows(self) -> bool:
+        """Has it grown at each of the last looks, and not much less lately?"""
+        if len(self.looks) < _LOOKS:
+            return False
+        (first, small), (before, less), (last, large) = self.looks[0], *self.looks[-2:]
+        if large - small < _LEAST or last <= before:
+            return False
+        rate = (large - small) / (last - first)
+        return (large - less) / (last - before) >= _GOES_ON * rate
+
+
+class VariableLooks:
+    """Looks at the variables that a training can reach by name."""
+
+    def __init__(self) -> None:
+        self._courses: dict[tuple[str, str], _Course] = {}
+        self._loop: frozenset[CodeType] = frozenset()
+
+    def look(self, step: int, frame: FrameType | None, loop: frozenset[CodeType]) -> None:
+        """At those of the script's modules, and of the functions from ``frame`` outwards that are
+        in ``loop``; ``step`` is how many there were."""
+        self._loop, left = loop, _MOST
+        for file, names, lines in itertools.chain(_modules(), _functions(frame, loop)):
+            for path, value in itertools.islice(_reached(names), left):
+                left -= 1
+                self._note(step, file, path, value, lines)
+
+    def _note(self, step: int, file: str, path: str, value: Any, lines: range | None) -> None:
+        size = _size(value)
+        if size is None:
+            return
+        course = self._courses.setdefault((file, path), _Course(path, lines))
+        course.add(step, size)
+        if course.grows:
+            course.kind = _kind(value)
+            course.holds, course.nbytes = _held(value)
+
+    @property
+    def grows(self) -> int:
+        """How many variables grow."""
+        return sum(course.grows for course in list(self._courses.values()))
+
+    def found(self) -> tuple[GrowingVariable, ...]:
+        """Those that grow; what keeps tensors first, then the largest."""
+        growing = [
+            _told(file, course, _runs(self._loop, file))
+            for (file, _), course in dict(self._courses).items()
+            if course.grows
+        ]
+        order = ("graphs", "tensors", "")
+        growing.sort(
+            key=lambda each: (order.index(each.holds), -(each.item_bytes or 0), -each.last_size)
+        )
+        return tuple(growing[:_TOLD])
+
+
+def _told(file: str, course: _Course, runs: frozenset[int]) -> GrowingVariable:
+    (first, small), (last, large) = course.looks[0], course.looks[-1]
+    return GrowingVariable(
+        name=course.path,
+        place=_where(file, course, runs),
+        kind=course.kind,
+        first_size=small,
+        last_size=large,
+        steps=last - first,
+        holds=course.holds,
+        item_bytes=course.nbytes or None,
+    )
+
+
+# ---
+# What can be reached by a name.
+
+
+_Names = tuple[str, Mapping[str, Any], range | None]
+
+
+def _modules() -> Iterator[_Names]:
+    """Files and variables of the script's modules, each once: the script has two names there."""
+    seen: set[str] = set()
+    for module in list(sys.modules.values()):
+        if not issubclass(type(module), types.ModuleType):  # anything may lie there
+            continue
+        names = object.__getattribute__(module, "__dict__")
+        file = names.get("__file__")
+        if type(file) is not str or file in seen:
+            continue
+        if os.path.isabs(file) and not is_library(file):
+            seen.add(file)
+            yield file, names, None
+
+
+def _functions(frame: FrameType | None, loop: frozenset[CodeType]) -> Iterator[_Names]:
+    """… and of its functions that are called."""
+    while frame is not None:
+        code = frame.f_code
+        if code in loop and code.co_flags & inspect.CO_OPTIMIZED and frame.f_trace is None:
+            last = max((line for _, _, line in code.co_lines() if line), default=0)
+            with contextlib.suppress(RuntimeError):  # it goes on meanwhile
+                yield code.co_filename, _locals(frame), range(code.co_firstlineno, last + 1)
+        frame = frame.f_back
+
+
+def _locals(frame: FrameType) -> dict[str, Any]:
+    names = frame.f_locals
+    found = dict(names)
+    # Before Python 3.13 (PEP 667) a frame keeps this dictionary, and with it what the variables
+    # held: a batch's outputs would live for longer than the script lets them. Nobody else has it
+    # where there are no more references than the frame's, ours and the call's.
+    if type(names) is dict and sys.getrefcount(names) <= 3:
+        names.clear()
+    return found
+
+
+def _reached(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Variables, attributes of objects ("self.history"), and entries of small dictionaries."""
+    # By types alone: ``isinstance`` asks an object for its class, which may run anyone's code.
+    for name, value in _items(names):
+        yield name, value
+        if type(value) in _DICTIONARIES:
+            yield from _entries(name, value)
+        elif type(value) not in _SIZED and not issubclass(type(value), _NEVER):
+            with contextlib.suppress(AttributeError, TypeError):  # it has no attributes
+                for key, inner in _items(object.__getattribute__(value, "__dict__")):
+                    yield f"{name}.{key}", inner
+                    if type(inner) in _DICTIONARIES:
+                        yield from _entries(f"{name}.{key}", inner)
+
+
+def _entries(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    if len(value) <= _SMALL:
+        for key, inner in _items(value):
+            yield f"{name}[{key!r}]", inner
+
+
+def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    with contextlib.suppress(RuntimeError):  # changed meanwhile
+        return [
+            (name, value)
+            for name, value in itertools.islice(list(names.items()), _MOST_NAMES)
+            if isinstance(name, str) and not name.startswith("__")
+        ]
+    return []
+
+
+# ---
+# How large it is, and what it holds.
+
+
+def _size(value: Any) -> int | None:
+    """Entries, elements, or additions of a sum's graph; ``None``: it is nothing that grows."""
+    kind = type(value)
+    if kind in _SIZED:
+        return len(value)
+    if kind is torch.Tensor:
+        return _additions(value) or value.numel()
+    return value.size if kind is np.ndarray else None
+
+
+def _additions(value: torch.Tensor) -> int:
+    """Of a sum that keeps the graphs of all its terms; 0: it is none."""
+    found, node = 0, value.grad_fn if value.numel() == 1 else None
+    while node is not None and found < 1 << 14:
+        if not node.name().startswith("Add"):
+            break
+        found += 1
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return found if found >= _SUMS else 0
+
+
+def _kind(value: Any) -> str:
+    if type(value) is torch.Tensor:
+        return "sum" if _additions(value) else "tensor"
+    return "array" if type(value) is np.ndarray else type(value).__name__
+
+
+def _held(value: Any) -> tuple[Holds, int]:
+    """What its last entry keeps, and the bytes of tensors and arrays in it."""
+    if type(value) is torch.Tensor:
+        return ("graphs" if value.grad_fn is not None else "tensors"), 0
+    if type(value) is np.ndarray:
+        return "tensors", 0
+    last = None
+    with contextlib.suppress(RuntimeError, TypeError):  # it changes meanwhile, or is a set
+        last = next(reversed(value.values() if type(value) in _DICTIONARIES else value), None)
+    tensors = [each for each in _leaves(last) if issubclass(type(each), torch.Tensor | np.ndarray)]
+    if not tensors:
+        return "", 0
+    graphs = any(getattr(each, "grad_fn", None) is not None for each in tensors)
+    return ("graphs" if graphs else "tensors"), sum(each.nbytes for each in tensors)
+
+
+def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
+    if type(value) is dict:
+        value = list(value.values())
+    if issubclass(type(value), list | tuple) and depth:
+        for each in value[:_SMALL]:
+            yield from _leaves(each, depth - 1)
+    else:
+        yield value
+
+
+# ---
+# The line that makes it grow.
+
+
+def _runs(loop: frozenset[CodeType], file: str) -> frozenset[int]:
+    """Lines of a file that are the training loop's own."""
+    codes = (code for code in loop if code.co_filename == file)
+    return frozenset(line for code in codes for _, _, line in code.co_lines() if line)
+
+
+def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
+    """The first line that adds to it, one of the training loop before others; where none does, the
+    first one of its function."""
+    path, lines = course.path, course.lines
+    name = re.escape(re.split(r"[.\[]", path)[-1] if "[" not in path else path.partition("[")[0])
+    adds = re.compile(
+        rf"\b{name}\b[^=#]*?(?:\.(?:append|appendleft|extend|add|insert|update|setdefault)\s*\(|\+=)"
+        rf"|\b{name}\b\s*=[^=].*\b{name}\b|\b{name}\b\s*\[.*\]\s*=[^=]"
+    )
+    text = linecache.getlines(file)
+    numbers = [
+        number
+        for number in (lines or range(1, len(text) + 1))
+        if number <= len(text) and adds.search(text[number - 1].partition("#")[0])
+    ]
+    numbers.sort(key=lambda n: (n not in runs or text[n - 1].lstrip().startswith("def "), n))
+    if not numbers and lines is None:
+        return ""
+    found = numbers[0] if numbers else (lines or range(1, 2)).start
+    return short_place(f"{file}:{found}")

@@ -1,0 +1,442 @@
+"""What grows: RAM of the run's processes, files in memory and of temporary folders, steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.findings import fixes
+from trainfit.findings.habits import GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
+from trainfit.results.runs.tables import (
+    CHECKPOINT,
+    EPOCH_START,
+    EVALUATION,
+    SHARED_MEMORY,
+    TEMPORARY,
+    Table,
+)
+from trainfit.results.runs.watched import Event, GrowingVariable
+from trainfit.results.text import count, duration, percent, size
+from trainfit.watch import checks, thresholds
+from trainfit.watch.measures import robust_slope
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import PHASES, RankView, RunView, known, median
+
+#: Seconds after which growth is no start any more: pools and caches have filled.
+_LEAST_S: Final = 20
+#: Bytes that must have come, and of what is held, where the cause is not seen itself.
+_LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
+#: Seconds within which a run mostly still goes on: what is full by then ends it.
+_SOON_S: Final = 24 * 3600
+#: Seconds of growth without a cause from which nothing else is expected.
+_LASTING_S: Final = 120
+#: Of a growth, what a part of it must be to be the cause.
+_MOSTLY: Final = 0.5
+
+
+def kept_tensors(view: RankView) -> GrowingVariable | None:
+    """The variable that keeps the tensors of past steps; ``None``: none was seen."""
+    found = view.header.growing
+    return next((each for each in found if each.holds and each.kind != "tensor"), None)
+
+
+def keeps(variable: GrowingVariable) -> str:
+    """What it does, in words: "`history` (train.py:41) keeps each step's tensors"."""
+    what = "autograd graph" if variable.holds == "graphs" else "tensors"
+    return f"`{variable.name}` keeps each step's {what}"
+
+
+def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
+    """Cause and fix."""
+    grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
+    grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
+    habit = KEPT_GRAPHS if variable.holds == "graphs" else KEPT_BATCHES
+    return f"{grown}; {habit.cause}", Fix(habit.action)
+
+
+# ---
+# RAM of the training process, or of the workers.
+
+
+def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    if not len(view.steps):
+        return
+    yield from _of_processes(view, 0, "the training process", view.main_process)
+    yield from _of_processes(view, 1, "the workers", view.workers)
+
+
+def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
+    at, held = _held(table)
+    slope = robust_slope(at, held)
+    kinds = _kinds(view, role)
+    if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
+        return
+    seconds = float(at[-1] - at[0])
+    # Files that are mapped are no memory that a process keeps: the kernel takes it back.
+    rate = slope[0] - max(0.0, kinds.get("files", 0.0))
+    grown = rate * seconds
+    if grown < max(_LEAST_BYTES, thresholds.RAM_LEFT * float(np.median(held))):
+        return
+    variable = kept_tensors(view) if role == 0 else None
+    if seconds < _LEAST_S and variable is None:
+        reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
+        yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
+        return
+    if not _goes_on(at, held, slope[0]):
+        return
+    step_s = view.seconds / len(view.steps)
+    left = known(view.machine["ram_available_bytes"])
+    evidence = [Evidence("growth", rate * 60, "bytes/min")]
+    evidence += [
+        Evidence(f"of it {name}", part * 60, "bytes/min")
+        for name, part in kinds.items()
+        if part > 0.1 * rate
+    ]
+    soon = len(left) > 0 and float(left[-1]) < rate * _SOON_S
+    if len(left):
+        evidence.append(Evidence("RAM used up in", float(left[-1]) / rate, "s"))
+    sure = variable is not None or seconds >= _LASTING_S
+    title = f"RAM of {who} grows by {size(rate * step_s)} a step"
+    if variable is not None:
+        cause, fix = what_keeps(variable)
+        title += f": {keeps(variable)}"
+    else:
+        cause, fix = _WHO_KEEPS[role]
+    yield Finding(
+        "ram_growth",
+        "critical" if sure and soon else "warning",
+        title,
+        tuple(evidence),
+        cause,
+        (fix,),
+        "certain" if variable is not None else "likely",
+        place=None if variable is None else Place.parse(variable.place),
+    )
+
+
+#: Cause and fix where nothing tells what it is, of the training process and of workers.
+_WHO_KEEPS: Final = (
+    (
+        f"something keeps what past steps made: {KEPT_GRAPHS.cause}; or batches, outputs, caches",
+        Fix(f"{KEPT_GRAPHS.action}; look for lists, caches and hooks that grow"),
+    ),
+    (
+        "the data set keeps what it has read in each worker: a cache, open files, lists that grow",
+        Fix(
+            "limit the cache (functools.lru_cache(maxsize=…)), and close what was opened; "
+            f"{fixes.LISTS}"
+        ),
+    ),
+)
+
+
+def _held(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Times, and bytes of all these processes."""
+    table = table[table["rss_bytes"] >= 0]
+    times, group = np.unique(table["time_s"], return_inverse=True)
+    return times, np.bincount(group, table["rss_bytes"], minlength=len(times))
+
+
+def _kinds(view: RankView, role: int) -> dict[str, float]:
+    """Bytes a second of each kind of memory, from the first to the last look; nothing: fewer than
+    two looks."""
+    table = view.memory[view.memory["role"] == role]
+    times, group = np.unique(table["time_s"], return_inverse=True)
+    if len(times) < 2:
+        return {}
+    found = {}
+    for name, column in (
+        ("private (tensors, Python objects)", "anonymous_bytes"),
+        ("shared with workers (their batches)", "shared_bytes"),
+        ("files", "file_bytes"),
+    ):
+        held = np.bincount(group, np.maximum(0, table[column]), len(times))
+        found[name] = float(held[-1] - held[0]) / float(times[-1] - times[0])
+    return found
+
+
+def _goes_on(
+    at: NDArray[np.generic], held: NDArray[np.generic], slope: float, least: float = 0.5
+) -> bool:
+    """Does the second half grow by half as much as the whole? What levels off is a cache."""
+    half = len(at) // 2
+    later = robust_slope(at[half:], held[half:])
+    if later is None:  # too few for a half
+        return float(held[-1]) > float(held[half])
+    return later[1] > 0 and later[0] > least * slope
+
+
+RAM_GROWTH: Final = Rule(("ram_growth",), _find_ram_growth, each_rank=True)
+
+
+# ---
+# Forked workers that copy the data set's pages: RSS stays, what is their own grows.
+
+
+def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    loader = checks.loader_settings(view.header)
+    table = view.memory[(view.memory["role"] == 1) & (view.memory["private_bytes"] >= 0)]
+    if loader is None or loader.start_method != "fork" or not len(view.steps):
+        return
+    parts = [part for pid in np.unique(table["pid"]) if (part := _copied(table, int(pid)))]
+    if not parts:
+        return
+    copied, rss, seconds = max(parts)
+    workers = loader.num_workers
+    if copied < thresholds.GROWTH_BYTES or workers * copied < _LEAST_BYTES:
+        return
+    if rss > (1 - _MOSTLY) * copied:
+        return  # it is new memory, which ram_growth looks at
+    main = view.memory[view.memory["role"] == 0]
+    most = workers * (median(main["anonymous_bytes"]) or copied)
+    left = median(view.machine["ram_available_bytes"])
+    worst: Severity = "info"
+    if left is not None and most >= _SCARCE * left:
+        worst = "critical" if most > left else "warning"
+    evidence = [
+        Evidence("its own memory of a worker grew by", copied, "bytes"),
+        Evidence("its RSS, which counts shared pages, too, by", max(0.0, rss), "bytes"),
+        Evidence("workers", float(workers)),
+        Evidence("in", seconds, "s"),
+        Evidence("all workers' copies at most", most, "bytes"),
+    ]
+    yield Finding(
+        "copy_on_write",
+        worst,
+        f"Each worker copies the data set's Python objects as it reads them: {size(copied)} so far",
+        tuple(evidence),
+        "A forked worker shares the parent's pages until it writes to them; reading a Python "
+        "object counts its references in the object itself, so that the page is copied",
+        (Fix(fixes.LISTS),),
+        "likely",
+        place=checks.loader_place(view.header),
+    )
+
+
+#: Of the available RAM, what copies may come to before they are a danger.
+_SCARCE: Final = 0.25
+
+
+def _copied(table: Table, pid: int) -> tuple[float, float, float] | None:
+    """Bytes that became a worker's own, by how much its RSS grew meanwhile, and in how long;
+    ``None``: fewer than three looks, or it did not go on."""
+    rows = table[table["pid"] == pid]
+    if len(rows) < 3 or (np.diff(rows["private_bytes"]) < 0).any():
+        return None
+    rss = rows["anonymous_bytes"] + rows["file_bytes"] + rows["shared_bytes"]
+    return (
+        float(rows["private_bytes"][-1] - rows["private_bytes"][0]),
+        float(rss[-1] - rss[0]),
+        float(rows["time_s"][-1] - rows["time_s"][0]),
+    )
+
+
+COPY_ON_WRITE: Final = Rule(("copy_on_write",), _find_copies, each_rank=True)
+
+
+# ---
+# Folders that fill: /dev/shm, and that of temporary files.
+
+
+def _find_files(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    if len(view.steps):
+        machine = view.machine[view.machine["shm_used_bytes"] >= 0]
+        columns = machine["time_s"], machine["shm_used_bytes"], machine["shm_free_bytes"]
+        yield from _filling(view, SHARED_MEMORY, *columns)
+        first, last = view.window
+        every = view.run.folders
+        rows = every[(every["folder"] == TEMPORARY) & (every["time_s"] >= first)]
+        rows = rows[rows["time_s"] <= last]
+        yield from _filling(view, TEMPORARY, rows["time_s"], rows["used_bytes"], rows["free_bytes"])
+
+
+def _filling(
+    view: RankView,
+    folder: int,
+    at: NDArray[np.generic],
+    used: NDArray[np.generic],
+    free: NDArray[np.generic],
+) -> Iterator[Finding | Unknown]:
+    kind, name = _FOLDERS[folder]
+    slope, files = robust_slope(at, used), _new_files(view, folder)
+    variable = kept_tensors(view)
+    if slope is None or slope[1] <= 0 or not _goes_on(at, used, slope[0]):
+        return
+    grown = slope[0] * float(at[-1] - at[0])
+    if grown < _LEAST_BYTES:
+        return
+    of_files = files is not None and files.values["bytes"] >= _MOSTLY * grown
+    batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * slope[0]
+    if not of_files and not batches:
+        return  # other programs, or checkpoints that another file system has
+    if batches and variable is not None:
+        return  # ram_growth says it
+    full_s = float(free[-1]) / slope[0]
+    evidence = [
+        Evidence("growth", slope[0] * 60, "bytes/min"),
+        Evidence("full in", full_s, "s"),
+    ]
+    place = _writes_at(view) if of_files else None
+    if files is not None and of_files:
+        number = int(files.values["files"])
+        title = f"{name} fills by {size(slope[0] * 60)}/min: {count(number, 'file')} {files.text}"
+        evidence.append(Evidence("new files", float(number)))
+        cause, fix = "files are written there that nobody deletes", Fix(_DELETE)
+    else:
+        title = f"{name} fills by {size(slope[0] * 60)}/min: batches of workers are kept"
+        cause, fix = KEPT_BATCHES.cause, Fix(KEPT_BATCHES.action)
+    yield Finding(
+        kind,
+        "critical" if full_s < _SOON_S else "warning",
+        title,
+        tuple(evidence),
+        cause,
+        (fix,),
+        "certain" if of_files else "likely",
+        place=place,
+    )
+
+
+_FOLDERS: Final = {
+    SHARED_MEMORY: ("shm_growth", "/dev/shm"),
+    TEMPORARY: ("temporary_growth", "The folder of temporary files"),
+}
+_DELETE: Final = (
+    "delete each file when it is done with (tempfile.TemporaryFile does it by itself), or write to "
+    "one file again"
+)
+
+
+def _new_files(view: RankView, folder: int) -> Event | None:
+    """What the sampler said last of new files there."""
+    told = [
+        event
+        for event in view.run.sampler_events
+        if event.kind == "new_files" and int(event.values.get("folder", -1)) == folder
+    ]
+    return told[-1] if told else None
+
+
+def _shares(view: RankView) -> float:
+    """Bytes a second by which the training process maps more of /dev/shm."""
+    return _kinds(view, 0).get("shared with workers (their batches)", 0.0)
+
+
+def _writes_at(view: RankView) -> Place | None:
+    """The line of the script that was found writing most often; ``None``: none was."""
+    lines = [each for each in view.header.other_code.lines if each.waits_for == "disk"]
+    most = max(lines, key=lambda each: each.count, default=None)
+    return None if most is None else Place.parse(most.place)
+
+
+FILES: Final = Rule(("shm_growth", "temporary_growth"), _find_files, each_rank=True)
+
+
+# ---
+# Steps that get longer.
+
+
+_RARE: Final = EVALUATION | CHECKPOINT | EPOCH_START
+#: Of the median step, by how much steps must have become longer.
+_LONGER: Final = 0.2
+#: Of that, what CPU time (or the GPU's) must explain: other programs make steps longer, too.
+_OWN: Final = 0.5
+
+
+def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    steps = view.steps[(view.steps["flags"] & _RARE) == 0]
+    if len(steps) < thresholds.GROWTH_STEPS:
+        return  # no trend shows in so few
+    numbers = np.asarray(steps["step"], dtype=np.float64)
+    slope = robust_slope(numbers, steps["step_s"])
+    span = float(numbers[-1] - numbers[0])
+    usual = median(steps["step_s"])
+    if slope is None or usual is None or slope[1] <= 0:
+        return
+    longer = slope[0] * span
+    if longer < _LONGER * usual or not _goes_on(numbers, steps["step_s"], slope[0], 0.3):
+        return
+    # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
+    own = max(
+        _trend(numbers, steps[name]) * usual / (median(steps[name]) or usual)
+        for name in ("cpu_s", "gpu_s")
+    )
+    phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
+    rest = slope[0] - sum(phases.values())
+    phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
+    if own < _OWN * slope[0] and phase != "input":
+        return
+    first, last = usual - longer / 2, usual + longer / 2
+    share = min(1.0, longer / 2 / usual)
+    variable = _that_grows(view)
+    evidence = (
+        Evidence("a step at first", max(0.0, first), "s"),
+        Evidence("a step at last", last, "s"),
+        Evidence("growth", slope[0], "s/step"),
+        Evidence(f"of it {_CALLED.get(phase, phase)}", phases.get(phase, rest) / slope[0]),
+    )
+    title = f"Steps get longer: from {duration(max(0.0, first))} to {duration(last)} in {span:.0f} "
+    title += f"steps, {percent(phases.get(phase, rest) / slope[0])} of it in {_CALLED[phase]}"
+    cause = GROWING_WORK.cause
+    if variable is not None:
+        what = "elements" if variable.kind in ("tensor", "array") else "entries"
+        title += f"; `{variable.name}` grows"
+        cause = (
+            f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} {what} in "
+            f"{variable.steps} steps, and each step computes with all of it"
+        )
+    yield Finding(
+        "growing_steps",
+        severity(share),
+        title,
+        evidence,
+        cause,
+        (Fix(GROWING_WORK.action),),
+        "likely",
+        share,
+        None if variable is None else Place.parse(variable.place),
+    )
+
+
+_CALLED: Final = {
+    "input": "waiting for batches",
+    "copy": "copies to the GPU",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "sync": "waiting for the GPU",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "other": "other Python code",
+}
+
+
+def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:
+    """Seconds a step by which a part grows; 0: not measured, or it does not."""
+    found = robust_slope(numbers, values)
+    return 0.0 if found is None else max(0.0, found[0])
+
+
+def _that_grows(view: RankView) -> GrowingVariable | None:
+    """The variable that a step computes with: a tensor first."""
+    order = ("tensor", "array", "sum")
+    found = [each for each in view.header.growing if each.kind in order or each.holds]
+    found = found or list(view.header.growing)
+    return min(
+        found,
+        key=lambda each: order.index(each.kind) if each.kind in order else len(order),
+        default=None,
+    )
+
+
+LONGER_STEPS: Final = Rule(("growing_steps",), _find_longer_steps, each_rank=True)
+
+RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES, LONGER_STEPS)

@@ -1,0 +1,186 @@
+"""Variables that grow with the steps: which are found, and that looking leaves no trace."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainfit.results.runs.watched import GrowingVariable
+from trainfit.watch.recorder.looks import variables
+from trainfit.watch.recorder.looks.variables import VariableLooks
+
+
+@pytest.fixture(autouse=True)
+def only_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of the tests are a script's, too; here the functions count."""
+    monkeypatch.setattr(variables, "_modules", lambda: iter(()))
+
+
+Loop = Iterator[FrameType]
+
+
+def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariable]:
+    """What is found in a loop, a step each time that it is resumed, 20 steps between two looks."""
+    found, running = VariableLooks(), loop()
+    for number in range(looks):
+        frame = next(running)
+        for _ in range(19):
+            next(running)
+        found.look(20 * (number + 1), frame, frozenset((frame.f_code,)))
+    return {each.name: each for each in found.found()}
+
+
+def test_a_list_that_keeps_tensors_of_each_step() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def loop() -> Loop:
+        kept: list[Any] = []
+        numbers = []
+        while True:
+            out = weight * 2
+            kept.append((torch.ones(3), {"out": out}))  # that line
+            numbers.append(1.0)
+            yield sys._getframe()
+
+    found = looked(loop)
+    kept = found["kept"]
+    assert (kept.kind, kept.holds, kept.item_bytes) == ("list", "graphs", 24)
+    assert kept.last_size - kept.first_size == kept.steps
+    line = int(kept.place.rpartition(":")[2])
+    with open(__file__) as file:
+        assert "# that line" in file.readlines()[line - 1]
+    assert found["numbers"].holds == "" and next(iter(found)) == "kept"
+
+
+def test_a_history_in_an_object_and_a_tensor_that_is_never_cut() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.history: dict[str, Any] = {"loss": [], "name": "x"}
+            self.tokens = torch.zeros(2, 4)
+
+        def fit(self) -> Loop:
+            while True:
+                self.history["loss"].append(torch.ones(2))
+                self.tokens = torch.cat([self.tokens, torch.zeros(2, 1)], 1)
+                yield sys._getframe()
+
+    found = looked(Trainer().fit)
+    assert found["self.history['loss']"].holds == "tensors"
+    assert found["self.tokens"].kind == "tensor"
+    with open(__file__) as file:
+        text = file.readlines()
+    assert "torch.cat" in text[int(found["self.tokens"].place.rpartition(":")[2]) - 1]
+
+
+def test_a_sum_that_keeps_the_graph_of_each_loss() -> None:
+    weight = torch.ones((), requires_grad=True)
+
+    def loop() -> Loop:
+        total: Any = 0
+        number = 0.0
+        while True:
+            total += weight * 2
+            number += 1.0
+            yield sys._getframe()
+
+    found = looked(loop)
+    assert found["total"].kind == "sum" and found["total"].holds == "graphs"
+    assert set(found) == {"total"}
+
+
+def test_a_cache_that_fills_a_list_that_is_cleared_and_what_stays() -> None:
+    def loop() -> Loop:
+        cache: dict[int, Any] = {}
+        epoch: list[Any] = []
+        weights = np.ones(1000)
+        for number in range(10_000):
+            cache[number % 50] = weights
+            epoch.append(number)
+            if number % 37 == 36:
+                epoch.clear()
+            yield sys._getframe()
+
+    assert looked(loop) == {}
+
+
+def test_objects_that_do_not_bear_to_be_looked_at() -> None:
+    class Odd:
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("not this")
+
+        def __len__(self) -> int:
+            raise RuntimeError("nor this")
+
+    class Entry(dict):  # type: ignore[type-arg]
+        def __len__(self) -> int:
+            raise RuntimeError("nor that")
+
+    def loop() -> Loop:
+        odd, entries, kept = Odd(), {"a": Entry()}, [0]
+        while True:
+            kept.append(1)
+            assert odd is not None and entries
+            yield sys._getframe()
+
+    assert set(looked(loop)) == {"kept"}
+
+
+def test_a_look_keeps_nothing_alive() -> None:
+    """Before Python 3.13 a frame keeps what f_locals has given."""
+    seen = []
+
+    def loop() -> Loop:
+        while True:
+            out = torch.ones(5)
+            seen.append(weakref.ref(out))
+            yield sys._getframe()
+            del out
+
+    running = loop()
+    frame = next(running)
+    VariableLooks().look(10, frame, frozenset((frame.f_code,)))
+    next(running)
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_the_variables_that_the_script_asked_for_stay_its_own() -> None:
+    def loop() -> Loop:
+        count = 0
+        asked = locals()
+        while True:
+            count += 1
+            yield sys._getframe()
+            assert asked["count"] >= 0 and count
+
+    running = loop()
+    frame = next(running)
+    VariableLooks().look(10, frame, frozenset((frame.f_code,)))
+    next(running)
+    next(running)
+
+
+def test_functions_that_are_not_of_the_loop_are_left_alone() -> None:
+    def loop() -> Loop:
+        kept = []
+        while True:
+            kept.append(1)
+            yield sys._getframe()
+
+    found, running = VariableLooks(), loop()
+    for number in range(8):
+        frame = next(running)
+        for _ in range(19):
+            next(running)
+        found.look(20 * (number + 1), frame, frozenset())
+    assert found.found() == ()

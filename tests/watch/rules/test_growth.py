@@ -1,0 +1,259 @@
+"""What grows in a run, made of rows: RAM by kind, copied pages, files, the steps themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds
+from trainfit.report.layout import Line
+from trainfit.report.watch import answer, watch_screen
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import (
+    CodeLine,
+    Event,
+    GrowingVariable,
+    RunRecord,
+    StackLooks,
+)
+from trainfit.results.watch import WatchResult
+from trainfit.watch.judge import judge
+
+MIB = 2**20
+KEPT = GrowingVariable("outputs", "train.py:52", "list", 20, 400, 380, "graphs", 4 * MIB)
+NUMBERS = GrowingVariable("losses", "train.py:53", "list", 20, 400, 380)
+#: Steps of a healthy run that last 40 s.
+STEPS = 400
+
+
+def times(record: RunRecord) -> Any:
+    return np.unique(record.processes["time_s"])
+
+
+def memory_rows(record: RunRecord, role: int = 0, **columns: Any) -> tables.Table:
+    """Memory by kind of one process each second."""
+    at = times(record)[::10]
+    rows = tables.empty_rows(tables.MEMORY, len(at))
+    rows["time_s"], rows["pid"], rows["rank"], rows["role"] = at, 100 + role, 0, role
+    rows["anonymous_bytes"], rows["file_bytes"], rows["shared_bytes"] = GIB, GIB, 0
+    for name, per_s in columns.items():
+        rows[name] = np.maximum(0, rows[name]) + per_s * (at - at[0])
+    return rows
+
+
+def growing(per_s: float, steps: int = STEPS, **header: Any) -> RunRecord:
+    """The training process's RSS grows by so many bytes a second."""
+    record = run(steps, header=header)
+    rows = record.processes
+    main = rows["role"] == 0
+    rows["rss_bytes"][main] = 4 * GIB + per_s * rows["time_s"][main]
+    return record
+
+
+def with_memory(record: RunRecord, *rows: tables.Table, **others: Any) -> RunRecord:
+    return dataclasses.replace(record, memory=np.concatenate(rows), **others)
+
+
+# --- RAM ------------------------------------------------------------------------------------------
+
+
+def test_the_variable_that_keeps_each_step_s_tensors() -> None:
+    result = judge(growing(50 * MIB, growing=(NUMBERS, KEPT)))
+    found = finding(result, "ram_growth")
+    assert found.severity == "critical" and str(found.at) == "train.py:52"
+    assert "5 MiB a step" in found.title and "`outputs` keeps each step's" in found.title
+    assert "from 20 to 400 entries in 380 steps" in found.cause
+    assert "detach()" in found.fix.action
+    assert "train.py:52" in answer(result)
+
+
+def test_ram_that_grows_without_a_variable_is_told_after_a_while() -> None:
+    short = judge(growing(100 * MIB, steps=100))
+    assert "ram_growth" not in kinds(short) and "ram_growth" in unknown_kinds(short)
+    found = finding(judge(growing(50 * MIB, growing=(NUMBERS,))), "ram_growth")
+    assert found.severity == "warning" and found.place is None and found.confidence == "likely"
+    # With a name it is told at once.
+    assert "ram_growth" in kinds(judge(growing(100 * MIB, steps=100, growing=(KEPT,))))
+
+
+def test_of_what_kind_it_is() -> None:
+    record = growing(50 * MIB, growing=(KEPT,))
+    rows = memory_rows(record, anonymous_bytes=40 * MIB, shared_bytes=10 * MIB)
+    found = finding(judge(with_memory(record, rows)), "ram_growth")
+    parts = {each.what: each.value for each in found.evidence if each.what.startswith("of it")}
+    assert parts == {
+        "of it private (tensors, Python objects)": pytest.approx(2400 * MIB, rel=0.01),
+        "of it shared with workers (their batches)": pytest.approx(600 * MIB, rel=0.01),
+    }
+
+
+def test_files_that_are_mapped_are_no_leak() -> None:
+    record = growing(50 * MIB)
+    assert "ram_growth" not in kinds(
+        judge(with_memory(record, memory_rows(record, file_bytes=50 * MIB)))
+    )
+
+
+def test_a_cache_that_fills_is_none() -> None:
+    record = run(STEPS)
+    rows = record.processes
+    main = rows["role"] == 0
+    rows["rss_bytes"][main] = 4 * GIB + np.minimum(rows["time_s"][main], 15) * 200 * MIB
+    assert "ram_growth" not in kinds(judge(record))
+
+
+def test_ram_by_kind_is_on_the_screen() -> None:
+    record = run(STEPS)
+    result = judge(with_memory(record, memory_rows(record), memory_rows(record, 1)))
+    assert [each.who for each in result.host_memory] == ["training", "workers"]
+    text = " ".join(line.text.strip() for line in watch_screen(result) if isinstance(line, Line))
+    assert "RAM: the training process 2.00 GiB (1.00 GiB private, 0 B shared" in text
+
+
+# --- Copy-on-write --------------------------------------------------------------------------------
+
+
+def forked(copied: float, method: str = "fork", held: int = GIB, rss: float = 0.0) -> WatchResult:
+    """Workers whose own memory grows by so many bytes a second, and their RSS by ``rss``."""
+    record = run(STEPS, header={"loaders": (dataclasses.replace(LOADER, start_method=method),)})
+    worker = memory_rows(record, 1, private_bytes=copied, anonymous_bytes=rss)
+    worker["private_bytes"][1::2] = -1  # it is counted now and then only
+    main = memory_rows(record)
+    main["anonymous_bytes"] = held
+    return judge(with_memory(record, main, worker))
+
+
+def test_workers_that_copy_what_they_read() -> None:
+    found = finding(forked(10 * MIB, held=40 * GIB), "copy_on_write")
+    assert found.severity == "critical"  # four copies of 40 GiB, 48 GiB are available
+    assert "NumPy array" in found.fix.action and str(found.at) == "train.py:41"
+    assert found.value_of("its RSS, which counts shared pages, too, by") == 0
+    assert finding(forked(10 * MIB, held=5 * GIB), "copy_on_write").severity == "warning"
+    assert finding(forked(10 * MIB), "copy_on_write").severity == "info"
+
+
+def test_what_is_no_copy() -> None:
+    assert "copy_on_write" not in kinds(forked(10 * MIB, method="spawn"))
+    # New memory: its RSS grows as much.
+    assert "copy_on_write" not in kinds(forked(10 * MIB, rss=10 * MIB))
+    assert "copy_on_write" not in kinds(forked(0.2 * MIB))
+
+
+# --- Folders that fill ----------------------------------------------------------------------------
+
+
+def shm(per_s: float, **others: Any) -> RunRecord:
+    record = run(STEPS, **others)
+    rows = record.machine
+    rows["shm_used_bytes"] = GIB + per_s * rows["time_s"]
+    rows["shm_free_bytes"] = 32 * GIB - rows["shm_used_bytes"]
+    return record
+
+
+def new_files(folder: int, nbytes: float, text: str) -> Event:
+    values = {"folder": folder, "bytes": nbytes, "files": 300}
+    return Event(40.0, "new_files", text=text, values=values)
+
+
+def test_files_in_memory_that_nobody_deletes() -> None:
+    writes = CodeLine("train.py:60", 30, (), "f.write", "", "disk")
+    record = shm(50 * MIB, header={"other_code": StackLooks(100, (writes,))}, other_s=0.03)
+    told = (new_files(tables.SHARED_MEMORY, 2 * GIB, "/dev/shm/part-*"),)
+    result = judge(dataclasses.replace(record, sampler_events=told))
+    found = finding(result, "shm_growth")
+    assert found.is_critical and str(found.at) == "train.py:60"
+    assert "300 files /dev/shm/part-*" in found.title
+    assert "other_code" not in kinds(result)  # it is the same line
+    assert found.value_of("full in") == pytest.approx(29 * GIB / (50 * MIB), rel=0.05)
+
+
+def test_batches_of_workers_that_are_kept() -> None:
+    record = shm(50 * MIB)
+    rows = memory_rows(record, shared_bytes=50 * MIB)
+    found = finding(judge(with_memory(record, rows)), "shm_growth")
+    assert "batches of workers are kept" in found.title and ".clone()" in found.fix.action
+
+
+def test_what_others_put_there_is_not_the_run_s() -> None:
+    record = shm(50 * MIB)
+    assert "shm_growth" not in kinds(judge(with_memory(record, memory_rows(record))))
+    assert "shm_growth" not in kinds(judge(shm(0.1 * MIB)))
+
+
+def test_temporary_files() -> None:
+    record = run(STEPS)
+    at = times(record)[::10]
+    rows = tables.empty_rows(tables.FOLDERS, len(at))
+    rows["time_s"], rows["folder"] = at, tables.TEMPORARY
+    rows["used_bytes"] = 100 * GIB + 100 * MIB * at
+    rows["free_bytes"] = 10 * GIB - 100 * MIB * at
+    told = (new_files(tables.TEMPORARY, 3 * GIB, "/tmp/frames*/*.png"),)
+    record = dataclasses.replace(record, folders=rows)
+    found = finding(judge(dataclasses.replace(record, sampler_events=told)), "temporary_growth")
+    assert "/tmp/frames*/*.png" in found.title and found.is_critical
+    # Another program fills the disk.
+    assert "temporary_growth" not in kinds(judge(record))
+
+
+# --- Steps that get longer ------------------------------------------------------------------------
+
+
+def longer(own: bool = True, steps: int = 200, **header: Any) -> WatchResult:
+    """The backward pass takes 0.3 ms longer in each step, on the CPU; with ``own`` CPU time."""
+    more = 0.3e-3 * np.arange(steps)
+    record = run_on_cpu(steps, backward_s=0.05 + more, header=header)
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * (rows["step_s"] if own else np.full(steps, 0.1))
+    return judge(record)
+
+
+def test_a_history_that_is_never_cut() -> None:
+    tokens = GrowingVariable("tokens", "train.py:30", "tensor", 64, 3200, 190, "tensors")
+    result = longer(growing=(KEPT, tokens))
+    found = finding(result, "growing_steps")
+    assert str(found.at) == "train.py:30" and "`tokens` grows" in found.title
+    assert "in the backward pass" in found.title and found.share == pytest.approx(0.2, abs=0.05)
+    assert "from 64 to 3200 elements" in found.cause
+    assert "cut the history" in found.fix.action
+
+
+def test_longer_steps_of_which_no_variable_tells() -> None:
+    found = finding(longer(), "growing_steps")
+    assert found.place is None and "detach()" in found.fix.action
+
+
+def test_other_programs_that_come_make_no_growing_steps() -> None:
+    assert "growing_steps" not in kinds(longer(own=False))
+
+
+def test_steady_steps_do_not_grow() -> None:
+    assert "growing_steps" not in kinds(judge(run_on_cpu(200)))
+    once = np.where(np.arange(200) < 100, 0.05, 0.09)  # a second phase of training
+    assert "growing_steps" not in kinds(judge(run_on_cpu(200, backward_s=once)))
+
+
+# --- Order ----------------------------------------------------------------------------------------
+
+
+def test_what_ends_the_run_comes_before_what_costs_time() -> None:
+    record = growing(50 * MIB, growing=(KEPT,))
+    waits = run(STEPS, input_s=0.06, header={"growing": (KEPT,)})
+    processes = waits.processes
+    main = processes["role"] == 0
+    processes["rss_bytes"][main] = 4 * GIB + 50 * MIB * processes["time_s"][main]
+    assert kinds(judge(waits))[0] == "ram_growth"
+    assert kinds(judge(record)) == ["ram_growth"]
+
+
+def test_memory_of_tensors_on_a_gpu_is_named_by_the_variable() -> None:
+    record = run(STEPS, allocated_bytes=8 * GIB + 2 * MIB * np.arange(STEPS))
+    found = finding(judge(record), "memory_growth")
+    assert found.place is None
+    record = run(
+        STEPS, allocated_bytes=8 * GIB + 2 * MIB * np.arange(STEPS), header={"growing": (KEPT,)}
+    )
+    found = finding(judge(record), "memory_growth")
+    assert str(found.at) == "train.py:52" and "`outputs`" in found.title
