@@ -67,6 +67,7 @@ class RecordingHeader(KnownHeader, total=False):
     (:class:`~trainfit.results.runs.script.Protection`), ``coverage`` what was among the steps
     (:class:`~trainfit.results.runs.steps.Coverage`), ``step`` what one consists of
     (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where none was counted).
+    ``ranks`` are the processes of its largest process group (without a value: there was none).
     """
 
     batch_size: int | None
@@ -85,6 +86,7 @@ class RecordingHeader(KnownHeader, total=False):
     command: str | None
     step: dict[str, Any] | None
     module_calls: int
+    ranks: int | None
 
 
 def check_header(header: RecordingHeader) -> None:
