@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from trainfit.cli.common import UsageError
-from trainfit.hardware import GpuNameError, GpuSpec, device_constants, find_gpu, local_gpu
+from trainfit.hardware import GpuNameError, GpuSpec, device_constants, local_gpu
 from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.hardware.gpu.topology import find_gpus, named_count, with_ranks
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.results.gpus import DeviceConstants, Profile, Rates
-from trainfit.results.text import printable, size
+from trainfit.results.text import count, printable, size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,14 @@ class Device:
     rates: Rates | None = None
 
 
-def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -> Device:
-    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's.
+def chosen_device(
+    options: argparse.Namespace, environment: Mapping[str, str], processes: int = 1
+) -> Device:
+    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's, which
+    has so many ``processes`` with a GPU each.
 
     Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
-    bad name, :class:`UsageError` with no name and no GPU.
+    bad name, :class:`UsageError` with no name and no GPU, or too few GPUs.
     """
     profile = Profile.load(options.profile) if options.profile is not None else None
     if options.force_profile and profile is None:
@@ -39,7 +43,7 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
     usage = local_usage() if here is not None else None
     driver = usage.driver if usage is not None else None
     if options.gpu is not None:
-        gpu = find_gpu(options.gpu)
+        gpu = find_gpus(options.gpu)
     elif here is not None:
         gpu = here
     elif profile is not None:
@@ -49,6 +53,14 @@ def chosen_device(options: argparse.Namespace, environment: Mapping[str, str]) -
             'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
             "or give a size, as in --gpu custom:24GiB"
         )
+    counted = named_count(options.gpu) if options.gpu is not None else None
+    if counted is not None and processes > counted:
+        raise UsageError(
+            f"--gpu {options.gpu!r} has {count(counted, 'GPU')}, and the command starts "
+            f"{processes} processes, each with a GPU of its own: name as many GPUs, as in "
+            f'--gpu "{processes}x {gpu.key}", or start fewer processes'
+        )
+    gpu = with_ranks(gpu, processes)
     notes: tuple[str, ...] = ()
     if profile is not None:
         if options.gpu is not None:
@@ -98,14 +110,14 @@ def _loads_eagerly(environment: Mapping[str, str]) -> bool:
 # The user's command, as the verbs that run it read it.
 
 
-def read_command(words: Sequence[str]) -> Command:
-    """The command, with a line on standard error where another Python runs it than its reader
-    would expect.
+def read_command(words: Sequence[str], *, several: bool = False) -> Command:
+    """The command (``several``: of several processes, too), with a line on standard error where
+    another Python runs it than its reader would expect.
 
     Raises:
         CommandError: no Python is found in it, or none that can run it.
     """
-    command = parse_command(words)
+    command = parse_command(words, several=several)
     if command.interpreter.note:
         sys.stderr.write(f"trainfit: {printable(command.interpreter.note)}\n")
         sys.stderr.flush()

@@ -177,6 +177,8 @@ class GpuSpec:
     """True of a laptop's or an embedded module's card, whose power the maker of the device sets."""
     inline_ecc: bool = False
     """True of cards whose GDDR memory keeps the codes of its ECC, on as sold, among the data."""
+    count: int = 1
+    """GPUs of this kind in the machine."""
 
     @property
     def supports_bf16(self) -> bool:
@@ -204,6 +206,9 @@ LIBRARIES: Final[tuple[Library, ...]] = (
     "kernels",
 )
 
+#: The name of the part that communicators of several processes add.
+COMMUNICATION: Final = "nccl"
+
 #: The name of the part that every process has.
 CONTEXT: Final = "context"
 
@@ -216,8 +221,8 @@ Basis = Literal["measured", "published", "derived", "assumed", "simulated"]
 class Constant:
     """Device memory of one cause, in bytes, with the range in which it is taken to lie.
 
-    ``name`` is :data:`CONTEXT` or one of :data:`LIBRARIES`. ``source`` says in words where
-    the figure is from.
+    ``name`` is :data:`CONTEXT`, one of :data:`LIBRARIES`, or :data:`COMMUNICATION`. ``source`` says
+    in words where the figure is from.
     """
 
     name: str
@@ -239,6 +244,7 @@ class DeviceConstants:
     ``parts`` are the context and each library's addition. ``other_processes_bytes`` is what
     others hold of the GPU. ``profile`` names the calibration profile in use, "" without one;
     ``notes`` is what a result has to say of it, ``torch`` the version that it was made with.
+    ``communication`` is what NCCL adds in a job of several processes (``None``: not a part).
     """
 
     parts: tuple[Constant, ...]
@@ -246,6 +252,7 @@ class DeviceConstants:
     profile: str = ""
     notes: tuple[str, ...] = ()
     torch: str = ""
+    communication: Constant | None = None
 
     def __post_init__(self) -> None:
         if [part.name for part in self.parts] != [CONTEXT, *LIBRARIES]:
@@ -255,7 +262,10 @@ class DeviceConstants:
 
     def used(self, libraries: Collection[str]) -> tuple[Constant, ...]:
         """The context, and what the ``libraries`` that a job uses add to it."""
-        return tuple(p for p in self.parts if p.name == CONTEXT or p.name in libraries)
+        own = tuple(p for p in self.parts if p.name == CONTEXT or p.name in libraries)
+        if self.communication is None or self.communication.name not in libraries:
+            return own
+        return (*own, self.communication)
 
 
 def total(parts: Iterable[Constant]) -> tuple[int, int, int]:

@@ -19,17 +19,17 @@ from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: Any free one: a process that is alone waits for nobody there.
 _PORT = "0"
-#: As many processes as there are GPUs: one is simulated.
+#: As many processes as there are GPUs.
 _OF_THE_GPUS = ("gpu", "auto")
 
 
-def torchrun(words: Sequence[str], module: str = "torch.distributed.run") -> Launched:
-    """``torchrun``, or ``python -m torch.distributed.launch``."""
+def torchrun(words: Sequence[str], gpus: int, module: str = "torch.distributed.run") -> Launched:
+    """``torchrun``, or ``python -m torch.distributed.launch``, in a machine of ``gpus`` GPUs."""
     # Modules of libraries, loaded where they are installed; their parsers have no types.
     launcher: Any = importlib.import_module(module)
     run: Any = importlib.import_module("torch.distributed.run")
     options = getattr(launcher, "parse_args", run.parse_args)(list(words))
-    each = _processes(run, options)
+    each = _processes(run, options, gpus)
     machines = int(run.parse_min_max_nnodes(options.nnodes)[1])
     arguments = () if run.get_use_env(options) else ("--local-rank=0",)
     return Launched(
@@ -37,13 +37,15 @@ def torchrun(words: Sequence[str], module: str = "torch.distributed.run") -> Lau
         words=1 + len(options.training_script_args),
         kind=_kind(options),
         arguments=arguments,
-        variables=_of_torchrun(options.role, options.max_restarts),
+        variables=_of_torchrun(each, options.role, options.max_restarts),
+        machines=machines,
+        per_gpu=str(options.nproc_per_node) in _OF_THE_GPUS,
     )
 
 
-def _processes(run: Any, options: Any) -> int:
+def _processes(run: Any, options: Any, gpus: int) -> int:
     wanted = str(options.nproc_per_node)
-    return 1 if wanted in _OF_THE_GPUS else int(run.determine_local_world_size(wanted))
+    return gpus if wanted in _OF_THE_GPUS else int(run.determine_local_world_size(wanted))
 
 
 def _kind(options: Any) -> Any:
@@ -52,14 +54,16 @@ def _kind(options: Any) -> Any:
     return "program" if options.no_python else "script"
 
 
-def _of_torchrun(role: str = "default", restarts: int = 0) -> dict[str, str]:
-    """The variables of LocalElasticAgent's only worker, but for the agent's store: without the
-    agent there is none."""
+def _of_torchrun(processes: int, role: str = "default", restarts: int = 0) -> dict[str, str]:
+    """The variables of LocalElasticAgent's first worker of so many on one machine, but for the
+    agent's store: without the agent there is none."""
+    sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    threads = {"OMP_NUM_THREADS": "1"} if processes > 1 else {}  # where the user sets none
     return {
+        **threads,
         **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
-        **dict.fromkeys(
-            ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"
-        ),
+        **dict.fromkeys(sizes, str(processes)),
+        "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": str(role),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": _PORT,
@@ -69,12 +73,19 @@ def _of_torchrun(role: str = "default", restarts: int = 0) -> dict[str, str]:
     }
 
 
-def accelerate(words: Sequence[str]) -> Launched:
-    """``accelerate launch``, with its configuration file."""
+def accelerate(words: Sequence[str], gpus: int) -> Launched:
+    """``accelerate launch``, with its configuration file, in a machine of ``gpus`` GPUs."""
     launch: Any = importlib.import_module("accelerate.commands.launch")
     prepare: Any = importlib.import_module("accelerate.utils.launch")
     options = launch.launch_command_parser().parse_args(list(words))
+    given = options.num_processes
     options, defaults, from_file = launch._validate_launch_command(options)
+    per_gpu = given is None and defaults is None and not options.cpu
+    if per_gpu:
+        options.num_processes = gpus
+    processes = max(1, options.num_processes or 1)
+    if defaults is None and processes > 1 and not (options.use_deepspeed or options.use_fsdp):
+        options.multi_gpu = True  # as it decides where it sees several GPUs
     before = dict(os.environ)
     ranks: dict[str, str] = {}
     if options.use_deepspeed and not options.cpu:
@@ -82,38 +93,41 @@ def accelerate(words: Sequence[str]) -> Launched:
         fields += ["mixed_precision"] * from_file
         options.deepspeed_fields_from_accelerate_config = ",".join(fields)
         _, environment = prepare.prepare_deepspeed_cmd_env(options)
-        ranks = _of_torchrun()
+        ranks = _of_torchrun(processes)
     elif (options.use_fsdp or options.multi_gpu) and not options.cpu:
         environment = prepare.prepare_multi_gpu_env(options)
-        ranks = _of_torchrun()
+        ranks = _of_torchrun(processes)
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(options)
     set_by_it = {name: each for name, each in environment.items() if before.get(name) != each}
     return Launched(
-        processes=max(1, options.num_processes or 1),
+        processes=processes,
         words=1 + len(options.training_script_args),
         kind=_kind(options),
         variables={**set_by_it, **ranks},
+        machines=options.num_machines or 1,
+        per_gpu=per_gpu,
     )
 
 
-def read(launcher: str, words: Sequence[str]) -> Launched:
-    """What ``launcher`` makes of ``words``."""
+def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
+    """What ``launcher`` makes of ``words`` in a machine of ``gpus`` GPUs."""
     if launcher == "accelerate":
-        return accelerate(words)
+        return accelerate(words, gpus)
     if launcher == "torchrun":
-        return torchrun(words)
-    return torchrun(words, launcher)
+        return torchrun(words, gpus)
+    return torchrun(words, gpus, launcher)
 
 
 def main() -> None:
     """The child process's entry point."""
     sys.argv = sys.argv[1:]  # parsers give their errors its name
-    launcher, *words = sys.argv
+    launcher, gpus, *words = sys.argv
+    sys.argv = [launcher, *words]
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            answer = read(launcher, words)
+            answer = read(launcher, words, int(gpus))
     except (SystemExit, argparse.ArgumentError):  # argparse has said why, in the last line
         lines = said.getvalue().strip().splitlines() or ["no reason given"]
         answer = Launched(error=lines[-1])

@@ -13,13 +13,15 @@ from typing import Any, TypeVar
 import torch
 from torch.optim import optimizer as optim
 
-from trainfit.hardware import GpuSpec, device_constants, find_gpu
+from trainfit.hardware import GpuSpec, device_constants
+from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
+from trainfit.simgpu.communication.process_groups import Collectives
 from trainfit.simgpu.cuda import cuda_module
 from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
@@ -44,7 +46,6 @@ from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (regi
 from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
 from trainfit.simgpu.operators.autocast import Autocast
-from trainfit.simgpu.operators.collectives import Collectives
 from trainfit.simgpu.operators.compilation import Compilation
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
@@ -92,7 +93,7 @@ class Simulation:
         constants: DeviceConstants | None = None,
         command: str = "",
     ) -> None:
-        self.gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        self.gpu = find_gpus(gpu) if isinstance(gpu, str) else gpu
         self.constants = device_constants(self.gpu) if constants is None else constants
         self._command = command
         self._settings = allocator
@@ -223,7 +224,7 @@ class Simulation:
             for name in unread_variables(os.environ, version)
         ]
         self._default_device = device_names.DefaultDevice()
-        self._collectives = Collectives(self._recorder)
+        self._collectives = Collectives(self.engine, self._kernels)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
 
@@ -234,7 +235,7 @@ class Simulation:
         set_engine(self.engine)
         device_names.install(self.engine, self._patches)
         subclasses.install(self.engine, self._patches)
-        cuda_module.install(self._patches)
+        cuda_module.install(self._patches, self.gpu.count)
         checkpoints.install(self._patches)
         self._optional(
             "FlexAttention",
@@ -401,6 +402,7 @@ class Simulation:
                 "optimizer": self.cycle.optimizer,
                 "alloc_conf": self._alloc_conf,
                 "parameters": list(self._ownership.parameters.values()),
+                "ranks": self._collectives.ranks,
             }
         )
 

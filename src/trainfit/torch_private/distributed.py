@@ -15,13 +15,20 @@ with needed():
     _c10d: Any = torch._C._distributed_c10d
     #: A process group that communicates with nobody.
     LonelyGroup: Any = _c10d.FakeProcessGroup
-    _work: Callable[[Any], Any] = _c10d._create_work_from_future
+    #: What a collective returns to wait for.
+    Work: Any = _c10d.Work
+    _ReduceOp: Any = _c10d.ReduceOp
+    _ProcessGroup: Any = _c10d.ProcessGroup
+    queue_callback: Callable[[Callable[[], Any]], None] = (
+        torch.autograd.Variable._execution_engine.queue_callback
+    )
 
 #: A build without CUDA has neither of them.
 NCCL_VERSION = PrivateName(torch._C, "_nccl_version")
 NCCL_VERSION_SUFFIX = PrivateName(torch._C, "_nccl_version_suffix")
 NCCL_AVAILABLE = place(distributed_c10d, "_NCCL_AVAILABLE")
 REBUILD_BUCKETS = place(_c10d.Reducer, "_rebuild_buckets")
+STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
 
 
@@ -30,9 +37,18 @@ def make_lonely_group(rank: int, size: int) -> Any:
     return getattr(LonelyGroup, "_create_internal", LonelyGroup)(rank, size)
 
 
-def finished_work(future: Any) -> Any:
-    """What a collective returns to wait for, where its result is there."""
-    return _work(future).boxed()
+def group_of(boxed: Any) -> Any:
+    """The process group that an operator was given."""
+    return _ProcessGroup.unbox(boxed)
+
+
+def reduction_name(boxed: Any) -> str:
+    """The name of the reduction that an operator was given ("SUM"); empty for ``None``."""
+    if boxed is None:
+        return ""
+    number = int(boxed.op())
+    kinds = _ReduceOp.RedOpType.__members__
+    return next((name for name, kind in kinds.items() if int(kind) == number), "")
 
 
 def local_part(tensor: Any) -> Any:

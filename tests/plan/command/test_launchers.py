@@ -1,4 +1,4 @@
-"""Commands that a launcher starts: unwrapped where it starts one process."""
+"""Commands that a launcher starts: unwrapped to its first process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         seen.append(words[3:])
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["-c", *words[3:]])
+            patch.setattr(sys, "argv", ["-c", *words[3:]])  # launcher, GPUs, words
             capsys.readouterr()
             launchers.main()
         return subprocess.CompletedProcess(words, 0, capsys.readouterr().out, "")
@@ -136,7 +136,8 @@ def test_accelerate_reads_its_configuration(asked: list[Any], folder: Path) -> N
     ("line", "says"),
     [
         ("torchrun --nproc_per_node 2 train.py", "starts 2 processes"),
-        ("torchrun --nnodes 1:4 train.py", "starts 4 processes"),
+        ("torchrun --nnodes 1:4 train.py", "processes on 4 machines"),
+        ("torchrun --nnodes 2 --nproc_per_node 8 train.py", "plan one machine: --nnodes=1"),
         ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node=1, with its own batch size"),
         ("accelerate launch --num_processes 4 --multi_gpu train.py", "--num_processes 1"),
         ("torchrun --no-such-option train.py", "unrecognized arguments: --no-such-option"),
@@ -150,6 +151,49 @@ def test_launchers_that_do_not_start_one_process(asked: list[Any], line: str, sa
         parse(line)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nproc_per_node=8 train.py --lr 1",
+        "python -m torch.distributed.run --standalone --nproc-per-node 8 train.py --lr 1",
+        "accelerate launch --num_processes 8 train.py --lr 1",
+        "accelerate launch --multi_gpu --num_processes 8 train.py --lr 1",
+    ],
+)
+def test_the_first_of_several_processes_is_known(asked: list[Any], line: str) -> None:
+    if line.startswith("accelerate"):
+        pytest.importorskip("accelerate")
+    command = parse_command(shlex.split(line), several=True)
+    assert command.processes == 8
+    environment = command.environment()
+    assert {environment[name] for name in SIZES} == {"8"}
+    assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
+    assert (environment["GROUP_WORLD_SIZE"], environment["MASTER_ADDR"]) == ("1", "localhost")
+    assert command.line() == line
+
+
+def test_a_process_for_each_gpu(asked: list[Any]) -> None:
+    command = parse_command(["torchrun", "--nproc_per_node=gpu", "train.py"], several=True)
+    assert command.processes == 1
+    assert command.on(4).processes == 4
+    assert command.on(4).environment()["WORLD_SIZE"] == "4"
+    told = parse_command(["torchrun", "--nproc_per_node=2", "train.py"], several=True)
+    assert told.on(4).processes == 2
+
+
+def test_torchruns_threads_give_way_to_the_users(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    words = ["torchrun", "--nproc_per_node=2", "train.py"]
+    assert parse_command(words, several=True).environment()["OMP_NUM_THREADS"] == "1"
+    own = parse_command(["OMP_NUM_THREADS=6", *words], several=True)
+    assert own.environment()["OMP_NUM_THREADS"] == "6"
 
 
 def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,11 +188,12 @@ def _by_own_store() -> None:
 
 
 @pytest.mark.parametrize("start", [_by_arguments, _by_environment, _by_own_store])
-def test_several_processes_are_refused(
+def test_more_processes_than_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
 ) -> None:
     set_launcher(monkeypatch, 2)
-    with trainfit.simulate("RTX 4090"), pytest.raises(SeveralGpusError, match=r"of [24] processes"):
+    wanted = r'of [24] processes.*: one GPU is simulated.* --gpu "[24]x RTX 4090"'
+    with trainfit.simulate("RTX 4090"), pytest.raises(SeveralGpusError, match=wanted):
         start()
 
 

@@ -30,8 +30,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     """Plan and print; returns the exit code."""
     check_format(options)
     settings, real = _settings(options), _real_runs(options)
-    parsed = dataclasses.replace(read_command(command), sandbox=sandbox_request(options))
-    device = chosen_device(options, {**os.environ, **parsed.environment()})
+    parsed = dataclasses.replace(
+        read_command(command, several=True), sandbox=sandbox_request(options)
+    )
+    device = chosen_device(options, {**os.environ, **parsed.environment()}, parsed.processes)
+    parsed = parsed.on(device.gpu.count)
     settings = dataclasses.replace(settings, rates=device.rates)
     output = given_output(options.output)
 

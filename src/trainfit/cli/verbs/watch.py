@@ -226,7 +226,7 @@ def accepted(result: WatchResult) -> WatchResult:
     if verb not in _READS or _is_elsewhere(command):
         return result
     try:
-        parse_command(command)
+        parse_command(command, several=verb == "plan")
     except CommandError as error:
         note = f"next would be `trainfit {verb}`, which needs another command: {error}"
         return dataclasses.replace(result, next_command="", notes=(note, *result.notes))

@@ -31,6 +31,7 @@ from trainfit.results.runs.trace import Target
 
 __all__ = ["Command", "CommandError", "parse_command", "split_line"]
 
+_THREADS = "OMP_NUM_THREADS"
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -125,12 +126,28 @@ class Command:
         """The variables that the command sets, its environment manager, and its launcher."""
         words = self.fill(**values)
         found = self.prefix.variables(words)
-        launched = {} if self.launcher is None else self.launcher.variables(words)
-        return found | dict(launched)
+        launched = {} if self.launcher is None else dict(self.launcher.variables(words))
+        if _THREADS in found or _THREADS in os.environ:
+            launched.pop(_THREADS, None)  # torchrun sets it where the user does not
+        return found | launched
+
+    @property
+    def processes(self) -> int:
+        """How many its launcher starts; 1 without one."""
+        return 1 if self.launcher is None else self.launcher.launched.processes
+
+    def on(self, gpus: int) -> Command:
+        """The same in a machine of so many GPUs: a launcher may start a process for each."""
+        if self.launcher is None:
+            return self
+        return dataclasses.replace(self, launcher=self.launcher.on(gpus, self.fill()))
 
 
-def parse_command(words: Sequence[str]) -> Command:
-    """Read a command; raises :class:`CommandError`."""
+def parse_command(words: Sequence[str], *, several: bool = False) -> Command:
+    """Read a command; ``several``: also one whose launcher starts several processes.
+
+    Raises :class:`CommandError`.
+    """
     if not words:
         raise CommandError(
             "no command: write the training command after --, "
@@ -152,6 +169,8 @@ def parse_command(words: Sequence[str]) -> Command:
     else:
         launcher = launcher_of(plain, prefix.program_at, interpreter)
     if launcher is not None:
+        if not several:
+            launcher.require_one_process()
         interpreter, flags, kind, name, at = _behind_launcher(
             plain, prefix, launcher, (interpreter, flags)
         )

@@ -5,7 +5,8 @@ is not simulated either, but for the cores and the priority of a measured DataLo
 (:class:`trainfit.plan.dataloader.process.CoreWrapper`). Options are those of the programs'
 manuals: util-linux 2.41, coreutils 9.7, numactl 2.0.19, systemd 257, Slurm 24.11.
 
-Launchers of training processes are unwrapped where they start just one.
+Launchers of training processes are unwrapped: of the processes that they start on one machine,
+the first is simulated.
 """
 
 from __future__ import annotations
@@ -233,7 +234,7 @@ def refuse(name: str) -> None:
 
 
 # ---
-# Launchers of training processes in a command, unwrapped where they start just one.
+# Launchers of training processes in a command, unwrapped: rank 0 runs.
 
 
 #: Read by Accelerate where the script does not say which mixed precision it wants.
@@ -255,7 +256,8 @@ class Launcher:
     """A launcher in a command: its name, the Python that runs it, and its words.
 
     They begin at ``begins`` and end before ``ends``, where its script is named; ``given`` is what
-    they are at the tunables' present values, ``launched`` what it starts then.
+    they are at the tunables' present values, ``launched`` what it starts then, in a machine of
+    ``gpus`` GPUs.
     """
 
     name: str
@@ -264,15 +266,36 @@ class Launcher:
     ends: int
     given: tuple[str, ...]
     launched: Launched
+    gpus: int = 1
 
     def variables(self, plain: Sequence[str]) -> Mapping[str, str]:
         """What it sets in the environment of its process; ``plain`` is the whole command."""
         words = tuple(plain[self.begins : self.ends])
         if words == self.given:
             return self.launched.variables
-        return _ask(self.python, self.name, (*words, plain[self.ends])).variables
+        return _ask(self.python, self.name, (*words, plain[self.ends]), self.gpus).variables
+
+    def on(self, gpus: int, plain: Sequence[str]) -> Launcher:
+        """The same in a machine of so many GPUs; ``plain`` is the whole command."""
+        if not self.launched.per_gpu or gpus == self.gpus:
+            return self
+        launched = _ask(self.python, self.name, tuple(plain[self.begins :]), gpus)
+        return dataclasses.replace(self, launched=launched, gpus=gpus)
+
+    def require_one_process(self) -> None:
+        """Raise :class:`CommandError` for a launcher of several."""
+        if self.launched.processes > 1:
+            raise CommandError(
+                f"launcher {self.name!r} starts {self.launched.processes} processes, which only "
+                "`trainfit plan` and `trainfit simulate` take together; give the share of one "
+                f"process: {_ONE[self.name]}, with its own batch size"
+            )
 
 
+#: How each is told to use one machine.
+_ONE_MACHINE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nnodes=1") | {
+    "accelerate": "--num_machines 1"
+}
 #: How each is told to start one process.
 _ONE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nproc-per-node=1") | {
     "accelerate": "--num_processes 1"
@@ -281,7 +304,7 @@ _ONE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nproc-per-node=1") | {
 
 def launcher_of(plain: Sequence[str], at: int, python: Interpreter) -> Launcher | None:
     """The launcher that the program at ``plain[at]`` is, which ``python`` runs; ``None`` for any
-    other program. Raises :class:`CommandError` unless it starts one process."""
+    other program. Raises :class:`CommandError` where it uses several machines."""
     name = Path(plain[at]).name
     if name == "accelerate" and list(plain[at + 1 : at + 2]) == ["launch"]:
         return _launcher(name, python, plain, at + 2)
@@ -297,17 +320,17 @@ def launcher_of_module(
 
 
 def _launcher(name: str, python: Interpreter, plain: Sequence[str], begins: int) -> Launcher:
-    launched = _ask(python, name, tuple(plain[begins:]))
+    launched = _ask(python, name, tuple(plain[begins:]), 1)
     ends = len(plain) - launched.words
     return Launcher(name, python, begins, ends, tuple(plain[begins:ends]), launched)
 
 
 @functools.lru_cache(maxsize=64)
-def _ask(python: Interpreter, launcher: str, words: tuple[str, ...]) -> Launched:
+def _ask(python: Interpreter, launcher: str, words: tuple[str, ...], gpus: int) -> Launched:
     """The launcher's own reading of its words, in a process of its interpreter."""
     try:
         ended = subprocess.run(
-            [*python.start(_READ), launcher, *words],
+            [*python.start(_READ), launcher, str(gpus), *words],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
@@ -324,10 +347,9 @@ def _ask(python: Interpreter, launcher: str, words: tuple[str, ...]) -> Launched
         raise CommandError(
             f"launcher {launcher!r} rejects its arguments ({found.error}); correct them"
         )
-    if found.processes > 1:
+    if found.machines > 1:
         raise CommandError(
-            f"launcher {launcher!r} starts {found.processes} processes, each with a GPU of its "
-            "own, and one GPU is simulated; plan the share of one process: "
-            f"{_ONE[launcher]}, with its own batch size"
+            f"launcher {launcher!r} starts processes on {found.machines} machines, and the network "
+            f"between them is not simulated yet; plan one machine: {_ONE_MACHINE[launcher]}"
         )
     return found

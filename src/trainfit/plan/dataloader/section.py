@@ -311,7 +311,10 @@ def tuned_command(plan: PlanResult, command: Command, batch: int | None) -> Comm
         values["batch_size"] = str(batch)
         present, by_noise = plan.now.batch_size, plan.chosen.by_noise
         values |= accumulation_for(command, plan.step, present, batch, by_noise).values
-    filled = parse_command([literal(word) for word in command.fill(**values)])
+    words = [literal(word) for word in command.fill(**values)]
+    filled = parse_command(words, several=True)
+    if command.launcher is not None:
+        filled = filled.on(command.launcher.gpus)
     return dataclasses.replace(filled, sandbox=command.sandbox)
 
 

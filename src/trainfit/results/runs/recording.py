@@ -69,6 +69,7 @@ class RecordingHeader(KnownHeader, total=False):
     (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where none was counted).
     ``generation`` is of the text that its calls make
     (:class:`~trainfit.results.runs.generation.GeneratedText`).
+    ``ranks`` are the processes of its largest process group (without a value: there was none).
     """
 
     batch_size: int | None
@@ -88,6 +89,7 @@ class RecordingHeader(KnownHeader, total=False):
     step: dict[str, Any] | None
     generation: dict[str, Any] | None
     module_calls: int
+    ranks: int | None
 
 
 def check_header(header: RecordingHeader) -> None:

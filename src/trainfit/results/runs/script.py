@@ -133,11 +133,11 @@ LAUNCHER_MODULES: Final = {
 class Launched(Exchanged):
     """The processes that a launcher starts.
 
-    ``processes`` is their number on all machines together; ``words`` how many of the launcher's
-    last words are the script and its arguments; ``kind`` says what the first of them is.
-    ``arguments`` come before the script's own. ``variables`` are what the process of rank 0 finds
-    in its environment in addition to the launcher's. ``error``: why the launcher refuses its words,
-    else empty.
+    ``processes`` is their number on all ``machines`` together (``per_gpu``: one for each GPU that
+    there is); ``words`` how many of the launcher's last words are the script and its arguments;
+    ``kind`` says what the first of them is. ``arguments`` come before the script's own.
+    ``variables`` are what the process of rank 0 finds in its environment in addition to the
+    launcher's. ``error``: why the launcher refuses its words, else empty.
     """
 
     processes: int = 1
@@ -146,3 +146,5 @@ class Launched(Exchanged):
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     error: str = ""
+    machines: int = 1
+    per_gpu: bool = False

@@ -128,7 +128,9 @@ class Coverage:
 #: stream has; "event": number ``rows`` is recorded; "event_wait": the row's stream goes on after
 #: event ``rows`` of stream ``columns``; "event_synchronize": the host does, after one of the row's;
 #: "unknown": of an operator that is not PyTorch's and has no FLOP rule: counted are its bytes;
-#: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's).
+#: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's);
+#: "all_reduce" and what else is of :data:`COLLECTIVES`: by NCCL, of ``read`` bytes among ``rows``
+#: processes (as nccl-tests count them: of an all-gather and a reduce-scatter the whole).
 KINDS: Final = (
     "matmul",
     "convolution",
@@ -181,6 +183,24 @@ KINDS: Final = (
     "convolution_3x3_input_gradient",
     "graph",
     "unknown",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "send_receive",
+)
+
+#: What processes do together, over the links between their GPUs.
+COLLECTIVES: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "send_receive",
 )
 
 #: Rows of these kinds are no kernels.

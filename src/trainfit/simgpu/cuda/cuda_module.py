@@ -16,7 +16,7 @@ from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal
+from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal, ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
 from trainfit.torch_private.tensors import Generator as PlainGenerator
@@ -170,7 +170,7 @@ class Surface:
             return history.snapshot()
 
         functions: dict[str, Any] = {
-            "cuda_getDeviceCount": lambda: 1,
+            "cuda_getDeviceCount": lambda: self._gpu.count,
             "cuda_getDevice": lambda: 0,
             "cuda_setDevice": lambda index: check_ordinal(index),
             "cuda_synchronize": synchronize,
@@ -206,7 +206,7 @@ class Surface:
             "accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
             "accelerator_isAllocatorInitialized": lambda: True,
             "accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
-            "accelerator_hooks_device_count": lambda: 1,
+            "accelerator_hooks_device_count": lambda: self._gpu.count,
             "cuda_hostMemoryStats": lambda *_: {},
             "cuda_resetAccumulatedHostMemoryStats": nothing,
             "cuda_resetPeakHostMemoryStats": nothing,
@@ -235,7 +235,9 @@ class Surface:
             return 0
 
         def properties(device: Any = None) -> DeviceProperties:
-            check_ordinal(device)
+            # The other GPUs of the machine are of the same kind.
+            if ordinal(device) not in range(1, gpu.count):
+                check_ordinal(device)
             return self._properties
 
         return {
@@ -243,7 +245,7 @@ class Surface:
             "init": lambda: None,
             "is_initialized": lambda: True,
             "is_available": lambda: True,
-            "device_count": lambda: 1,
+            "device_count": lambda: self._gpu.count,
             "current_device": lambda: 0,
             "set_device": lambda device: check_ordinal(device),
             private.EXCHANGE_DEVICE.name: exchange,
@@ -438,7 +440,8 @@ class Generator(metaclass=_AnyDevice):
     """Stands for ``torch.Generator``: makes a generator of the device that is asked for."""
 
 
-def install(patches: PatchSet) -> None:
-    """Let ``torch.Generator`` and ``torch.cuda.default_generators`` know the device."""
+def install(patches: PatchSet, count: int) -> None:
+    """Let ``torch.Generator`` and ``torch.cuda.default_generators`` know so many devices."""
     patches.set(torch, "Generator", Generator)
-    patches.set(torch.cuda, "default_generators", (SimulatedGenerator(),))
+    generators = tuple(SimulatedGenerator() for _ in range(count))
+    patches.set(torch.cuda, "default_generators", generators)

@@ -37,20 +37,27 @@ class UnsupportedOperatorError(NotImplementedError):
 
 #: How a job for several GPUs is planned today.
 ONE_GPU: Final = (
-    "one GPU is simulated, cuda:0, with one process; plan one process, with its own "
-    "batch size (as `torchrun --nproc-per-node=1 train.py` runs it); a model that is split over "
-    "GPUs cannot be planned yet"
+    "one GPU is simulated, cuda:0, for one process; start a process for each GPU, as "
+    "DistributedDataParallel has it (`torchrun --nproc-per-node=2 train.py`), or plan one alone "
+    "(`torchrun --nproc-per-node=1 train.py`); DataParallel, and a model that is split over GPUs, "
+    "cannot be planned yet"
 )
 
 
+def too_few_gpus(processes: int, gpu: str, count: int) -> str:
+    """What to do where a machine has fewer GPUs than a job has processes."""
+    have = "one GPU is" if count == 1 else f"{count} GPUs are"
+    return f'{have} simulated, and each process has one: name as many, --gpu "{processes}x {gpu}"'
+
+
 class SeveralGpusError(UnsupportedOperatorError):
-    """The script asks for more than the one GPU, or the one process, that is simulated.
+    """The script asks for more GPUs or processes than are simulated.
 
     It is a ``RuntimeError``, as CUDA's "invalid device ordinal" is.
     """
 
-    def __init__(self, what: str, location: str | None) -> None:
-        super().__init__(what, location, "", ONE_GPU)
+    def __init__(self, what: str, location: str | None, remedy: str = ONE_GPU) -> None:
+        super().__init__(what, location, "", remedy)
 
 
 class DeviceMismatch(RuntimeError):

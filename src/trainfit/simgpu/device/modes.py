@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from trainfit.simgpu.device.device_names import call, complete, construct, legacy_dtype, on_meta
 from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.registry import EVERYWHERE
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.subclasses import SUBCLASSES, has_operators, replace_data
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
@@ -56,6 +57,8 @@ class DeviceMode(TorchDispatchMode):
                 return NotImplemented if has_operators(types) else func(*args, **kwargs)
             run = self._engine.run_plain if of_users else self._engine.run
             return run(func, args, kwargs)
+        if func in EVERYWHERE:
+            return self._engine.run(func, args, kwargs)
         if types and has_operators(types):
             return NotImplemented
         device = args[1] if func is _TO_DEVICE and len(args) > 1 else kwargs.get("device")

@@ -23,6 +23,9 @@ KERNELS: dict[Any, KernelModel] = {}
 #: By an operator's name without "aten::": what finds the library that its kernel is from.
 LIBRARY_OF: dict[str, LibraryFinder] = {}
 
+#: Operators that are the engine's whatever device their tensors are on.
+EVERYWHERE: set[Any] = set()
+
 #: Operators that accept CPU tensors with dimensions alongside CUDA ones, as CUDA's kernels do.
 MIXED_DEVICE: set[Any] = set()
 

@@ -26,13 +26,16 @@ META = torch.device("meta")
 CPU = torch.device("cpu")
 
 
-def check_ordinal(device: Any) -> None:
-    """The simulated machine has one GPU; raises :class:`SeveralGpusError` for another."""
-    index = device
+def ordinal(device: Any) -> Any:
+    """The index of a GPU as a script names it; ``None``: it says none."""
     if isinstance(device, str):
         device = torch.device(device)
-    if isinstance(device, torch.device):
-        index = device.index
+    return device.index if isinstance(device, torch.device) else device
+
+
+def check_ordinal(device: Any) -> None:
+    """One GPU is simulated; raises :class:`SeveralGpusError` for another."""
+    index = ordinal(device)
     if index not in (None, 0, -1):
         raise SeveralGpusError(f"cuda:{index} (invalid device ordinal)", user_frame())
 

@@ -67,9 +67,10 @@ class KernelLog:
         if rows:
             self._write(rows, self._engine.memory.stream)
 
-    def kernel(self, kernel: Kernel) -> None:
-        """A kernel that no operator of PyTorch's launches."""
-        self._write(_rows([kernel]), self._engine.memory.stream)
+    def kernel(self, kernel: Kernel, stream: int | None = None) -> None:
+        """A kernel that no operator of PyTorch's launches, on the current stream or another."""
+        on = self._engine.memory.stream if stream is None else stream
+        self._write(_rows([kernel]), on)
 
     def replay(self, rows: list[KernelRow]) -> None:
         """Kernels that a graph holds, with one launch for all."""

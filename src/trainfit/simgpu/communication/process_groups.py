@@ -1,9 +1,8 @@
-"""``torch.distributed`` for the one process that is simulated.
+"""``torch.distributed`` for the one process that is simulated, rank 0 of its group.
 
-A group of one process communicates with nobody: its collectives leave what is in place alone and
-copy the rest, as NCCL does (``ncclLaunchOneRank``). DDP, FSDP and DTensor above them are PyTorch's
-own. What NCCL's communicator takes of the GPU, outside of PyTorch's memory, is not modelled. A
-group of several processes is refused.
+DDP and DTensor are PyTorch's own; their collectives are simulated operators
+(:mod:`trainfit.simgpu.communication.collectives`). The other processes are not there: a group
+has as many as the machine has GPUs, at most.
 """
 
 from __future__ import annotations
@@ -17,34 +16,37 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.errors import SeveralGpusError
-from trainfit.simgpu.device.recorder import Recorder
-from trainfit.simgpu.device.registry import handles
-from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor
+from trainfit.simgpu.device.errors import SeveralGpusError, too_few_gpus
+from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.operators import schema
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: What PyTorch gives operations of NCCL by default; None in a build without it.
 _TIMEOUT: Final = timedelta(minutes=10)
+#: A key that only another rank would set is never there.
+_STORE_TIMEOUT: Final = timedelta(seconds=1)
 #: ``torch.cuda.nccl.version()``, as ``torch._C`` packs it: what comes with torch 2.13.
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
 
 #: Its functions and classes are not all declared.
 distributed: Any = torch.distributed
+#: A build may be without it.
+GLOO: Any = getattr(distributed, "ProcessGroupGloo", ())
 
 
 # -- the process group -----------------------------------------------------------------------------
 
 
-class _OneRank(type):
+class _LonelyRank(type):
     """Makes and knows PyTorch's own process group that communicates with nobody."""
 
     def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
-        require_one_process(size)
+        require_gpus(size, f"a process group of {size} processes")
         from trainfit.torch_private import distributed as private
 
         return private.make_lonely_group(rank, size)
@@ -55,7 +57,7 @@ class _OneRank(type):
         return isinstance(instance, private.LonelyGroup)
 
 
-class ProcessGroupNCCL(metaclass=_OneRank):
+class ProcessGroupNCCL(metaclass=_LonelyRank):
     """Stands for ``torch.distributed.ProcessGroupNCCL``."""
 
     class Options:
@@ -67,14 +69,36 @@ class ProcessGroupNCCL(metaclass=_OneRank):
             self._timeout = _TIMEOUT
 
 
+class _HostGroup(type):
+    """Makes gloo's groups: of one process by gloo itself, others are lonely like NCCL's."""
+
+    def __call__(cls, store: Any, rank: int, size: int, **options: Any) -> Any:
+        if size == 1:
+            return GLOO(store, rank, size, **options)
+        return ProcessGroupNCCL(store, rank, size)  # type: ignore[call-arg]
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        from trainfit.torch_private import distributed as private
+
+        return isinstance(instance, (GLOO, private.LonelyGroup))
+
+
+class ProcessGroupGloo(metaclass=_HostGroup):
+    """Stands for ``torch.distributed.ProcessGroupGloo``."""
+
+
 class _Settings:
     """Attributes of ``ncclConfig_t`` that a script may set."""
 
 
-def require_one_process(size: int) -> None:
-    """Raise :class:`SeveralGpusError` for a group of more processes than one."""
-    if size > 1:
-        raise SeveralGpusError(f"a process group of {size} processes", user_frame())
+def require_gpus(size: int, what: str) -> None:
+    """Raise :class:`SeveralGpusError` for more processes than the machine has GPUs."""
+    communication = Communication.current
+    assert communication is not None
+    communication.ranks = max(size, communication.ranks or 1)
+    gpu = communication.gpu
+    if size > gpu.count:
+        raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
@@ -90,8 +114,10 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
             )
         rank = int(os.environ["RANK"]) if rank < 0 else rank
         world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
-    require_one_process(world_size)
-    yield distributed.HashStore(), max(rank, 0), max(world_size, 1)
+    require_gpus(world_size, f"a process group of {world_size} processes")
+    store = distributed.HashStore()
+    store.set_timeout(_STORE_TIMEOUT)
+    yield store, max(rank, 0), max(world_size, 1)
 
 
 class _Joined:
@@ -106,20 +132,20 @@ class _Joined:
 def _spawn(
     fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
 ) -> Any:
-    """``torch.multiprocessing.spawn``: the one process is this one, for a fresh one has no
+    """``torch.multiprocessing.spawn``: its first process is this one, for a fresh one has no
     simulated GPU."""
-    if nprocs > 1:
-        raise SeveralGpusError(f"torch.multiprocessing.spawn of {nprocs} processes", user_frame())
+    require_gpus(nprocs, f"torch.multiprocessing.spawn of {nprocs} processes")
     fn(0, *args)
     return None if join else _Joined()
 
 
 class Collectives:
-    """Installs the process group of one process; takes down what a script left of it."""
+    """Installs rank 0's process groups; takes down what a script left of them."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, engine: Engine, kernels: KernelLog) -> None:
+        self._engine, self._kernels, self._recorder = engine, kernels, engine.recorder
         self._hook: Any = None
+        self._ranks: int | None = None
         self._installed = False
 
     def install(self, patches: PatchSet) -> None:
@@ -129,10 +155,13 @@ class Collectives:
         from trainfit.torch_private import distributed as private
 
         self._installed, self._hook = True, sys.excepthook
+        Communication.current = Communication(self._engine, self._kernels)
         module = distributed.distributed_c10d
         for owner in (distributed, module):
             patches.set(owner, "ProcessGroupNCCL", ProcessGroupNCCL)
             patches.set(owner, "is_nccl_available", lambda: True)
+            if GLOO:
+                patches.set(owner, "ProcessGroupGloo", ProcessGroupGloo)
         patches.set(*private.NCCL_VERSION, lambda: _NCCL_VERSION)
         patches.set(*private.NCCL_VERSION_SUFFIX, lambda: b"")
         patches.set(*private.NCCL_AVAILABLE, True)
@@ -145,6 +174,13 @@ class Collectives:
         patches.set(torch.multiprocessing, "spawn", _spawn)
         _install_dtensor(patches)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
+        # Nobody else comes to it.
+        patches.set(*private.STORE_BARRIER, lambda *_, **__: None)
+
+    @property
+    def ranks(self) -> int | None:
+        """Processes of the largest group so far; ``None``: there was none."""
+        return self._ranks if Communication.current is None else Communication.current.ranks
 
     def _of_gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """DDP's reducer allocates buckets for the gradients, and others in their place."""
@@ -164,8 +200,10 @@ class Collectives:
         if not self._installed:
             return
         self._installed = False
+        self._ranks = self.ranks
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        Communication.current = None
         sys.excepthook = self._hook
 
 
@@ -191,75 +229,3 @@ def _of_local(name: str) -> Callable[[Any], Any]:
         )
 
     return get
-
-
-# -- operators ---------------------------------------------------------------------------------
-
-_Pairs = Callable[[tuple[Any, ...]], Iterator[tuple[Any, Any]]]
-
-
-def _work(tensors: list[Any]) -> Any:
-    """What a collective returns to wait for: it is done."""
-    from trainfit.torch_private.distributed import finished_work
-
-    future: Any = torch.futures.Future()
-    future.set_result(tensors)
-    return finished_work(future)
-
-
-def _collective(name: str, pairs: _Pairs) -> None:
-    """Register the operator ``c10d::name``, which copies to and from these pairs of tensors."""
-    operator = getattr(torch.ops.c10d, name, None)
-    if operator is None:  # other versions have others
-        return
-    returns = len(schema(operator.default).returns)
-
-    @handles(operator.default)
-    def collective(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-        engine.record(engine.info(func))
-        for target, source in pairs(args):
-            _copy(target, source)
-        if not returns:
-            return None
-        work = _work(_flat(args[0]))
-        return work if returns == 1 else (args[0], work)
-
-
-def _copy(target: Any, source: Any) -> None:
-    """Nothing where they are the same memory already."""
-    if type(target) is SimulatedTensor and type(source) is SimulatedTensor:
-        same = target._life is source._life and target._spec.offset == source._spec.offset
-        if same:
-            return
-    if target.numel() == source.numel():
-        source = source.reshape(target.shape)
-    with torch.no_grad():
-        target.copy_(source.expand_as(target))
-
-
-def _flat(value: Any) -> list[Any]:
-    """The tensors of a tensor, or of nested lists of them."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _flat(each)]
-
-
-def _in_place(args: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    return iter(())
-
-
-def _out_of_place(args: tuple[Any, ...]) -> Iterator[tuple[Any, Any]]:
-    return zip(_flat(args[0]), _flat(args[1]), strict=False)
-
-
-for _name in (
-    *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
-    *("monitored_barrier_", "check_for_nan"),
-):
-    _collective(_name, _in_place)
-for _name in (
-    *("_allgather_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
-    *("_reduce_scatter_base_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"),
-    *("gather_", "scatter_", "alltoall_", "alltoall_base_"),
-):
-    _collective(_name, _out_of_place)

@@ -1,0 +1,1 @@
+"""``torch.distributed`` for one simulated rank: process groups and collectives."""

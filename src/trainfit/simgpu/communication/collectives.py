@@ -1,0 +1,423 @@
+"""Collective operators of ``torch.distributed`` on the simulated device.
+
+One process of the job runs, rank 0, and the others are taken to hold what it holds: what they would
+send is what it has, so a value that is known stays known, and is what equal ranks would make of it.
+A collective of several ranks is one kernel of NCCL's. As ProcessGroupNCCL has it, one that the
+script waits for by a handle runs on a stream of the group's own, behind what was launched before;
+others run on the current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.results.runs.steps import DTYPES
+from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.device.registry import EVERYWHERE, handles
+from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.operators.kernel_rules import Kernel
+from trainfit.simgpu.operators.launch_log import KernelLog
+from trainfit.torch_private.operators import no_dispatch, schema
+from trainfit.torch_private.tensors import graph_task_id
+
+#: PyTorch hands out streams 1 to 64 from its pools; groups have theirs behind them.
+_FIRST_STREAM: Final = 65
+#: Handles that nobody has waited for, kept for C++, which holds nothing of their Python side.
+_HANDLES_KEPT: Final = 4096
+_EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
+
+
+class Communication:
+    """Launches the collectives of a simulation."""
+
+    #: The simulation's; there is one at a time.
+    current: Communication | None = None
+
+    def __init__(self, engine: Engine, kernels: KernelLog) -> None:
+        self._engine, self._kernels = engine, kernels
+        self.gpu = engine.gpu
+        #: Processes of the largest group so far; ``None``: there was none.
+        self.ranks: int | None = None
+        self._streams: dict[str, int] = {}
+        self._handles: dict[int, Any] = {}
+
+    def launch(self, kind: str, group: Any, tensors: Sequence[Any], *, asynchronous: bool) -> Any:
+        """A collective of the bytes of ``tensors``; returns the handle that C++ gets."""
+        engine, ranks = self._engine, group.size()
+        nbytes = sum(each.numel() * each.element_size() for each in tensors)
+        on_device = any(isinstance(each, DeviceTensor) for each in tensors)
+        if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
+            return self._handle(tensors, None)
+        engine.use_library("nccl")
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        kernel = Kernel(kind, dtype if dtype in DTYPES else "integer", 0, nbytes, 0, ranks)
+        if not asynchronous:
+            self._kernels.kernel(kernel)
+            return self._handle(tensors, None)
+        stream = self._streams.setdefault(group.group_name, _FIRST_STREAM + len(self._streams))
+        current = engine.memory.stream
+        self._kernels.stream_waits(stream, self._kernels.event(current), current)
+        self._kernels.kernel(kernel, stream)
+        return self._handle(tensors, (self._kernels.event(stream), stream))
+
+    def waits(self, event: int, stream: int) -> None:
+        """The current stream waits for a collective."""
+        self._kernels.stream_waits(self._engine.memory.stream, event, stream)
+
+    def host_waits(self) -> None:
+        """The script's process waits for what was launched."""
+        self._engine.wait_for_device()
+
+    def _handle(self, tensors: Sequence[Any], done: tuple[int, int] | None) -> Any:
+        handle = _handle_class()(tensors, done, self)
+        if len(self._handles) >= _HANDLES_KEPT:
+            self._handles.clear()
+        self._handles[id(handle)] = handle
+        return handle.boxed()
+
+    def release(self, handle: Any) -> None:
+        """Nobody waits for it any more but who holds it."""
+        self._handles.pop(id(handle), None)
+
+
+_classes: list[type] = []
+
+
+def _handle_class() -> type:
+    """The class of handles; a PyTorch without ``torch.distributed`` has no base for it."""
+    from trainfit.torch_private import distributed as private
+
+    if not _classes:
+
+        class Handle(private.Work):  # type: ignore[misc]
+            """What a collective returns to wait for. Its tensors live until then."""
+
+            def __init__(
+                self, tensors: Sequence[Any], done: tuple[int, int] | None, owner: Communication
+            ) -> None:
+                super().__init__()
+                self._done, self._owner = done, owner
+                self._future: Any = torch.futures.Future()
+                self._future.set_result(list(tensors))
+
+            def wait(self, timeout: Any = None) -> bool:
+                self._owner.release(self)
+                done, self._done = self._done, None
+                if done is not None:
+                    self._owner.waits(*done)
+                return True
+
+            def get_future(self) -> Any:
+                # DDP's reducer waits for its futures in C++, at the end of the backward pass.
+                if self._done is not None and graph_task_id() != -1:
+                    private.queue_callback(self.wait)
+                self._owner.release(self)
+                return self._future
+
+            def is_completed(self) -> bool:
+                return True
+
+            def is_success(self) -> bool:
+                return True
+
+        _classes.append(Handle)
+    return _classes[0]
+
+
+# -- what the tensors hold ------------------------------------------------------------------------
+
+#: What equal ranks make of a value: by the reduction's name, of the value and their number.
+_REDUCED: Final[dict[str, Callable[[Any, int], Any]]] = {
+    "SUM": lambda value, ranks: value * ranks,
+    **dict.fromkeys(("AVG", "MIN", "MAX", "BAND", "BOR"), lambda value, ranks: value),
+}
+
+
+def _content(engine: Engine, tensor: Any) -> torch.Tensor | None:
+    return engine.values.read(plain(tensor)) if isinstance(tensor, DeviceTensor) else tensor
+
+
+def _give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
+    """``target`` holds ``content`` now (``None``: nobody knows what)."""
+    if not isinstance(target, DeviceTensor):
+        if content is not None:
+            with no_dispatch():
+                target.copy_(content)
+        return
+    target = plain(target)
+    life, fits = target._life, content is not None and content.numel() == target.numel()
+    if not fits or content is None or not worth_keeping(target._meta):
+        engine.values.forget(life)
+        return
+    with no_dispatch():
+        content = content.detach().reshape(target._spec.size).to(target._spec.dtype)
+        whole = target.numel() * target._spec.dtype.itemsize == life.nbytes
+        if whole:
+            engine.values.write(target, content)
+        elif life.value is not None and life.value.dtype == target._spec.dtype:
+            spec = target._spec
+            life.value.as_strided(spec.size, spec.stride, spec.offset).copy_(content)
+        else:
+            engine.values.forget(life)
+
+
+def _reduce(engine: Engine, target: Any, source: Any, operation: str, ranks: int) -> None:
+    """``target`` is the reduction of what all ranks have in ``source``."""
+    rule, known = _REDUCED.get(operation), _content(engine, source)
+    if known is not None and rule is not None:
+        with no_dispatch():
+            _give(engine, target, rule(known, ranks))
+        return
+    fill = plain(source)._life.fill if isinstance(source, DeviceTensor) else None
+    _give(engine, target, None)
+    if fill is not None and rule is not None and isinstance(target, DeviceTensor):
+        plain(target)._life.fill = rule(fill, ranks)
+
+
+def _copies(engine: Engine, targets: Sequence[Any], source: Any) -> None:
+    """Each of ``targets`` gets what a rank has in ``source``."""
+    known = _content(engine, source)
+    for target in targets:
+        if not _is_same(target, source):
+            _give(engine, target, known)
+
+
+def _is_same(target: Any, source: Any) -> bool:
+    """Are they the same memory?"""
+    if type(target) is SimulatedTensor and type(source) is SimulatedTensor:
+        return target._life is source._life and target._spec.offset == source._spec.offset
+    return target is source
+
+
+def _copy(target: Any, source: Any) -> None:
+    """A copy on the device, as NCCL makes it where a rank is alone."""
+    if _is_same(target, source):
+        return
+    if target.numel() == source.numel():
+        source = source.reshape(target.shape)
+    with torch.no_grad():
+        target.copy_(source.expand_as(target))
+
+
+def _chunk(known: torch.Tensor | None, number: int, ranks: int) -> torch.Tensor | None:
+    """The part of rank ``number`` of a tensor along its first dimension."""
+    if known is None or not known.numel() or known.numel() % ranks:
+        return None
+    with no_dispatch():
+        return known.reshape(ranks, -1)[number]
+
+
+# -- operators ------------------------------------------------------------------------------------
+
+
+def _flat(value: Any) -> list[Any]:
+    """The tensors of a tensor, or of nested lists of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in _flat(each)]
+
+
+class _Call:
+    """One call of an operator ``c10d::…``: its arguments by name."""
+
+    def __init__(self, engine: Engine, func: Any, args: tuple[Any, ...]) -> None:
+        from trainfit.torch_private import distributed as private
+
+        self.engine, self.args = engine, args
+        self.named = dict(zip((each.name for each in schema(func).arguments), args, strict=False))
+        self.group = private.group_of(self.named["process_group"])
+        self.ranks: int = self.group.size()
+        self.operation = private.reduction_name(self.named.get("reduce_op"))
+
+
+#: Of an operator: the kind of its kernel, the tensors whose bytes it moves, and what it does to
+#: what they hold.
+_Rule = tuple[str, Callable[[_Call], list[Any]], Callable[[_Call], None]]
+
+
+def _all_reduce(call: _Call) -> None:
+    for each in _flat(call.args[0]):
+        _reduce(call.engine, each, each, call.operation, call.ranks)
+
+
+def _reduce_to_root(call: _Call) -> None:
+    if call.named["root_rank"] == call.group.rank():
+        _all_reduce(call)
+
+
+def _all_gather(call: _Call) -> None:
+    """Lists of a rank's tensors each, or tensors that hold those of all ranks one after another."""
+    for target, source in _pairs(call.args[0], call.args[1]):
+        if isinstance(target, torch.Tensor):
+            known = _content(call.engine, source)
+            if known is not None:
+                with no_dispatch():
+                    known = known.reshape(-1).repeat(call.ranks)
+            _give(call.engine, target, known)
+        else:
+            _copies(call.engine, target, source)
+
+
+def _reduce_scatter(call: _Call) -> None:
+    rank = call.group.rank()
+    for target, source in _pairs(call.args[0], call.args[1]):
+        whole = isinstance(source, torch.Tensor)
+        known = _content(call.engine, source if whole else source[rank])
+        if whole:
+            known = _chunk(known, rank, call.ranks)
+        rule = _REDUCED.get(call.operation)
+        with no_dispatch():
+            made = None if known is None or rule is None else rule(known, call.ranks)
+        _give(call.engine, target, made)
+
+
+def _scatter(call: _Call) -> None:
+    mine = call.args[1][0] if call.args[1] else []
+    if mine:
+        _copies(call.engine, _flat(call.args[0]), mine[call.group.rank()])
+    else:
+        _forget_first(call)
+
+
+def _all_to_all(call: _Call) -> None:
+    """Every other rank sends what this one would send to itself."""
+    targets, sources = call.args[0], call.args[1]
+    rank = call.group.rank()
+    if isinstance(targets, torch.Tensor):
+        even = not call.named.get("output_split_sizes") and not call.named.get("input_split_sizes")
+        known = _chunk(_content(call.engine, sources), rank, call.ranks) if even else None
+        if known is not None:
+            with no_dispatch():
+                known = known.repeat(call.ranks)
+        _give(call.engine, targets, known)
+        return
+    for target in targets:
+        same = target.shape == sources[rank].shape
+        _give(call.engine, target, _content(call.engine, sources[rank]) if same else None)
+
+
+def _forget_first(call: _Call) -> None:
+    for each in _flat(call.args[0]):
+        _give(call.engine, each, None)
+
+
+def _nothing(call: _Call) -> None:
+    return None
+
+
+def _pairs(targets: Any, sources: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(targets, torch.Tensor):
+        return iter([(targets, sources)])
+    return zip(targets, sources, strict=True)
+
+
+def _first(call: _Call) -> list[Any]:
+    return _flat(call.args[0])
+
+
+def _second(call: _Call) -> list[Any]:
+    return _flat(call.args[1])
+
+
+_RULES: Final[dict[str, _Rule]] = {
+    "allreduce_": ("all_reduce", _first, _all_reduce),
+    "allreduce_coalesced_": ("all_reduce", _first, _all_reduce),
+    "broadcast_": ("broadcast", _first, _nothing),
+    "reduce_": ("reduce", _first, _reduce_to_root),
+    "barrier": ("all_reduce", _first, _nothing),
+    "monitored_barrier_": ("all_reduce", _first, _nothing),
+    "_allgather_base_": ("all_gather", _first, _all_gather),
+    "allgather_": ("all_gather", _first, _all_gather),
+    "allgather_coalesced_": ("all_gather", _first, _all_gather),
+    "allgather_into_tensor_coalesced_": ("all_gather", _first, _all_gather),
+    "_reduce_scatter_base_": ("reduce_scatter", _second, _reduce_scatter),
+    "reduce_scatter_": ("reduce_scatter", _second, _reduce_scatter),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", _second, _reduce_scatter),
+    "gather_": ("send_receive", _first, _all_gather),
+    "scatter_": ("send_receive", _second, _scatter),
+    "alltoall_": ("all_to_all", _second, _all_to_all),
+    "alltoall_base_": ("all_to_all", _second, _all_to_all),
+    "send": ("send_receive", _first, _nothing),
+    "recv_": ("send_receive", _first, _forget_first),
+    "recv_any_source_": ("send_receive", _first, _forget_first),
+}
+#: After these the script's process has waited for the GPU.
+_BARRIERS: Final = ("barrier", "monitored_barrier_")
+
+
+def _register(name: str, rule: _Rule) -> None:
+    operator = getattr(torch.ops.c10d, name, None)
+    if operator is None:  # other versions have others
+        return
+    returns = len(schema(operator.default).returns)
+    kind, moved, changes = rule
+    EVERYWHERE.add(operator.default)
+
+    @handles(operator.default)
+    def collective(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+        engine.record(engine.info(func))
+        call, communication = _Call(engine, func, args), Communication.current
+        assert communication is not None
+        tensors = moved(call)
+        if call.ranks == 1:
+            _alone(call)
+        asynchronous = bool(call.named.get("async_op", True)) and name not in _BARRIERS
+        handle = communication.launch(kind, call.group, tensors, asynchronous=asynchronous)
+        if call.ranks > 1:
+            changes(call)
+            engine.assumptions[_EQUAL] = 1
+        if name in _BARRIERS and isinstance(args[0], DeviceTensor):
+            communication.host_waits()
+        if not returns:
+            return None
+        return handle if returns == 1 else (args[0], handle)
+
+
+def _alone(call: _Call) -> None:
+    """What a collective does in a group of one: copies, where it has another place for its result
+    (``ncclLaunchOneRank``)."""
+    if len(call.args) > 1 and isinstance(call.args[1], (torch.Tensor, list, tuple)):
+        for target, source in zip(_flat(call.args[0]), _flat(call.args[1]), strict=False):
+            _copy(target, source)
+
+
+for _name, _rule in _RULES.items():
+    _register(_name, _rule)
+
+
+# -- functional collectives: tensor parallelism, DTensor ------------------------------------------
+
+
+def _refuse(name: str) -> None:
+    """Functional collectives of several ranks; of one they are like any other operator."""
+    packet = getattr(getattr(torch.ops, "_c10d_functional", None), name, None)
+    if packet is None:
+        return
+
+    @handles(packet.default)
+    def functional(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+        communication = Communication.current
+        if communication is not None and (communication.ranks or 1) > 1:
+            raise UnsupportedOperatorError(
+                f"_c10d_functional.{name}",
+                user_frame(),
+                "not simulated",
+                "functional collectives of several ranks (tensor parallelism, DTensor) are not "
+                "simulated yet; plan the job with DistributedDataParallel",
+            )
+        return engine.generic(engine.info(func), args, kwargs)
+
+
+for _name in (
+    *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"),
+    *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
+    *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
+    *("broadcast", "broadcast_"),
+):
+    _refuse(_name)

@@ -1,0 +1,52 @@
+"""Several GPUs of one machine, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainfit.hardware import GpuNameError, find_gpu
+from trainfit.hardware.gpu.topology import find_gpus, named_count, with_ranks
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "count"),
+    [
+        ("8x H100 SXM", "H100 SXM", 8),
+        ("2 x RTX 4090", "RTX 4090", 2),
+        ("4xA100 80GB PCIe", "A100 80GB PCIe", 4),
+        ("2xcustom:24GiB", "custom 24GiB sm_80", 2),
+        ("RTX 4090", "RTX 4090", 1),
+        ("Kaggle 2xT4", "T4", 1),
+    ],
+)
+def test_names(name: str, key: str, count: int) -> None:
+    gpu = find_gpus(name)
+    assert (gpu.key, gpu.count) == (key, count)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("0x H100 SXM", "1 to 16 GPUs"),
+        ("100x H100 SXM", "1 to 16 GPUs"),
+        ("2x(8x H100 SXM), 400Gb/s", "several machines are not simulated yet"),
+        ("2x 8x H100 SXM", "several machines are not simulated yet"),
+        ("2x no such card", "unknown GPU"),
+    ],
+)
+def test_names_that_are_refused(name: str, says: str) -> None:
+    with pytest.raises(GpuNameError, match=says):
+        find_gpus(name)
+
+
+def test_the_number_that_a_name_says() -> None:
+    names = ("8x H100 SXM", "H100 SXM", "p5.48xlarge", "g5.xlarge")
+    assert [named_count(name) for name in names] == [8, None, 8, None]
+
+
+def test_a_gpu_for_each_process_is_assumed_and_said() -> None:
+    one = find_gpu("RTX 4090")
+    assert with_ranks(one, 1) is one
+    several = with_ranks(one, 4)
+    assert several.count == 4
+    assert "4 GPUs of this kind" in several.sources["key"]

@@ -1,0 +1,178 @@
+"""``torch.distributed`` as the first of several ranks has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+
+import trainfit
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import COLLECTIVES, KINDS
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
+
+RANKS = 4
+MIB = 1 << 20
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The first process of ``torchrun --nproc-per-node=4``."""
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": RANKS, "MASTER_PORT": 29500}
+    for name, value in (values | {"MASTER_ADDR": "localhost"}).items():
+        monkeypatch.setenv(name, str(value))
+    with trainfit.simulate(f"{RANKS}x H100 SXM") as simulation:
+        distributed.init_process_group("cpu:gloo,cuda:nccl")
+        yield simulation
+
+
+def launched(recording: Recording) -> list[tuple[str, int, int, int]]:
+    """Kind, bytes, ranks and stream of every collective."""
+    codes = {KINDS.index(name): name for name in COLLECTIVES}
+    rows = zip(
+        recording.kernel_kind.tolist(),
+        recording.kernel_read.tolist(),
+        recording.kernel_rows.tolist(),
+        recording.kernel_stream.tolist(),
+        strict=True,
+    )
+    return [(codes[kind], *rest) for kind, *rest in rows if kind in codes]
+
+
+def test_the_world_has_its_ranks(gpu: Any) -> None:
+    assert torch.cuda.device_count() == distributed.get_world_size() == RANKS
+    assert distributed.get_rank() == 0
+    distributed.all_reduce(torch.zeros(1, device="cuda"))
+    assert gpu.recording.header["ranks"] == RANKS
+    assert gpu.recording.header["context_parts"][-1]["name"] == "nccl"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_values_are_those_of_equal_ranks(gpu: Any, device: str) -> None:
+    values = torch.arange(RANKS, device=device)
+    distributed.all_reduce(values)
+    assert values.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
+    distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
+    distributed.broadcast(values, 0)
+    distributed.reduce(values, 1)
+    assert values.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
+    whole = torch.zeros(2 * RANKS, dtype=torch.int64, device=device)
+    distributed.all_gather_into_tensor(whole, torch.tensor([1, 2], device=device))
+    assert whole.tolist() == [1, 2] * RANKS
+    parts = [torch.zeros(2, dtype=torch.int64, device=device) for _ in range(RANKS)]
+    distributed.all_gather(parts, torch.tensor([1, 2], device=device))
+    assert [part.tolist() for part in parts] == [[1, 2]] * RANKS
+    mine = torch.zeros(2, dtype=torch.int64, device=device)
+    distributed.reduce_scatter_tensor(mine, whole)
+    assert mine.tolist() == [RANKS, 2 * RANKS]
+
+
+def test_objects_and_barriers(gpu: Any) -> None:
+    found: list[Any] = [None] * RANKS
+    distributed.all_gather_object(found, {"loss": 0.5})
+    assert found == [{"loss": 0.5}] * RANKS
+    host = distributed.new_group(backend="gloo")
+    distributed.all_gather_object(found, 3, group=host)
+    assert found == [3] * RANKS
+    distributed.monitored_barrier(host)
+    distributed.barrier()
+    assert distributed.get_world_size(distributed.new_group([0, 1])) == 2
+    assert "the other ranks" in " ".join(gpu.recording.header["assumptions"])
+
+
+def test_what_the_host_reduces_is_no_work_of_the_gpu(gpu: Any) -> None:
+    distributed.all_reduce(torch.zeros(MIB))
+    assert launched(gpu.recording) == []
+
+
+def test_a_collective_that_is_not_waited_for_has_a_stream_of_its_own(gpu: Any) -> None:
+    values = torch.zeros(MIB, device="cuda")
+    distributed.all_reduce(values)
+    work = distributed.all_reduce(values, async_op=True)
+    work.wait()
+    assert work.is_completed()
+    (_, size, ranks, own), (_, _, _, other) = launched(gpu.recording)
+    assert (size, ranks) == (4 * MIB, RANKS)
+    assert own == 0 != other
+    marks = [KINDS[kind] for kind in gpu.recording.kernel_kind[-5:].tolist()]
+    assert marks == ["event", "event_wait", "all_reduce", "event", "event_wait"]
+    assert gpu.recording.kernel_stream[-1] == 0
+
+
+def _train(model: Any, steps: int = 2) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.randn(8, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def test_ddp_reduces_its_buckets_while_the_backward_pass_goes_on(gpu: Any) -> None:
+    layers = (nn.Linear(1024, 1024, bias=False) for _ in range(4))
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda(), bucket_cap_mb=8)
+    _train(model)
+    recording = gpu.recording
+    reduced = [row for row in launched(recording) if row[0] == "all_reduce"]
+    # All at once in the first step, then by the buckets that are rebuilt in the gradients' order.
+    assert [size for _, size, _, _ in reduced] == [16 * MIB, 8 * MIB, 8 * MIB]
+    kinds = [KINDS[kind] for kind in recording.kernel_kind.tolist()]
+    last = [at for at, kind in enumerate(kinds) if kind == "all_reduce"][-2:]
+    assert "matmul" in kinds[last[0] : last[1]]
+    # The waits come at the end of the backward pass, behind the last of them.
+    waits = [at for at, kind in enumerate(kinds) if kind == "event_wait"]
+    assert sum(at > last[1] for at in waits) == 2
+
+
+def test_no_sync_reduces_nothing(gpu: Any) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024).cuda())
+    before = len(launched(gpu.recording))
+    with model.no_sync():
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    assert len(launched(gpu.recording)) == before
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    assert len(launched(gpu.recording)) > before
+
+
+def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(2))).cuda()
+    for each in model:
+        fully_shard(each)
+    fully_shard(model)
+    _train(model)
+    kinds = {kind for kind, *_ in launched(gpu.recording)}
+    assert {"all_gather", "reduce_scatter"} <= kinds
+    shards = [parameter.to_local().shape for parameter in model.parameters()]
+    assert shards == [(1024 // RANKS, 1024)] * 2
+
+
+def test_functional_collectives_are_refused(gpu: Any) -> None:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = distributed.device_mesh.init_device_mesh("cuda", (RANKS,))
+    plan: Any = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
+    with pytest.raises(UnsupportedOperatorError, match="tensor parallelism, DTensor"):
+        parallelize_module(model, mesh, plan)(torch.ones(2, 64, device="cuda"))
+
+
+def test_spawned_ranks_run_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def work(rank: int, size: int) -> None:
+        distributed.init_process_group("nccl", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+        seen.append((distributed.get_rank(), distributed.get_world_size()))
+
+    with trainfit.simulate("2x RTX 4090"):
+        torch.multiprocessing.spawn(work, args=(2,), nprocs=2)
+    assert seen == [(0, 2)]
+    assert not distributed.is_initialized()
