@@ -29,7 +29,7 @@ from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import epoch_end
-from trainfit.plan.first_run import FirstRun, Settings
+from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
@@ -170,6 +170,7 @@ def simulated(
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
+        runs.look_at_samples_s = LOOK_AT_SAMPLES_S[settings.thorough]
         first_run = FirstRun(command, gpu, settings, known, runs, as_progress(progress))
         interrupt = None
         try:
@@ -340,8 +341,9 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     found = of_learning(job.first.outcome.learning)
     if present.configuration.fits:
         return found
-    shown = job.memory_model.unlimited(Stream.of(job.recording))
-    return (*found, *of_full_memory(full_memory(job.recording, shown)))
+    recording = recording_of(job.largest)
+    shown = job.memory_model.unlimited(Stream.of(recording))
+    return (*found, *of_full_memory(full_memory(recording, shown)))
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
@@ -356,7 +358,7 @@ def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, 
 
 def _other_gpus(job: PlannedJob) -> tuple[str, ...]:
     """GPUs of the catalogue on which the current batch size runs, smallest first."""
-    need = job.memory_model.unlimited(Stream.of(job.recording)).peak_reserved
+    need = job.memory_model.unlimited(Stream.of(recording_of(job.largest))).peak_reserved
     libraries = {part.name for part in job.memory_model.context}
     able = [
         gpu

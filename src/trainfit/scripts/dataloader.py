@@ -23,7 +23,8 @@ from trainfit.results.runs.trace import (
     SampleOverride,
     SampleScan,
 )
-from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes, repeated, scan_samples
+from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes
+from trainfit.scripts.sample_scan import repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -337,13 +338,12 @@ class LoaderTracker:
                 return known
         return None
 
-    def scan(self) -> SampleScan | None:
-        """Sizes of the samples of :meth:`feeding`, where its batches vary in shape."""
+    def scan(self, seconds: float) -> SampleScan | None:
+        """Sizes of the samples of :meth:`feeding`, after a look of about so many ``seconds``;
+        ``None`` where the loader is gone."""
         made = self._feeding or self._latest
         loader = made.loader() if made is not None else None
-        if made is None or loader is None or not made.fed.varies:
-            return None
-        return scan_samples(loader)
+        return None if loader is None else scan_samples(loader, seconds)
 
     def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
         """The batch, or one of the sample that was asked for."""

@@ -235,11 +235,33 @@ def test_micro_batches_and_shapes() -> None:
     shapes = BatchShapes(100, 100, 60, 5120, KNOWN, False, 0.01, 0.02)
     text = words(dataclasses.replace(ACT, step=makeup, shapes=shapes))
     assert "micro-batch 8 × accumulation 4 = effective batch 32" in text
-    assert "shapes samples of 60 (median) to 5,120 elements; a batch of the longest: 8.00" in text
+    assert "shapes samples of 60 (median) to 5,120 elements; the largest batch: 8.00" in text
     assert "DOES NOT FIT, 20 ms" in text
     unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
     text = words(dataclasses.replace(ACT, shapes=unknown))
-    assert "longest not known: its samples are made on the fly" in text
+    assert "larger ones not known: its samples are made on the fly" in text
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (BatchShapes(100, 100, 60, 5120, KNOWN, True), "GiB with the data set's largest batch."),
+        (
+            BatchShapes(250, 118_287, 60, 5120, KNOWN, True),
+            "GiB with the largest batch of 250 of 118,287 samples.",
+        ),
+        (
+            BatchShapes(250, 118_287, 60, 60),
+            "GiB with samples like 250 of 118,287 samples looked at.",
+        ),
+        (
+            BatchShapes(None, None, reason="a stream"),
+            "GiB with the batches seen; cannot tell for larger ones: a stream.",
+        ),
+    ],
+)
+def test_the_headline_says_for_which_batches(shapes: BatchShapes, text: str) -> None:
+    assert text in words(dataclasses.replace(ACT, shapes=shapes))
 
 
 def test_a_job_that_does_not_fit() -> None:

@@ -11,7 +11,7 @@ from trainfit.report.notes import protection_notes
 from trainfit.report.sections.launch import left_out_text, removed_text, threads_text
 from trainfit.report.sections.loading import effect_text, helps, input_text
 from trainfit.report.sections.real_runs import verdict
-from trainfit.report.steps import coverage_text, shapes_text, step_lines
+from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
@@ -58,9 +58,9 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
-        return f"Fits: {need} of {there}{at}{_not_looked_at(result)}."
+        return f"Fits: {need} of {there}{at}{largest_text(result.shapes)}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
-    return f"Does not fit: needs {need} of {there}{at}{only}."
+    return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
 
 
 def _not_looked_at(result: PlanResult) -> str:
