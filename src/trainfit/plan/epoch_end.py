@@ -2,6 +2,7 @@
 
 The training's DataLoader is cut short, so that the script comes there within a few steps; those of
 an evaluation are, too, to two lengths. Memory that grows over it is carried on to its real length.
+The last batch of each is the largest that its data set has.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from trainfit.results.runs.trace import LoaderCut
 _STEPS, _EPOCHS = 2, 3
 #: Batches of an evaluation: two lengths tell whether memory grows over it.
 _LENGTHS: Final = (8, 16)
+#: Seconds for a look at the samples of the evaluation's data set: its last batch is the largest.
+_LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
 
@@ -110,7 +113,7 @@ class _Evaluations:
 def _cut(spec: RunSpec, index: int, batches: int, others: int) -> RunSpec:
     return dataclasses.replace(
         spec,
-        cut=LoaderCut(index, batches, others),
+        cut=LoaderCut(index, batches, others, _LOOK_S),
         steps=_STEPS * _EPOCHS,
         time_limit_s=_LIMIT_S,
         title=f"its evaluation ({others} batches)",
@@ -208,16 +211,16 @@ def _limited(
     if largest is None or (fits and trained is not None and largest >= trained):
         return chosen, there
     if fits or (allowed == 0 and seen.fits):
-        return _with(job, chosen, best, largest), there
+        return _with(job, chosen, best, (largest, allowed or best)), there
     for _ in range(_TRIALS if allowed else 0):
         at = _recommended(chosen, allowed)
         end, _ = evaluations.at(at, chosen.spec, evaluations.lengths(present))
         if end.fits:
-            return _with(job, chosen, at, largest), end
+            return _with(job, chosen, at, (largest, allowed)), end
         allowed = at // 2
         if not allowed:
             break
-    return _with(job, chosen, None, 0), there
+    return _with(job, chosen, None, (0, 0)), there
 
 
 def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
@@ -242,8 +245,12 @@ def _recommended(chosen: AmpSetting, allowed: int) -> int:
                default=rounded(allowed, tile))  # fmt: skip
 
 
-def _with(job: PlannedJob, chosen: AmpSetting, best: int | None, largest: int) -> AmpSetting:
-    """``chosen`` with another batch size, none above ``largest``."""
+def _with(
+    job: PlannedJob, chosen: AmpSetting, best: int | None, most: tuple[int, int]
+) -> AmpSetting:
+    """``chosen`` with another batch size; of ``most`` samples the evaluation fits, and with the
+    safety margin."""
+    largest, memory = most
     batches = chosen.batches
     limits = batches.limits or BatchLimits(None, None)
     peak, check = batches.recommended_peak, batches.check
@@ -251,6 +258,8 @@ def _with(job: PlannedJob, chosen: AmpSetting, best: int | None, largest: int) -
         why = f"the evaluation fits up to {largest}" if best else "the evaluation does not fit"
         limits = dataclasses.replace(limits, reason=why, epoch_steps=None)
         peak, check = _peak(job, chosen, best)
+    if limits.memory is not None:
+        limits = dataclasses.replace(limits, memory=min(limits.memory, memory))
     if batches.largest is not None and batches.largest <= largest:
         limits = dataclasses.replace(limits, evaluation=None)
     else:

@@ -122,4 +122,19 @@ def test_an_evaluation_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
     found = _compared(tmp_path, fixed=True)
     assert found["epoch_end"]["device_bytes"] > 2.5e9
     assert found["now"]["largest_batch"] > 1000
-    assert found["now"]["limits"]["reason"] == ""
+    assert "evaluation" not in found["now"]["limits"]["reason"]
+
+
+_OF_SIZES = """model.eval()
+    with torch.no_grad():
+        rows = [torch.zeros(1 + 2000 * (i == 99), 64) for i in range(100)]
+        for x in DataLoader(rows, batch_size=1):
+            kept = model(x.cuda())
+    model.train()"""
+
+
+def test_the_largest_sample_of_the_evaluation(tmp_path: Path) -> None:
+    """Sixteen of a hundred are run, and the last of all has 2,001 rows."""
+    end = _planned(tmp_path, _OF_SIZES)["epoch_end"]
+    assert (end["batches"], end["batch_bytes"]) == (100, 0)
+    assert end["allocated_bytes"] > 2001 * 10_000 * 4

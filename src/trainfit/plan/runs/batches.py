@@ -166,19 +166,8 @@ def varying_shapes(first: Trace) -> VaryingShapes | None:
         why = "its samples have one size: batches differ only after that" if is_seen else ""
         is_known = scan.is_stacked or scan.looked_at == scan.samples
         return VaryingShapes(scan, reason=why, is_seen=is_seen) if why or not is_known else None
-    longest = _longest(loader.index, scan)
+    longest = scan.largest_batch(loader.index)
     return VaryingShapes(scan, longest, _typical(scan, longest), is_seen=is_seen)
-
-
-def _longest(index: int, scan: SampleScan) -> SampleOverride:
-    """The largest batch: of the samples that are the largest in something, and filled up with the
-    longest of all; where batches are not padded, with the average of the densest batch."""
-    if scan.whole:
-        return SampleOverride(index, scan.longest, None, scan.largest, whole=True)
-    fill = scan.longest if scan.dense is None else scan.dense
-    shorter = None if scan.padded is None else scan.typical
-    largest = () if scan.largest == (fill,) else scan.largest
-    return SampleOverride(index, fill, shorter, largest)
 
 
 def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride | None:

@@ -50,11 +50,14 @@ class LoaderOverride:
 @dataclasses.dataclass(frozen=True)
 class LoaderCut:
     """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
-    set by the same line, end after ``batches``; those of all others after ``others``."""
+    set by the same line, end after ``batches``; those of all others after ``others``, the last of
+    which is the largest batch of their data set, after a look of ``look_s`` seconds at its samples
+    (0: it stays)."""
 
     index: int
     batches: int
     others: int
+    look_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +125,16 @@ class SampleScan:
     whole: bool = False
     dense: int | None = None
     is_stacked: bool = False
+
+    def largest_batch(self, index: int) -> SampleOverride:
+        """The largest batch of the DataLoader constructed ``index``-th, whose samples vary: those
+        that are the largest in something, filled up with the longest of all; where batches are not
+        padded, with what has the average size of the densest batch."""
+        if self.whole:
+            return SampleOverride(index, self.longest, None, self.largest, whole=True)
+        fill = self.longest if self.dense is None else self.dense
+        shorter = None if self.padded is None else self.typical
+        return SampleOverride(index, fill, shorter, () if self.largest == (fill,) else self.largest)
 
 
 @dataclasses.dataclass(frozen=True)
