@@ -46,9 +46,9 @@ _UNITS: Final = {
     "Hz": "hz_range",
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
-    "samples": "batch_size best best_from best_to data_set effective_batch flat_from flat_to knee "
-               "largest_batch micro_batch noise_scale recommended_batch reference run_batch "
-               "samples trains memory",
+    "samples": "batch_size best best_from best_to data_set effective_batch evaluation flat_from "
+               "flat_to knee largest_batch micro_batch noise_scale recommended_batch reference "
+               "run_batch samples trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
     "steps": "epoch_steps kept_gradients zero_rates last_step first_lost_step first_step "

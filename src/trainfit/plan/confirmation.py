@@ -44,7 +44,9 @@ def confirmed(job: PlannedJob, setting: AmpSetting) -> AmpSetting:
     if found is setting.batches:
         return setting
     return dataclasses.replace(
-        setting, batches=found, configuration=job.configuration(setting.trace, found)
+        setting,
+        batches=found,
+        configuration=job.configuration(setting.trace, found, setting.spec),
     )
 
 

@@ -2,6 +2,7 @@
 
 The training's DataLoader is cut short, so that the script comes there within a few steps; those of
 an evaluation are, too, to two lengths. Memory that grows over it is carried on to its real length.
+The last batch of each is the largest that its data set has.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import numpy as np
 from trainfit.findings.out_of_memory import FullMemory, of_full_memory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream
-from trainfit.plan.runs.failures import NotSimulated, what_happened
+from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.results.configuration import EpochEnd
+from trainfit.plan.sizing.recommendation import rounded
+from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import STEP_END
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -27,42 +30,90 @@ from trainfit.results.runs.trace import LoaderCut
 _STEPS, _EPOCHS = 2, 3
 #: Batches of an evaluation: two lengths tell whether memory grows over it.
 _LENGTHS: Final = (8, 16)
+#: Seconds for a look at the samples of the evaluation's data set: its last batch is the largest.
+_LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
 
 
-def epoch_end(job: PlannedJob) -> tuple[EpochEnd | None, tuple[Finding, ...]]:
-    """What the first evaluation and checkpoint need at the present batch size, and what fills the
-    memory where that does not fit; ``None`` where the script does not train."""
+@dataclasses.dataclass(frozen=True)
+class EpochEnds:
+    """The evaluation at the ``present`` batch size and at the ``recommended`` one (``None``: that
+    is the same, or the script does not train), the ``findings`` where it does not fit, and the
+    ``setting`` that is recommended with it in mind."""
+
+    setting: AmpSetting
+    present: EpochEnd | None = None
+    recommended: EpochEnd | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
+    """What the first evaluation and checkpoint need, now and as ``chosen`` recommends.
+
+    Where the evaluation does not fit at the batch size that training recommends, or needs more than
+    training does, a rule from two batch sizes says up to which one it fits.
+    """
     if job.infers:
-        return None, ()
-    loader, makeup = job.first.outcome.loader, job.recording.makeup
-    if loader is None or loader.index is None:
-        why = "no DataLoader tells where an epoch ends"
-        return EpochEnd("not simulated", why), ()
-    each = (makeup.loader_batches if makeup is not None else None) or 1
-    specs = [_cut(loader.index, _STEPS * each, length) for length in _LENGTHS]
-    try:
-        for spec in specs:
-            job.runs.start(job.batch, spec)
-        traces = [job.runs.attempt(job.batch, spec) for spec in specs]
-    except NotSimulated as error:
-        return EpochEnd("not simulated", str(error)), ()
-    failed = next((each for each in traces if not _went_on(each)), None)
-    if failed is not None:
-        return EpochEnd("not simulated", what_happened(failed.outcome)), ()
-    coverage = traces[-1].outcome.coverage
-    if coverage is None or not coverage.evaluated:
-        ended = traces[-1].outcome.status == "ended"
-        why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
-        return EpochEnd("none", why, saved=coverage is not None and coverage.saved), ()
-    return _measured(job, traces, coverage.evaluation_batches, saved=coverage.saved)
+        return EpochEnds(chosen)
+    evaluations = _Evaluations(job)
+    present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
+    best = chosen.batches.recommended
+    if present.evaluation != "simulated" or not best or job.batch is None:
+        return EpochEnds(chosen, present, None, findings)
+    if best == job.batch and chosen.spec == AS_WRITTEN:
+        there = None
+    else:
+        there, _ = evaluations.at(best, chosen.spec, evaluations.lengths(present))
+    setting, there = _limited(job, chosen, evaluations, present, there)
+    return EpochEnds(setting, present, there, findings)
 
 
-def _cut(index: int, batches: int, others: int) -> RunSpec:
+class _Evaluations:
+    """Runs of ``job`` that are cut short to its evaluation."""
+
+    def __init__(self, job: PlannedJob) -> None:
+        self._job = job
+
+    @staticmethod
+    def lengths(like: EpochEnd) -> tuple[int, ...]:
+        """One suffices where memory does not grow over the evaluation."""
+        return _LENGTHS if like.batch_bytes else _LENGTHS[:1]
+
+    def at(
+        self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
+    ) -> tuple[EpochEnd, tuple[Finding, ...]]:
+        """The evaluation at a batch size, and what fills the memory where that does not fit."""
+        job = self._job
+        loader, makeup = job.first.outcome.loader, job.recording.makeup
+        if loader is None or loader.index is None:
+            why = "no DataLoader tells where an epoch ends"
+            return EpochEnd("not simulated", why, batch_size=batch), ()
+        each = (makeup.loader_batches if makeup is not None else None) or 1
+        specs = [_cut(spec, loader.index, _STEPS * each, length) for length in lengths]
+        try:
+            for one in specs:
+                job.runs.start(batch, one)
+            traces = [job.runs.attempt(batch, one) for one in specs]
+        except NotSimulated as error:
+            return EpochEnd("not simulated", str(error), batch_size=batch), ()
+        failed = next((each for each in traces if not _went_on(each)), None)
+        if failed is not None:
+            return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), ()
+        coverage = traces[-1].outcome.coverage
+        if coverage is None or not coverage.evaluated:
+            ended = traces[-1].outcome.status == "ended"
+            why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
+            saved = coverage is not None and coverage.saved
+            return EpochEnd("none", why, saved=saved, batch_size=batch), ()
+        end, findings = _measured(job, traces, lengths, coverage.evaluation_batches)
+        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
+
+
+def _cut(spec: RunSpec, index: int, batches: int, others: int) -> RunSpec:
     return dataclasses.replace(
-        AS_WRITTEN,
-        cut=LoaderCut(index, batches, others),
+        spec,
+        cut=LoaderCut(index, batches, others, _LOOK_S),
         steps=_STEPS * _EPOCHS,
         time_limit_s=_LIMIT_S,
         title=f"its evaluation ({others} batches)",
@@ -74,25 +125,30 @@ def _went_on(trace: Trace) -> bool:
 
 
 def _measured(
-    job: PlannedJob, traces: list[Trace], length: int | None, *, saved: bool
+    job: PlannedJob, traces: list[Trace], lengths: tuple[int, ...], length: int | None
 ) -> tuple[EpochEnd, tuple[Finding, ...]]:
-    """The peak after the last step, at both lengths and at the real one."""
+    """The peak after the last step, at the lengths that were simulated and at the real one."""
     ends = [_after_steps(job.memory_model.unlimited(Stream.of(recording_of(t)))) for t in traces]
-    short, long = (end.peak_allocated for end in ends)
-    fewer, more = _LENGTHS
-    grows = max(0, long - short) / (more - fewer)
+    more, long = lengths[-1], ends[-1].peak_allocated
+    grows = 0.0
+    if len(ends) > 1:
+        grows = max(0, long - ends[0].peak_allocated) / (more - lengths[0])
     if grows and length is None:
         return EpochEnd("not simulated", "its memory grows, and its length is not known"), ()
-    left = max(0, (length or 0) - more)
+    left = max(0, (length or 0) - more) if grows else 0
     allocated = round(long + grows * left)
     unused = max(0, ends[-1].peak_reserved - max(long, *_peaks(ends[-1])))
     device = allocated + unused + job.memory_model.context_bytes
     fits = device <= job.memory_model.capacity_bytes
-    found = EpochEnd("simulated", "", saved, allocated, device, fits, length, round(grows))
+    if not fits and not left:  # the allocator frees cached blocks before it fails
+        limited = job.memory_model.limited(Stream.of(recording_of(traces[-1])))
+        if limited.fits:
+            device, fits = limited.peak_reserved + job.memory_model.context_bytes, True
+    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
     if fits:
         return found, ()
-    return found, of_full_memory(_at_the_end(full_memory(recording_of(traces[-1]), ends[-1]),
-                                             allocated, (more + left) / more))  # fmt: skip
+    full = full_memory(recording_of(traces[-1]), ends[-1])
+    return found, of_full_memory(_at_the_end(full, allocated, (more + left) / more))
 
 
 def _peaks(outcome: Replay) -> list[int]:
@@ -119,3 +175,117 @@ def _at_the_end(memory: FullMemory, allocated: int, times: float) -> FullMemory:
     ]
     held.sort(key=lambda each: -each.nbytes)
     return dataclasses.replace(memory, held=held, allocated_bytes=allocated)
+
+
+# ---
+# Batch sizes with which the evaluation fits.
+
+
+#: Batch sizes that are simulated until one fits where the rule says that it does.
+_TRIALS: Final = 3
+
+
+def _limited(
+    job: PlannedJob,
+    chosen: AmpSetting,
+    evaluations: _Evaluations,
+    present: EpochEnd,
+    there: EpochEnd | None,
+) -> tuple[AmpSetting, EpochEnd | None]:
+    """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
+    recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
+    seen, model = there or present, job.memory_model
+    best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
+    if seen.device_bytes is None or best is None or peak is None:
+        return chosen, there
+    fits = seen.device_bytes <= model.usable_bytes
+    if fits and seen.device_bytes <= peak.peak_reserved + model.context_bytes:
+        return chosen, there  # training is what limits
+    other = present if there is not None and chosen.spec == AS_WRITTEN else None
+    if other is None:
+        size = best // 2 or 2
+        other, _ = evaluations.at(size, chosen.spec, evaluations.lengths(present))
+    largest = _largest(seen, other, model.capacity_bytes)
+    allowed = _largest(seen, other, model.usable_bytes) or 0
+    trained = chosen.batches.largest
+    if largest is None or (fits and trained is not None and largest >= trained):
+        return chosen, there
+    if fits or (allowed == 0 and seen.fits):
+        return _with(job, chosen, best, (largest, allowed or best)), there
+    for _ in range(_TRIALS if allowed else 0):
+        at = _recommended(chosen, allowed)
+        end, _ = evaluations.at(at, chosen.spec, evaluations.lengths(present))
+        if end.fits:
+            return _with(job, chosen, at, (largest, allowed)), end
+        allowed = at // 2
+        if not allowed:
+            break
+    return _with(job, chosen, None, (0, 0)), there
+
+
+def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
+    """The largest batch size whose evaluation needs no more than ``within_bytes``, by a line
+    through two of them; 0: none. ``None``: any, or it is not known."""
+    if None in (one.device_bytes, two.device_bytes, one.batch_size, two.batch_size):
+        return None
+    small, large = sorted((one, two), key=lambda end: end.batch_size or 0)
+    assert small.batch_size and large.batch_size
+    assert small.device_bytes is not None and large.device_bytes is not None
+    slope = (large.device_bytes - small.device_bytes) / (large.batch_size - small.batch_size)
+    if slope <= 0:
+        return None if max(small.device_bytes, large.device_bytes) <= within_bytes else 0
+    return max(0, int(small.batch_size + (within_bytes - small.device_bytes) / slope))
+
+
+def _recommended(chosen: AmpSetting, allowed: int) -> int:
+    """The largest batch size up to ``allowed`` of which the step's time is known, else itself."""
+    known = [step.batch_size or 0 for step in chosen.batches.curve.steps]
+    tile = chosen.batches.curve.tile
+    return max((size for size in known if size <= allowed and size % tile == 0),
+               default=rounded(allowed, tile))  # fmt: skip
+
+
+def _with(
+    job: PlannedJob, chosen: AmpSetting, best: int | None, most: tuple[int, int]
+) -> AmpSetting:
+    """``chosen`` with another batch size; of ``most`` samples the evaluation fits, and with the
+    safety margin."""
+    largest, memory = most
+    batches = chosen.batches
+    limits = batches.limits or BatchLimits(None, None)
+    peak, check = batches.recommended_peak, batches.check
+    if best != batches.recommended:
+        why = f"the evaluation fits up to {largest}" if best else "the evaluation does not fit"
+        limits = dataclasses.replace(limits, reason=why, epoch_steps=None)
+        peak, check = _peak(job, chosen, best)
+    if limits.memory is not None:
+        limits = dataclasses.replace(limits, memory=min(limits.memory, memory))
+    if batches.largest is not None and batches.largest <= largest:
+        limits = dataclasses.replace(limits, evaluation=None)
+    else:
+        limits = dataclasses.replace(limits, evaluation=largest)
+        batches = dataclasses.replace(batches, largest=largest)
+    batches = dataclasses.replace(
+        batches,
+        recommended=best,
+        recommended_peak=peak,
+        limits=limits,
+        check=check,
+    )
+    configuration = job.configuration(chosen.trace, batches, chosen.spec)
+    return dataclasses.replace(chosen, batches=batches, configuration=configuration)
+
+
+def _peak(
+    job: PlannedJob, chosen: AmpSetting, best: int | None
+) -> tuple[Replay | None, BatchCheck | None]:
+    """Of training at another batch size."""
+    if best is None:
+        return None, None
+    try:
+        run = job.runs.trace(best, job.sized(chosen.spec))
+    except ScriptError as error:
+        law = chosen.batches.law
+        peak = job.memory_model.limited(law.at(best)) if law is not None else None
+        return peak, BatchCheck(best, str(error))
+    return job.memory_model.limited(Stream.of(recording_of(run))), BatchCheck(best)

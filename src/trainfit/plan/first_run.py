@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.capacity import context_parts
@@ -20,12 +21,15 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, allocator_settings, recording_of
 from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.planned_job import PlannedJob, planned_job
+from trainfit.plan.sizing.planned_job import PlannedJob, largest_batch_of, planned_job
 from trainfit.results.gpus import LIBRARIES, DeviceConstants, Rates
 from trainfit.results.plan import HostCpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN
 from trainfit.speed.step import Machine
+
+#: Seconds for a look at the data set's samples: usually, and for a plan that is to be thorough.
+LOOK_AT_SAMPLES_S: Final = {False: 5.0, True: 60.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +94,9 @@ class FirstRun:
         memory_model = self._memory_model(command)
         note_first_run(notes, memory_model, first, self._whole, self._runs.counted)
         memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
+        shapes, largest = largest_batch_of(first, batch, self._runs)
         if settings.headroom is None:
-            margin = memory_model.margin(recording)
+            margin = memory_model.margin(recording_of(largest))
             memory_model = dataclasses.replace(memory_model, headroom=margin)
         job = planned_job(
             command,
@@ -102,6 +107,8 @@ class FirstRun:
             notes,
             first,
             batch,
+            shapes=shapes,
+            largest=largest,
             infers=self._whole is not None,
             noise_scale=settings.noise_scale,
             thorough=settings.thorough,

@@ -28,8 +28,8 @@ from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
-from trainfit.plan.epoch_end import epoch_end
-from trainfit.plan.first_run import FirstRun, Settings
+from trainfit.plan.epoch_end import EpochEnds, epoch_ends
+from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
@@ -51,7 +51,7 @@ from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import speed
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
 from trainfit.results.changes import Remedies
-from trainfit.results.configuration import AmpChoice
+from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
@@ -172,6 +172,7 @@ def simulated(
         ) as tracer,
         Runs(command, tracer, progress) as runs,
     ):
+        runs.look_at_samples_s = LOOK_AT_SAMPLES_S[settings.thorough]
         first_run = FirstRun(command, gpu, settings, known, runs, as_progress(progress))
         interrupt = None
         try:
@@ -202,7 +203,8 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     # Precision, and its batch size.
     others, failed = other_settings(job, present, flipped)
     choice, chosen = chosen_setting(job, present, others, failed)
-    settled = confirmed(job, chosen)
+    ends = epoch_ends(job, confirmed(job, chosen))
+    settled = ends.setting
     if settled is not chosen:
         others = [settled if each is chosen else each for each in others]
         present = settled if present is chosen else present
@@ -229,7 +231,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     note_learning(job, chosen.batches)
     result = _built(
         job, options.command, settings, constants, present, chosen, others, choice, remedies,
-        inference,
+        inference, ends,
     )  # fmt: skip
     return Simulated(result, options)
 
@@ -280,9 +282,9 @@ def _built(
     choice: AmpChoice | None,
     remedies: Remedies | None,
     inference: Inference | None,
+    ends: EpochEnds,
 ) -> PlanResult:
     """The plan of the simulated runs."""
-    end, of_end = epoch_end(job)
     first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
     assumptions = dict(job.recording.header["assumptions"])
     return PlanResult(
@@ -302,7 +304,7 @@ def _built(
         notes=tuple(job.notes),
         structured_notes=tuple(complete(job.notes.structured(), (), assumptions)),
         coverage=first.outcome.coverage,
-        other_gpus=() if present.configuration.fits else _other_gpus(job),
+        other_gpus=_other_gpus(job, present, ends.present),
         gpu_sources=dict(job.gpu.sources),
         environment=_environment(first),
         seconds=0.0,
@@ -332,8 +334,9 @@ def _built(
         allocator=allocator_trial(command, job.memory_model, chosen),
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
-        findings=(*_findings(job, present), *of_end),
-        epoch_end=end,
+        findings=(*_findings(job, present), *ends.findings),
+        epoch_end=ends.present,
+        recommended_epoch_end=ends.recommended,
         generation=_generation(job, chosen),
     )
 
@@ -359,8 +362,9 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     found = of_learning(job.first.outcome.learning)
     if present.configuration.fits:
         return found
-    shown = job.memory_model.unlimited(Stream.of(job.recording))
-    return (*found, *of_full_memory(full_memory(job.recording, shown)))
+    recording = recording_of(job.largest)
+    shown = job.memory_model.unlimited(Stream.of(recording))
+    return (*found, *of_full_memory(full_memory(recording, shown)))
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
@@ -373,9 +377,17 @@ def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, 
     return {} if ACCELERATE in command.environment() else {ACCELERATE: precision}
 
 
-def _other_gpus(job: PlannedJob) -> tuple[str, ...]:
-    """GPUs of the catalogue on which the current batch size runs, smallest first."""
-    need = job.memory_model.unlimited(Stream.of(job.recording)).peak_reserved
+def _other_gpus(
+    job: PlannedJob, present: AmpSetting, evaluation: EpochEnd | None
+) -> tuple[str, ...]:
+    """GPUs of the catalogue on which the current batch size runs, with its evaluation, smallest
+    first; none where it runs on the planned one."""
+    end = evaluation if evaluation is not None and evaluation.fits is False else None
+    if present.configuration.fits and end is None:
+        return ()
+    need = job.memory_model.unlimited(Stream.of(recording_of(job.largest))).peak_reserved
+    if end is not None:
+        need = max(need, (end.device_bytes or 0) - job.memory_model.context_bytes)
     libraries = {part.name for part in job.memory_model.context}
     able = [
         gpu

@@ -175,22 +175,46 @@ def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> 
 # Batches that differ in shape, as one line.
 
 
-def shapes_text(shapes: BatchShapes | None) -> str:
-    """Typical and longest sample, and what batches of the longest need; empty where none differ."""
+def largest_text(shapes: BatchShapes | None) -> str:
+    """For which batches a memory figure is, in the words that end a headline; empty where all have
+    one shape."""
     if shapes is None:
         return ""
+    if shapes.reason:
+        return f" with the batches seen; cannot tell for larger ones: {shapes.reason}"
+    part = _looked_at(shapes)
     if shapes.longest is None:
-        why = shapes.reason or "it could not be simulated"
-        return f"batches differ in shape, sized by those seen; longest not known: {why}"
+        return f" with samples like {part} looked at"
+    return f" with the largest batch of {part}" if part else " with the data set's largest batch"
+
+
+def shapes_text(shapes: BatchShapes | None) -> str:
+    """Typical and longest sample, and what the largest batch needs; empty where none differ."""
+    if shapes is None:
+        return ""
+    if shapes.reason:
+        return f"sized by the batches seen; larger ones not known: {shapes.reason}"
+    part = _looked_at(shapes)
+    if shapes.longest is None:
+        return f"one size in the {part} looked at (--thorough looks at more)"
     text = "batches differ"
     median, longest = shapes.median_elements, shapes.longest_elements
     if median is not None and longest is not None:
-        text = f"samples of {median:,} (median) to {longest:,} elements"
+        of = f", of {part} looked at" if part else ""
+        text = f"samples of {median:,} (median) to {longest:,} elements{of}"
     fits = "" if shapes.longest_fits else ", DOES NOT FIT"
-    text += f"; a batch of the longest: {size(shapes.longest.device_bytes)}{fits}"
+    text += f"; the largest batch: {size(shapes.longest.device_bytes)}{fits}"
     if shapes.longest_step_s is not None:
         text += f", {duration(shapes.longest_step_s)}"
     return text
+
+
+def _looked_at(shapes: BatchShapes) -> str:
+    """How many samples were looked at, where that is not all."""
+    if shapes.looked_at is None or shapes.looked_at == shapes.samples:
+        return ""
+    whole = "" if shapes.samples is None else f" of {shapes.samples:,}"
+    return f"{shapes.looked_at:,}{whole} samples"
 
 
 # ---

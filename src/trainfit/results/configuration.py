@@ -27,6 +27,9 @@ class BatchLimits:
     are the largest that were simulated (the data set may have no more samples); it may allow
     more. ``reason`` says why the recommended batch size is not the throughput's (empty: it is).
     ``epoch_steps`` are an epoch's steps with it, where they are few (:data:`FEW_STEPS`).
+    ``evaluation``: the largest with which the evaluation fits, by a rule from two batch sizes,
+    where that is less than training allows (0: none; ``None``: it does not limit, or less is
+    known).
     """
 
     memory: int | None
@@ -37,6 +40,7 @@ class BatchLimits:
     at_least: bool = False
     reason: str = ""
     epoch_steps: int | None = None
+    evaluation: int | None = None
 
     def is_data_set(self, batch: int) -> bool:
         """Has the data set about as many samples as this batch? (Sizes are rounded to 8.)"""
@@ -96,7 +100,8 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class EpochEnd:
-    """What the first evaluation needs, at the current batch size, in a run of its own.
+    """What the first evaluation needs, at ``batch_size`` (``None``: whatever the script has), in a
+    run of its own.
 
     ``reason`` says why it was not simulated, or how long none was seen (empty: the script has none,
     as it ended without one). ``saved``: a
@@ -113,6 +118,7 @@ class EpochEnd:
     fits: bool | None = None
     batches: int | None = None
     batch_bytes: int | None = None
+    batch_size: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,8 +156,9 @@ class PlanResult(ResultFile):
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
     with the job in addition to its DataLoader: its learning, and of what memory is
     full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
-    not train). ``generation`` is of the text that it generates (``None``: an older result, or it
-    generates none).
+    not train), ``recommended_epoch_end`` the same at the recommended batch size (``None``: that is
+    the current one, or it was not looked at). ``generation`` is of the text that it generates
+    (``None``: an older result, or it generates none).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -225,6 +226,7 @@ class PlanResult(ResultFile):
     run: RunRate | None = None
     findings: tuple[Finding, ...] = ()
     epoch_end: EpochEnd | None = None
+    recommended_epoch_end: EpochEnd | None = None
     generation: Generation | None = None
 
     @property
@@ -234,19 +236,34 @@ class PlanResult(ResultFile):
         return choice.configuration if choice is not None and choice.configuration else self.now
 
     @property
+    def fits_now(self) -> bool:
+        """Does the job fit as it is, with its evaluation as far as that is known?"""
+        return self.now.fits and self._is_evaluated
+
+    @property
+    def _is_evaluated(self) -> bool:
+        return self.epoch_end is None or self.epoch_end.fits is not False
+
+    @property
+    def never_evaluates(self) -> bool:
+        """Does the evaluation fit with no batch size that was looked at?"""
+        limits = self.chosen.limits
+        return limits is not None and limits.evaluation == 0
+
+    @property
     def fits(self) -> bool:
         """Is there a batch size, or the current one where no other is known, that fits?"""
         largest = self.chosen.largest_batch
-        if self.epoch_end is not None and self.epoch_end.fits is False:
+        if self.never_evaluates:
             return False
-        return self.chosen.fits if largest is None else largest > 0
+        return self.chosen.fits and self._is_evaluated if largest is None else largest > 0
 
     @property
     def can_start(self) -> bool:
         """Does the job that ``launch`` runs fit, with its batch size or the recommended one?"""
-        if self.epoch_end is not None and self.epoch_end.fits is False:
+        if self.never_evaluates:
             return False
-        return self.chosen.fits or bool(self.chosen.recommended_batch)
+        return bool(self.chosen.recommended_batch) or (self.chosen.fits and self._is_evaluated)
 
     def printed(self) -> str:
         """The same without the recordings, which are long and for programs of ours alone."""

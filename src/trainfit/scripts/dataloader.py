@@ -23,7 +23,8 @@ from trainfit.results.runs.trace import (
     SampleOverride,
     SampleScan,
 )
-from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes, repeated, scan_samples
+from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes
+from trainfit.scripts.sample_scan import repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -122,7 +123,7 @@ class EpochCut:
         """Batches that the longest of the other loaders would have given."""
         self._made: list[_Made] = []
         self._making: _Made | None = None
-        #: Batches that iterators were asked for, and the most of each.
+        #: Batches that iterators were asked for, of which loader, and batches that they gave.
         self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def install(
@@ -138,7 +139,7 @@ class EpochCut:
         def _next_index(batches: Any) -> Any:
             found = self._asked.get(batches)
             if found is None and self._making is not None:
-                found = self._asked[batches] = [0, self._making]
+                found = self._asked[batches] = [0, self._making, 0]
             if found is not None and self.cut is not None:
                 if found[0] >= self._most(found[1]):
                     if self._is_training(found[1]):
@@ -149,7 +150,7 @@ class EpochCut:
 
         def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             if batches in self._asked:
-                self._asked[batches][0] = 0
+                self._asked[batches][0] = self._asked[batches][2] = 0
             reset(batches, loader, *args, **kwargs)
 
         def __len__(loader: Any) -> int:
@@ -176,7 +177,19 @@ class EpochCut:
 
     def begun(self, batches: Any, made: _Made) -> None:
         """An iterator of ``made`` is there; it may have asked for batches already."""
-        self._asked.setdefault(batches, [0, made])
+        self._asked.setdefault(batches, [0, made, 0])
+
+    def is_last(self, batches: Any, made: _Made) -> bool:
+        """Is the batch that the iterator has just given the last of an epoch of another loader than
+        the training's, to be the largest of its data set?"""
+        if self.cut is None or not self.cut.look_s or self._is_training(made):
+            return False
+        found, last = self._asked[batches], self._most(made)
+        loader: Any = made.loader()
+        found[2] += 1
+        with contextlib.suppress(Exception):  # it may have no length
+            last = min(last, self._length(loader))
+        return bool(found[2] == last)
 
     def _most(self, made: _Made) -> float:
         if self.cut is None:
@@ -217,6 +230,7 @@ class LoaderTracker:
         self._feeding: _Made | None = None
         self._sizes = FetchedSizes()
         self._times = FetchTimes()
+        self._scans: dict[int, SampleScan] = {}
         self.on_batch: Callable[[GivenBatch], None] = lambda batch: None
         """Called with each batch, before :attr:`after_batch`."""
         self.waited_s = 0.0
@@ -296,6 +310,8 @@ class LoaderTracker:
                 samples = tracker._sizes.of(batches, batch)
                 if samples is not None:
                     batch = tracker._replaced(batch, made, samples)
+                if tracker._epochs.is_last(batches, made) and samples is not None:
+                    batch = tracker._largest(batch, made, samples)
                 made.fed.note(batch, samples)
                 tracker._latest = made
                 tracker.on_batch(_given(made, batches, samples))
@@ -337,13 +353,12 @@ class LoaderTracker:
                 return known
         return None
 
-    def scan(self) -> SampleScan | None:
-        """Sizes of the samples of :meth:`feeding`, where its batches vary in shape."""
+    def scan(self, seconds: float) -> SampleScan | None:
+        """Sizes of the samples of :meth:`feeding`, after a look of about so many ``seconds``;
+        ``None`` where the loader is gone."""
         made = self._feeding or self._latest
         loader = made.loader() if made is not None else None
-        if made is None or loader is None or not made.fed.varies:
-            return None
-        return scan_samples(loader)
+        return None if loader is None else scan_samples(loader, seconds)
 
     def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
         """The batch, or one of the sample that was asked for."""
@@ -351,6 +366,20 @@ class LoaderTracker:
         if sample is None or loader is None or self._original(made).index != sample.index:
             return batch
         return repeated(loader, sample, samples)
+
+    def _largest(self, batch: Any, made: _Made, samples: int) -> Any:
+        """The largest batch that the data set of ``made`` has; ``batch`` where its batches are all
+        of one size, or that cannot be told."""
+        loader, cut = made.loader(), self._epochs.cut
+        if loader is None or cut is None:
+            return batch
+        with contextlib.suppress(Exception):  # the user's data set: whatever it raises
+            if made.data_set not in self._scans:
+                self._scans[made.data_set] = scan_samples(loader, cut.look_s)
+            scan = self._scans[made.data_set]
+            if scan.varying and not scan.reason:
+                return repeated(loader, scan.largest_batch(made.index), samples)
+        return batch
 
     def loader(self) -> DataLoader[Any] | None:
         """The DataLoader that :meth:`feeding` tells of, with ``keep``.

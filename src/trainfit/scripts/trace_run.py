@@ -383,14 +383,15 @@ class Runner:
         return self._step.makeup(self._spec.batch_size) if self._feeds() else None
 
     def _feeding(self, status: Status) -> LoaderInfo | None:
-        """The DataLoader; where its batches vary in shape, with a look at its samples. Without an
-        optimizer step, the one whose data set is too small for it."""
+        """The DataLoader, with a look at its samples where that was asked for. Without an optimizer
+        step, the one whose data set is too small for it."""
         found = self._loaders.feeding()
         if not self._simulation.steps and self._interventions.optimizers:
             found = self._loaders.without_batches() or found
-        if found is None or not found.varies or status not in ("finished", "ended"):
+        seconds = self._spec.look_at_samples_s
+        if found is None or not seconds or status not in ("finished", "ended"):
             return found
-        return dataclasses.replace(found, scan=self._loaders.scan())
+        return dataclasses.replace(found, scan=self._loaders.scan(seconds))
 
     def _snapshot(self) -> Recording | None:
         """The recording so far. At the time limit the script goes on in another thread and

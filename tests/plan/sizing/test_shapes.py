@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from trainfit.plan.runs.batches import varying_shapes
+from trainfit.plan.runs.batches import VaryingShapes, varying_shapes
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.spec import AS_WRITTEN
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
 
-SCAN = SampleScan(100, 100, 3, 7, 500, 1000)
+SCAN = SampleScan(100, 100, 3, 7, 500, 1000, varying=("",), largest=(7,))
 LOADER = LoaderInfo(0, 8, 100, 3, LoaderSettings(0), "list", None, varies=True, scan=SCAN)
 
 
@@ -35,3 +36,34 @@ def test_the_sample_that_steps_are_timed_with(padded: int | None, elements: int,
     scan = dataclasses.replace(SCAN, padded=padded, padded_elements=elements)
     shorter = None if padded is None else 3
     assert timed_with(scan) == (SampleOverride(0, key, shorter), key == 7)
+
+
+def shapes(**changes: Any) -> VaryingShapes | None:
+    loader = dataclasses.replace(LOADER, **changes)
+    return varying_shapes(Trace(TraceOutcome("finished", 3, 1.0, loader=loader), None, ""))
+
+
+@pytest.mark.parametrize(
+    ("scan", "reason"),
+    [
+        (SampleScan(100, 100), None),
+        (SampleScan(32, 9000, is_stacked=True), None),
+        (None, None),
+        (SampleScan(100, 9000), ""),
+        (SampleScan(reason="its data set is iterable"), "its data set is iterable"),
+    ],
+    ids=["all of one size", "stacked", "not looked at", "in part", "cannot be looked at"],
+)
+def test_what_is_said_where_batches_seen_are_alike(
+    scan: SampleScan | None, reason: str | None
+) -> None:
+    found = shapes(varies=False, scan=scan)
+    assert (None if found is None else found.reason) == reason
+    # The run as it is written is the rule's.
+    assert found is None or (not found.matter and found.sized(AS_WRITTEN) == AS_WRITTEN)
+
+
+def test_batches_that_differ_without_a_sample_that_tells() -> None:
+    gone, alike = shapes(scan=None), shapes(scan=SampleScan(100, 100))
+    assert gone is not None and gone.matter and "no longer existed" in gone.reason
+    assert alike is not None and "differ only after that" in alike.reason

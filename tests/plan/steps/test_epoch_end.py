@@ -67,3 +67,74 @@ def test_nothing_kept(tmp_path: Path) -> None:
 
 def test_no_evaluation(tmp_path: Path) -> None:
     assert _planned(tmp_path, "pass")["epoch_end"]["evaluation"] == "none"
+
+
+#: Each sample of a batch is compared with a gallery: 20 MB a sample, of which training has none.
+_COMPARED = """model.eval()
+    with torch.no_grad():
+        for (x,) in DataLoader(val, batch_size=64 if FIXED else a.batch_size):
+            (model(x.cuda())[:, None] - gallery[None]).square().sum(-1)
+    model.train()"""
+_OPTION = """
+import argparse
+import torch
+p = argparse.ArgumentParser()
+p.add_argument("--batch-size", type=int, default=8)
+a = p.parse_args()
+FIXED = {fixed}
+gallery = torch.zeros(512, 10_000).cuda()
+"""
+
+
+def _compared(folder: Path, *, fixed: bool = False, arguments: tuple[str, ...] = ()) -> Any:
+    text = _OPTION.replace("{fixed}", str(fixed)) + _SCRIPT.replace("2048, 64", "20_000, 64")
+    text = text.replace("zeros(2048,", "zeros(20_000,").replace(
+        "zeros(20_000, 64))", "zeros(640, 64))"
+    )
+    text = text.replace("train, batch_size=64", "train, batch_size=a.batch_size")
+    script = folder / "train.py"
+    script.write_text(text.replace("{evaluation}", _COMPARED))
+    command = ["plan", "--no-loader", "--gpu", "GTX 1060 3GB", "--json", "--", "python"]
+    return json_of(trainfit(*command, script, *arguments, cwd=folder))
+
+
+def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> None:
+    found = _compared(tmp_path)
+    best, limits = found["now"]["recommended_batch"], found["now"]["limits"]
+    assert found["epoch_end"]["fits"] and found["epoch_end"]["batch_size"] == 8
+    there = found["recommended_epoch_end"]
+    assert (there["batch_size"], there["fits"], there["evaluation"]) == (best, True, "simulated")
+    # Two of 20 MB for each sample of a batch, in 3 GB.
+    assert 8 < best <= limits["evaluation"] == found["now"]["largest_batch"] < 100
+    assert limits["reason"] == f"the evaluation fits up to {limits['evaluation']}"
+    assert f"--batch-size={best}" in found["launch"]
+
+
+def test_a_smaller_batch_size_where_the_evaluation_does_not_fit(tmp_path: Path) -> None:
+    found = _compared(tmp_path, arguments=("--batch-size", "512"))
+    assert found["epoch_end"]["fits"] is False and found["recommended_epoch_end"]["fits"]
+    assert found["now"]["recommended_batch"] < 100
+    assert f"--batch-size {found['now']['recommended_batch']}" in found["launch"]
+
+
+def test_an_evaluation_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
+    """It needs 2.6 GB whatever the training's batch size is."""
+    found = _compared(tmp_path, fixed=True)
+    assert found["epoch_end"]["device_bytes"] > 2.5e9
+    assert found["now"]["largest_batch"] > 1000
+    assert "evaluation" not in found["now"]["limits"]["reason"]
+
+
+_OF_SIZES = """model.eval()
+    with torch.no_grad():
+        rows = [torch.zeros(1 + 2000 * (i == 99), 64) for i in range(100)]
+        for x in DataLoader(rows, batch_size=1):
+            kept = model(x.cuda())
+    model.train()"""
+
+
+def test_the_largest_sample_of_the_evaluation(tmp_path: Path) -> None:
+    """Sixteen of a hundred are run, and the last of all has 2,001 rows."""
+    end = _planned(tmp_path, _OF_SIZES)["epoch_end"]
+    assert (end["batches"], end["batch_bytes"]) == (100, 0)
+    assert end["allocated_bytes"] > 2001 * 10_000 * 4

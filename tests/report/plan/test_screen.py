@@ -17,7 +17,13 @@ from trainfit.report.layout import LINES
 from trainfit.report.sections.memory import without_prefix
 from trainfit.report.sections.plan_facts import facts
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
-from trainfit.results.configuration import AmpChoice, BatchLimits, BatchShapes, amp_hazard
+from trainfit.results.configuration import (
+    AmpChoice,
+    BatchLimits,
+    BatchShapes,
+    EpochEnd,
+    amp_hazard,
+)
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference, PlanResult
@@ -235,11 +241,33 @@ def test_micro_batches_and_shapes() -> None:
     shapes = BatchShapes(100, 100, 60, 5120, KNOWN, False, 0.01, 0.02)
     text = words(dataclasses.replace(ACT, step=makeup, shapes=shapes))
     assert "micro-batch 8 × accumulation 4 = effective batch 32" in text
-    assert "shapes samples of 60 (median) to 5,120 elements; a batch of the longest: 8.00" in text
+    assert "shapes samples of 60 (median) to 5,120 elements; the largest batch: 8.00" in text
     assert "DOES NOT FIT, 20 ms" in text
     unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
     text = words(dataclasses.replace(ACT, shapes=unknown))
-    assert "longest not known: its samples are made on the fly" in text
+    assert "larger ones not known: its samples are made on the fly" in text
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        (BatchShapes(100, 100, 60, 5120, KNOWN, True), "GiB with the data set's largest batch."),
+        (
+            BatchShapes(250, 118_287, 60, 5120, KNOWN, True),
+            "GiB with the largest batch of 250 of 118,287 samples.",
+        ),
+        (
+            BatchShapes(250, 118_287, 60, 60),
+            "GiB with samples like 250 of 118,287 samples looked at.",
+        ),
+        (
+            BatchShapes(None, None, reason="a stream"),
+            "GiB with the batches seen; cannot tell for larger ones: a stream.",
+        ),
+    ],
+)
+def test_the_headline_says_for_which_batches(shapes: BatchShapes, text: str) -> None:
+    assert text in words(dataclasses.replace(ACT, shapes=shapes))
 
 
 def test_a_job_that_does_not_fit() -> None:
@@ -465,3 +493,36 @@ def test_texts_that_are_structured_are_not_said_twice() -> None:
     known = Note("action", "set it", severity="information")
     serious = Note("note", "it broke off", severity="changes the figures")
     assert complete((known, serious), ("set it", "it broke off"), {}) == [serious, known]
+
+
+UNFIT = EpochEnd("simulated", "", False, 30 * GIB, 31 * GIB, False, 313, GIB // 10, 8)
+
+
+def test_an_evaluation_that_fits_at_a_smaller_batch_size() -> None:
+    smaller = dataclasses.replace(UNFIT, device_bytes=20 * GIB, fits=True, batch_size=4)
+    limits = BatchLimits(5, 8, reason="the evaluation fits up to 5", evaluation=5)
+    plan = with_now(ACT, largest_batch=5, recommended_batch=4, limits=limits)
+    plan = dataclasses.replace(plan, epoch_end=UNFIT, recommended_epoch_end=smaller)
+    text = words(plan)
+    assert "Does not fit: the evaluation needs 31.00 GiB of 24.00 GiB at batch size 8." in text
+    assert "Largest batch 5, recommended 4" in text
+    assert "evaluation batch size 8: allocated 30.00 GiB, device 31.00 GiB (102 MiB more" in text
+    assert "What would make it fit - batch size 4, as in the command above" in text
+    assert plan.fits and plan.can_start and not plan.fits_now
+
+
+def test_an_evaluation_that_no_batch_size_makes_fit() -> None:
+    limits = BatchLimits(0, 8, reason="the evaluation does not fit", evaluation=0)
+    plan = with_now(ACT, largest_batch=0, recommended_batch=None, limits=limits)
+    plan = dataclasses.replace(plan, epoch_end=UNFIT, recommended=None, other_gpus=("H100",))
+    text = words(plan)
+    assert "at batch size 8. No smaller batch size makes it fit." in text
+    assert "Not even one sample" not in text and "Run" not in text
+    assert "less kept of each batch - a larger GPU: H100" in text
+    assert not (plan.fits or plan.can_start or plan.fits_now)
+
+
+def test_an_evaluation_that_could_not_be_simulated_at_the_recommended_batch_size() -> None:
+    end = EpochEnd("not simulated", "RuntimeError: no", batch_size=8)
+    plan = dataclasses.replace(with_now(ACT, batch_size=4), recommended_epoch_end=end)
+    assert "; evaluation not simulated at batch size 8: RuntimeError: no." in words(plan)

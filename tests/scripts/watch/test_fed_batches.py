@@ -1,13 +1,11 @@
-"""What a DataLoader was seen to give: samples, shapes, and a look at its data set's samples."""
+"""What a DataLoader was seen to give: samples and shapes."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -15,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import fetch
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride
-from trainfit.scripts.batch_sizes import elements, repeated, scan_samples
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import workers_of
@@ -105,47 +102,14 @@ def test_only_full_batches_are_compared() -> None:
     assert not found.varies
 
 
-def test_the_longest_sample_and_the_median() -> None:
-    loader = DataLoader(TEXTS, 2, collate_fn=collate)  # type: ignore[arg-type]
-    found = scan_samples(loader)
-    assert (found.looked_at, found.samples) == (6, 6)
-    assert (found.longest, found.longest_elements) == (2, 9)
-    assert (found.typical, found.typical_elements) == (0, 5)
-    assert repeated(loader, SampleOverride(0, found.longest), 4).shape == (4, 9)
-    # One of them is shorter: a mask of such a batch is not all ones.
-    padded = repeated(loader, SampleOverride(0, found.longest, found.typical), 4)
-    assert padded.sum(1).tolist() == [9, 9, 9, 5]
-    assert repeated(loader, SampleOverride(0, found.longest, found.typical), 1).shape == (1, 9)
-
-
-def joined(texts: list[torch.Tensor]) -> torch.Tensor:
-    return torch.cat(texts)
-
-
-def test_the_sample_to_which_a_usual_batch_is_padded() -> None:
-    """Lengths 1 to 320, shuffled: the longest of 32 is at about 31 of 32 parts of them."""
-    texts = [torch.ones(1 + length * 7 % 320) for length in range(320)]
-    found = scan_samples(DataLoader(texts, 4, collate_fn=collate))  # type: ignore[arg-type]
-    assert 300 <= found.padded_elements <= 320
-    assert found.padded is not None and len(texts[found.padded]) == found.padded_elements
-    assert found.typical_elements == 161
-    # Where the sampler puts samples of like length together, it is the batch's own.
-    alike = sorted(texts, key=len)
-    found = scan_samples(DataLoader(alike, 4, collate_fn=collate))  # type: ignore[arg-type]
-    assert found.padded_elements == 192  # of ten times 32 samples, the sixth
-    # Samples that are put one after the other are not padded.
-    found = scan_samples(DataLoader(texts, 4, collate_fn=joined))  # type: ignore[arg-type]
-    assert found.padded is None
-
-
 def test_samples_of_a_loader_that_only_its_loop_holds() -> None:
     tracker, patches = LoaderTracker(), PatchSet()
     tracker.install(patches)
     try:
         for seen, _ in enumerate(DataLoader(TEXTS, 2, collate_fn=collate)):  # type: ignore[arg-type]
             if seen == 2:
-                found = tracker.scan()
-        after = tracker.scan()
+                found = tracker.scan(5.0)
+        after = tracker.scan(5.0)
     finally:
         patches.restore()
     assert found is not None and found.longest_elements == 9
@@ -164,63 +128,6 @@ def test_batches_of_one_sample() -> None:
         sample=SampleOverride(1, 0),
     )
     assert others[0].shape == (4, 9)  # another loader's are left as they are
-
-
-class Crops(Dataset[torch.Tensor]):
-    """Of a random size each time."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(random.randrange(1, 50) + np.random.randint(50) + int(torch.rand(1) * 9))
-
-
-def test_random_samples_are_made_again_as_they_were_seen() -> None:
-    loader = DataLoader(Crops(), 2)
-    random.seed(7)
-    before = random.getstate(), torch.get_rng_state()
-    found = scan_samples(loader)
-    assert scan_samples(loader) == found
-    assert repeated(loader, SampleOverride(0, found.longest), 3).shape == (
-        3,
-        found.longest_elements,
-    )
-    # The script's own random numbers go on as if nobody had looked.
-    assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
-
-
-class Bad(Crops):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        raise RuntimeError("no file")
-
-
-@pytest.mark.parametrize(
-    ("loader", "reason"),
-    [
-        (DataLoader(Stream(), 2), "cannot be indexed"),
-        (DataLoader(torch.zeros(3, 2), batch_size=None), "cannot be indexed"),  # type: ignore[arg-type]
-        (DataLoader(Bad(), 2), "failed (RuntimeError: no file)"),
-        (DataLoader({"a": 1}, sampler=["a"]), "not indexed by integers"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_cannot_be_looked_at_is_said(loader: DataLoader[Any], reason: str) -> None:
-    assert reason in scan_samples(loader).reason
-
-
-@pytest.mark.parametrize(
-    ("sample", "size"),
-    [
-        (torch.zeros(3, 4), 12),
-        ({"ids": [1, 2, 3], "label": 0}, 4),
-        (("a text", np.zeros((2, 2))), 10),
-        ([torch.zeros(2), torch.zeros(3)], 5),
-        (3.0, 1),
-        ([], 0),
-    ],
-)
-def test_elements_of_a_sample(sample: object, size: int) -> None:
-    assert elements(sample) == size
 
 
 class Slow(Dataset[Any]):

@@ -139,7 +139,7 @@ def asks_environment(job: PlannedJob) -> bool:
 def present_setting(job: PlannedJob) -> AmpSetting:
     """The job with AMP as the command has it."""
     batches = job.batches(job.first, AS_WRITTEN, by_trial=True)
-    now = job.configuration(job.first, batches)
+    now = job.configuration(job.first, batches, AS_WRITTEN)
     variable = job.first.outcome.accelerate if asks_environment(job) else None
     found = AmpSetting(
         job.command.present.get("amp"), AS_WRITTEN, job.first, now, batches, variable=variable
@@ -197,7 +197,7 @@ def chosen_setting(
         return None, present
     if chosen is not present and job.batch is not None and _is_unknown(chosen.batches):
         found = job.batches(chosen.trace, chosen.spec, by_trial=True)
-        configuration = job.configuration(chosen.trace, found)
+        configuration = job.configuration(chosen.trace, found, chosen.spec)
         chosen = dataclasses.replace(chosen, batches=found, configuration=configuration)
         choice = dataclasses.replace(choice, configuration=configuration)
     return _with_reasons(job, choice, (present, *others)), chosen
@@ -326,7 +326,7 @@ def _tried(
         value,
         spec,
         trace,
-        job.configuration(trace, batches),
+        job.configuration(trace, batches, spec),
         batches,
         variable=spec.variables.get(ACCELERATE),
     )

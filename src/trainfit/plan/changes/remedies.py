@@ -62,7 +62,7 @@ class _Remedies:
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
-        survey = RunSpec(survey=True, title="looking for remedies")
+        survey = job.sized(RunSpec(survey=True, title="looking for remedies"))
         try:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
@@ -285,7 +285,7 @@ class _Remedies:
             title=" + ".join(names),
         )
         launch = self._trials.launch(trials) or job.command.line()
-        trace = job.runs.attempt(batch, spec)
+        trace = job.runs.attempt(batch, job.sized(spec))
         steps = self._survey.outcome.steps
         if trace.recording is None or trace.outcome.steps < steps:
             failure = what_happened(trace.outcome)

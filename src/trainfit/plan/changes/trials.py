@@ -191,7 +191,7 @@ class Trials:
 
     def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> RunSpec:
         request = InterventionRequest(kind.name, targets)
-        return RunSpec(interventions=(request,), title=kind.name)
+        return self._job.sized(RunSpec(interventions=(request,), title=kind.name))
 
     def _amp(self, kind: RemedyKind) -> Trial:
         job = self._job
@@ -203,7 +203,8 @@ class Trials:
             raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
         finding = Applicability(kind.name, True)
         try:
-            is_flipped = job.runs.trace(job.batch, self._flipped).outcome.autocast == dtype
+            flipped = job.runs.trace(job.batch, job.sized(self._flipped))
+            is_flipped = flipped.outcome.autocast == dtype
         except ScriptError:
             is_flipped = False
         amp = self._flipped.values.get("amp") if is_flipped else None
@@ -214,7 +215,7 @@ class Trials:
         elif amp is not None:
             how = ("as in the command below",)
         forced = RunSpec(force=dtype, title=kind.name)  # type: ignore[arg-type]
-        spec = self._flipped if is_flipped else forced
+        spec = job.sized(self._flipped if is_flipped else forced)
         return Trial(kind, finding, spec, job.batch, amp=amp, precision=precision, how=how)
 
     def _accelerate_asks(self) -> bool:

@@ -115,56 +115,68 @@ def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
 # Batches that differ in more than their number of samples: the batch that represents them.
 
 
-#: Samples whose elements differ by less than this share are alike: what makes the batches differ
-#: in shape lies elsewhere.
-_ALIKE: Final = 0.02
 #: Where usual batches are nearly as long as the longest, runs with the longest time them, too.
 _AS_LONG: Final = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class VaryingShapes:
-    """The samples that are simulated in the place of all: memory must hold a batch of the longest,
-    throughput is that of the median, or of what usual batches are padded to. ``None`` where the
-    data set's samples do not tell; ``reason`` says why."""
+    """The samples that are simulated in the place of all: memory must hold the largest batch,
+    throughput is that of the median sample, or of what usual batches are padded to. ``None`` where
+    the data set's samples do not tell; ``reason`` says why (empty: those that were looked at have
+    one size). ``is_seen``: batches of the run differ in shape."""
 
     scan: SampleScan
     longest: SampleOverride | None = None
     typical: SampleOverride | None = None
     reason: str = ""
+    is_seen: bool = True
+
+    @property
+    def matter(self) -> bool:
+        """Is the run as the command is written none to derive other batch sizes from?"""
+        return self.is_seen or self.longest is not None
 
     def sized(self, spec: RunSpec) -> RunSpec:
-        """Runs for memory: each batch of the longest sample."""
+        """Runs for memory: each batch the largest."""
         return dataclasses.replace(spec, sample=self.longest)
 
     def timed(self, spec: RunSpec) -> RunSpec:
         """Runs for step times: each batch of one sample that stands for all."""
         return dataclasses.replace(spec, sample=self.typical)
 
+    def without(self, reason: str) -> VaryingShapes:
+        """The same, where the largest batch cannot be simulated for this ``reason``."""
+        return dataclasses.replace(self, longest=None, typical=None, reason=reason)
+
 
 def varying_shapes(first: Trace) -> VaryingShapes | None:
     """Of a run as the command is written; ``None`` where all full batches have one shape."""
     loader = first.outcome.loader
-    if loader is None or not loader.varies:
+    if loader is None:
         return None
-    scan = loader.scan or SampleScan(
-        reason="the DataLoader no longer existed at the end of the run"
-    )
+    scan, is_seen = loader.scan, loader.varies
+    if scan is None:
+        gone = "the DataLoader no longer existed at the end of the run"
+        return VaryingShapes(SampleScan(reason=gone), reason=gone) if is_seen else None
     if scan.reason or loader.index is None:
-        return VaryingShapes(scan, reason=scan.reason or "its DataLoader is not known")
-    if scan.longest_elements - scan.typical_elements <= _ALIKE * scan.longest_elements:
-        why = "its samples have one size: batches differ only after that"
-        return VaryingShapes(scan, reason=why)
-    longest = SampleOverride(loader.index, scan.longest)
-    if scan.padded is not None:
-        longest = dataclasses.replace(longest, padded=scan.typical)
-    return VaryingShapes(scan, longest, _typical(scan, longest))
+        reason = scan.reason or "its DataLoader is not known"
+        return VaryingShapes(scan, reason=reason, is_seen=is_seen)
+    if not scan.varying:
+        why = "its samples have one size: batches differ only after that" if is_seen else ""
+        is_known = scan.is_stacked or scan.looked_at == scan.samples
+        return VaryingShapes(scan, reason=why, is_seen=is_seen) if why or not is_known else None
+    longest = scan.largest_batch(loader.index)
+    return VaryingShapes(scan, longest, _typical(scan, longest), is_seen=is_seen)
 
 
-def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride:
-    """What stands for all batches in time; ``longest`` itself where it is about as long."""
+def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride | None:
+    """What stands for all batches in time; ``longest`` itself where it is about as long; ``None``:
+    the batches as they come."""
+    if scan.whole:
+        return None
     if scan.padded is None:
-        return dataclasses.replace(longest, key=scan.typical)
+        return SampleOverride(longest.index, scan.typical)
     if scan.longest_elements - scan.padded_elements <= _AS_LONG * scan.longest_elements:
         return longest
-    return dataclasses.replace(longest, key=scan.padded)
+    return dataclasses.replace(longest, key=scan.padded, largest=())

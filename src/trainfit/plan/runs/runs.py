@@ -18,7 +18,7 @@ from trainfit.plan.runs.processes import GaveWay, RamGate
 from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import Counted, LoaderOverride
 
 #: Simulated runs at a time; each is a process that computes on one core.
@@ -32,8 +32,10 @@ class Runs:
 
     ``loader_index`` says which DataLoader another batch size is for, where the command has
     no placeholder for it, or ``batch_constant`` which constant of the script; ``counted`` what its
-    steps are. ``early`` gets what the first run has recorded by its second step, where that run
-    goes on for seconds, in a thread of ours. Leaving the context ends what still runs.
+    steps are. The run as the command is written ends with a look at the data set's samples, of
+    ``look_at_samples_s`` seconds. ``early`` gets what the first run has recorded by its second
+    step, where that run goes on for seconds, in a thread of ours. Leaving the context ends what
+    still runs.
     """
 
     def __init__(self, command: Command, tracer: Tracer, progress: Callable[[str], None]) -> None:
@@ -50,6 +52,7 @@ class Runs:
         self.loader_index: int | None = None
         self.batch_constant: str | None = None
         self.counted: Counted = "steps"
+        self.look_at_samples_s = 0.0
 
     def __enter__(self) -> Runs:
         return self
@@ -136,7 +139,11 @@ class Runs:
 
     def _simulate(self, number: int, batch: int | None, spec: RunSpec) -> Trace:
         self._progress.begin(number, self._title(batch, spec))
+        present = self._command.present.get("batch_size")
+        looks = spec == AS_WRITTEN and (batch is None or str(batch) == present)
         spec, constants = dataclasses.replace(spec, count=self.counted), {}
+        if looks:
+            spec = dataclasses.replace(spec, look_at_samples_s=self.look_at_samples_s)
         if batch is not None and "batch_size" in self._command.present:
             spec = dataclasses.replace(spec, values={**spec.values, "batch_size": str(batch)})
         elif batch is not None and self.loader_index is not None:

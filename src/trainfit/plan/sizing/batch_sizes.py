@@ -114,7 +114,7 @@ class BatchSizes:
             )
             return self._only_present(present, batch, why)
         timing = spec
-        if self._shapes is not None:
+        if self._shapes is not None and self._shapes.matter:
             timing = self._shapes.timed(spec)
             spec = self._shapes.sized(spec)
             try:

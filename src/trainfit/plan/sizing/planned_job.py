@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.peak import by_kind, by_module
-from trainfit.memory.replay import Stream
+from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, varying_shapes
 from trainfit.plan.runs.failures import ScriptError
@@ -30,7 +31,8 @@ from trainfit.speed.step import Machine
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
     """A command on a GPU, with ``first``, its run as it is written, at ``batch`` samples (``None``:
-    not known).
+    not known), and ``largest``, the one that memory is judged by: with the data set's largest batch
+    where batches vary in shape and it could be simulated, else ``first``.
 
     ``memory_model`` knows what the job's process uses of the GPU; steps are costed on ``machine``.
     ``infers``: steps are calls of the model, because the script does not train. ``noise_scale`` is
@@ -47,6 +49,7 @@ class PlannedJob:
     runs: Runs
     notes: Notes
     first: Trace
+    largest: Trace
     batch: int | None
     infers: bool
     noise_scale: float | None
@@ -84,9 +87,13 @@ class PlannedJob:
             thorough=self.thorough,
         )
 
-    def configuration(self, trace: Trace, batches: Batches) -> Configuration:
-        """What a run at ``batch`` needs, with what is known of other batch sizes."""
-        recording = recording_of(trace)
+    def sized(self, spec: RunSpec) -> RunSpec:
+        """``spec`` for runs that tell memory: with the largest batch, where batches vary."""
+        return spec if self.shapes is None else self.shapes.sized(spec)
+
+    def configuration(self, trace: Trace, batches: Batches, spec: RunSpec) -> Configuration:
+        """What a run of ``spec`` at ``batch`` needs, with what is known of other batch sizes."""
+        recording = recording_of(self._largest_of(trace, spec))
         stream = Stream.of(recording)
         shown, fits = self.memory_model.shown(stream)
         return Configuration(
@@ -100,8 +107,23 @@ class PlannedJob:
             largest_batch=batches.largest,
             recommended_batch=batches.recommended,
             limits=batches.limits,
-            step_s=step_seconds(recording, self.machine),
+            step_s=step_seconds(recording_of(trace), self.machine),
         )
+
+    def _largest_of(self, trace: Trace, spec: RunSpec) -> Trace:
+        """The run of ``spec`` with the largest batch; ``trace``, with batches as they come, if
+        there is none, or where sizes that change from step to step reserve more."""
+        if self.sized(spec) == spec:
+            return trace
+        try:
+            largest = self.runs.trace(self.batch, self.sized(spec))
+        except ScriptError as error:
+            self.notes.append(f"memory with the largest batch is not known: {error}")
+            return trace
+        return max(largest, trace, key=self._reserved_bytes)
+
+    def _reserved_bytes(self, trace: Trace) -> int:
+        return self.memory_model.shown(Stream.of(recording_of(trace)))[0].peak_reserved
 
     def start_runs(self, flipped: RunSpec) -> None:
         """Begin the runs that a plan without surprises needs first."""
@@ -110,24 +132,22 @@ class PlannedJob:
 
     def start_pair(self, spec: RunSpec) -> None:
         """Begin the runs that a rule for other batch sizes is from."""
-        if self.shapes is not None and self.shapes.longest is None:
+        if self.shapes is not None and self.shapes.matter and self.shapes.longest is None:
             return
-        sized = spec if self.shapes is None else self.shapes.sized(spec)
         for each in self.pairs[0] if self.pairs else ():
-            self.runs.start(each, sized)
+            self.runs.start(each, self.sized(spec))
 
     def recorded(self, others: tuple[tuple[int, Recording], ...]) -> tuple[Recorded, ...]:
         """The job as other GPUs are judged by it, and the other batch sizes that its law is from;
         where batches vary in shape, its run with the longest."""
-        trace = self._longest()
-        kept = Recorded.of(self.batch, self.recording if trace is None else recording_of(trace))
+        kept = Recorded.of(self.batch, recording_of(self.largest))
         return (kept, *(Recorded.of(at, other) for at, other in others if at != self.batch))
 
     def batch_shapes(self) -> BatchShapes | None:
         """What batches of the longest sample need, where batches vary in shape."""
         if self.shapes is None:
             return None
-        scan, trace = self.shapes.scan, self._longest()
+        scan = self.shapes.scan
         found = BatchShapes(
             looked_at=scan.looked_at or None,
             samples=scan.samples,
@@ -136,9 +156,9 @@ class PlannedJob:
             typical_step_s=step_seconds(self.recording, self.machine),
             reason=self.shapes.reason,
         )
-        if trace is None:
+        if self.shapes.longest is None:
             return found
-        longest = recording_of(trace)
+        longest = recording_of(self.largest)
         shown, fits = self.memory_model.shown(Stream.of(longest))
         return dataclasses.replace(
             found,
@@ -147,14 +167,27 @@ class PlannedJob:
             longest_step_s=step_seconds(longest, self.machine),
         )
 
-    def _longest(self) -> Trace | None:
-        """The run whose batches are all of the longest sample; ``None`` where there is none."""
-        if self.shapes is None or self.shapes.longest is None or self.batch is None:
-            return None
-        try:
-            return self.runs.trace(self.batch, self.shapes.sized(AS_WRITTEN))
-        except ScriptError:
-            return None  # was noted
+
+#: A peak that is larger by less is the same: what varies in the samples does not matter to memory.
+_ALIKE: Final = 0.02
+
+
+def largest_batch_of(
+    first: Trace, batch: int | None, runs: Runs
+) -> tuple[VaryingShapes | None, Trace]:
+    """What stands for all batches where they vary in shape, and the run that memory is judged by:
+    with the largest batch, else ``first``."""
+    shapes = varying_shapes(first)
+    if shapes is None or shapes.longest is None:
+        return shapes, first
+    try:
+        trace = runs.trace(batch, shapes.sized(AS_WRITTEN))
+    except ScriptError as error:
+        return shapes.without(f"the largest could not be simulated: {error}"), first
+    peaks = [replay(Stream.of(recording_of(each))).peak_allocated for each in (first, trace)]
+    if not shapes.is_seen and peaks[1] <= (1 + _ALIKE) * peaks[0]:
+        return None, first  # the names of files, for one
+    return shapes, trace
 
 
 def planned_job(
@@ -167,12 +200,14 @@ def planned_job(
     first: Trace,
     batch: int | None,
     *,
+    shapes: VaryingShapes | None,
+    largest: Trace,
     infers: bool,
     noise_scale: float | None,
     thorough: bool,
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
-    peak = memory_model.shown(Stream.of(recording_of(first)))[0].peak_reserved
+    peak = memory_model.shown(Stream.of(recording_of(largest)))[0].peak_reserved
     pairs = pairs_of(batch, most_full(first, batch)) if batch is not None else ()
     return PlannedJob(
         command,
@@ -182,11 +217,12 @@ def planned_job(
         runs,
         notes,
         first,
+        largest,
         batch,
         infers,
         noise_scale,
-        step_pattern(recording_of(first), reserved_bytes=peak),
-        varying_shapes(first),
+        step_pattern(recording_of(largest), reserved_bytes=peak),
+        shapes,
         tuple(pairs),
         thorough,
     )

@@ -108,7 +108,7 @@ def plan_subject(
     return Subject(
         Headline(
             kind="Plan",
-            tone="good" if result.now.fits and result.can_start else "bad",
+            tone="good" if result.fits_now and result.can_start else "bad",
             text=answer(result),
             limit=_limit(result),
             subject=f"{result.command} on {result.gpu}",
@@ -152,9 +152,32 @@ def _memory(result: PlanResult) -> list[Section]:
         f"Memory on {result.gpu}, AMP {now.amp} ({INTERVALS})",
         figures_table(columns),
         peak_facts(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
-        facts(("held", f"{size(others)} by other processes" if others else "", 20)),
+        facts(
+            ("evaluation", _evaluation(result), 5),
+            ("held", f"{size(others)} by other processes" if others else "", 20),
+        ),
         quantities(now.memory),
     )
+
+
+def _evaluation(result: PlanResult) -> str:
+    """What the evaluation needs, where that is more than training does."""
+    told = []
+    pairs = (
+        (result.epoch_end, result.now.memory),
+        (result.recommended_epoch_end, result.recommended),
+    )
+    for end, training in pairs:
+        if end is None or end.device_bytes is None or end.allocated_bytes is None:
+            continue
+        if training is not None and end.device_bytes <= training.device_bytes:
+            continue
+        at = f"batch size {end.batch_size}: " if end.batch_size else ""
+        text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
+        if end.batch_bytes and end.batches:
+            text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches)"
+        told.append(text)
+    return "; ".join(told)
 
 
 def _fixes(result: PlanResult) -> Items | None:

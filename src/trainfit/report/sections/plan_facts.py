@@ -11,7 +11,7 @@ from trainfit.report.notes import protection_notes
 from trainfit.report.sections.launch import left_out_text, removed_text, threads_text
 from trainfit.report.sections.loading import effect_text, helps, input_text
 from trainfit.report.sections.real_runs import verdict
-from trainfit.report.steps import coverage_text, shapes_text, step_lines
+from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
@@ -39,11 +39,6 @@ BOUNDS: Final = {
 
 def answer(result: PlanResult) -> str:
     """Fits or not, the largest batch size, the recommended one, and how fast that is."""
-    end = result.epoch_end
-    if result.now.fits and end is not None and end.fits is False:
-        need, there = size(end.device_bytes or 0), size(result.gpu_memory_bytes)
-        at = f" at batch size {result.now.batch_size}" if result.now.batch_size else ""
-        return f"Does not fit: the evaluation needs {need} of {there}{at}."
     return " ".join(part for part in (_fits(result), _batches(result)) if part)
 
 
@@ -55,22 +50,27 @@ def _fits(result: PlanResult) -> str:
         at = f" at batch size {now.batch_size}"
     if chosen is not now:
         at += f" with AMP {now.amp}"
+    end = result.epoch_end
+    if now.fits and end is not None and end.fits is False:
+        return f"Does not fit: the evaluation needs {size(end.device_bytes or 0)} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
-        return f"Fits: {need} of {there}{at}{_not_looked_at(result)}."
+        return f"Fits: {need} of {there}{at}{largest_text(result.shapes)}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
-    return f"Does not fit: needs {need} of {there}{at}{only}."
+    return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
 
 
 def _not_looked_at(result: PlanResult) -> str:
     """What of an epoch was not simulated, and why."""
-    end = result.epoch_end
-    if end is None or end.evaluation == "simulated" or not end.reason:
-        return ""
-    if end.evaluation == "none":
-        return f"; {end.reason}"
-    return f"; evaluation not simulated: {end.reason}"
+    for end in (result.epoch_end, result.recommended_epoch_end):
+        if end is None or end.evaluation == "simulated" or not end.reason:
+            continue
+        if end.evaluation == "none":
+            return f"; {end.reason}"
+        at = f" at batch size {end.batch_size}" if end is not result.epoch_end else ""
+        return f"; evaluation not simulated{at}: {end.reason}"
+    return ""
 
 
 def _batches(result: PlanResult) -> str:
@@ -78,6 +78,8 @@ def _batches(result: PlanResult) -> str:
     best, limits = chosen.recommended_batch, chosen.limits
     if result.now.fits and full_after(result) is not None:
         return "No batch size is recommended."
+    if result.never_evaluates:
+        return "No smaller batch size makes it fit."
     amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
     if chosen.largest_batch is None:
         if best:
@@ -169,6 +171,8 @@ def _amp(result: PlanResult) -> str:
     if other is None:
         return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
     grows = full_after(result) is not None
+    limits = result.chosen.limits
+    grows = grows or (limits is not None and limits.evaluation is not None)
     sides = "; ".join(_amp_side(each, grows=grows) for each in (result.now, other))
     return f"{_faster_amp(result, other)}{sides}"
 
@@ -209,7 +213,8 @@ def _is_of_the_present(samples_per_s: float, result: PlanResult) -> bool:
 
 
 def _amp_side(configuration: Configuration, *, grows: bool) -> str:
-    """No batch size is the largest where memory ``grows`` until it is full."""
+    """No batch size is the largest where memory ``grows`` until it is full, or where the
+    evaluation limits it, which was not simulated with both."""
     step, largest = configuration.step_s, configuration.largest_batch
     parts = [duration(step) if step is not None else size(configuration.memory.device_bytes)]
     if largest is not None and not grows:
@@ -375,7 +380,7 @@ MOST, _GPUS = 3, 3
 
 def fix_title(result: PlanResult) -> str:
     """What the lines of :func:`fix_lines` do."""
-    return "What would make it fit" if not result.now.fits else "What lowers the memory"
+    return "What would make it fit" if not result.fits_now else "What lowers the memory"
 
 
 def fix_lines(result: PlanResult) -> list[str]:
@@ -383,7 +388,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     grows = full_after(result) is not None
     fits, tried = result.now.fits, result.remedies
     lines = _remedies(tried, fits, grows=grows) if tried is not None else []
-    if result.now.fits:
+    if result.fits_now:
         return lines[:MOST]
     now, other = result.now, result.other_amp
     first = []
@@ -394,6 +399,8 @@ def fix_lines(result: PlanResult) -> list[str]:
         first.append(f"batch size {best}{amp}, as in the command above")
     elif now.largest_batch:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
+    if now.fits:  # its training, and none of the others was evaluated
+        other, lines = None, ["the evaluation in smaller batches, or with less kept of each batch"]
     if other is not None and other.fits:
         first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
     elif other is not None and other.largest_batch and not now.largest_batch:

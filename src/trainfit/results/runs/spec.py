@@ -135,6 +135,7 @@ class RunSpec(Exchanged):
         batch_size: what that says of the batch size (``None``: nothing).
         folder: where it writes.
         tells_early: what is recorded soon after the second step is saved then, too.
+        look_at_samples_s: for a look at the data set's samples when it ends (0: none).
         loading: what is done with the DataLoader of the first step (``None``: nothing).
     """
 
@@ -166,6 +167,7 @@ class RunSpec(Exchanged):
     batch_size: int | None = None
     folder: str = ""
     tells_early: bool = False
+    look_at_samples_s: float = 0.0
     loading: LoaderSpec | None = None
 
     def __hash__(self) -> int:

@@ -50,22 +50,31 @@ class LoaderOverride:
 @dataclasses.dataclass(frozen=True)
 class LoaderCut:
     """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
-    set by the same line, end after ``batches``; those of all others after ``others``."""
+    set by the same line, end after ``batches``; those of all others after ``others``, the last of
+    which is the largest batch of their data set, after a look of ``look_s`` seconds at its samples
+    (0: it stays)."""
 
     index: int
     batches: int
     others: int
+    look_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleOverride:
-    """The DataLoader constructed ``index``-th gives batches of one sample, ``key``, repeated, but
-    for one that is ``padded`` to it (``None``: all are ``key``): where nothing is padded, libraries
-    leave masks out."""
+    """The DataLoader constructed ``index``-th gives batches of these samples alone.
+
+    First those of ``largest``, each the largest in something; then one sample, ``key``, repeated,
+    but for one at the end that is ``padded`` to it (``None``: all are ``key``): where nothing is
+    padded, libraries leave masks out. ``whole``: ``largest`` alone is the batch, whatever number of
+    samples was asked for.
+    """
 
     index: int
     key: int
     padded: int | None = None
+    largest: tuple[int, ...] = ()
+    whole: bool = False
 
 
 #: What is a step of a run: an optimizer's, a call of the model (inference), or a backward pass
@@ -91,9 +100,15 @@ class InterventionRequest:
 class SampleScan:
     """How many elements (numbers, letters) the samples of a data set have.
 
-    ``looked_at`` of ``samples`` were looked at; ``typical`` and ``longest`` are the indices of the
-    median one and of the one with the most elements. ``padded`` is that of the sample to whose size
-    a usual batch is padded (``None``: batches are not padded). ``reason`` says why none were.
+    ``looked_at`` of ``samples`` were looked at (``None``: not known how many there are).
+    ``varying`` are the parts of a sample that differ in size and make batches differ (none: no part
+    does); the elements are of these. ``typical`` and ``longest`` are the indices of the median
+    sample and of the largest one, ``largest`` those of samples that are each the largest in a part
+    or a dimension, or, of a sampler whose batches have different numbers of samples (``whole``), of
+    its largest batch. ``padded`` is that of the sample to whose size a usual batch is padded
+    (``None``: batches are not padded); ``dense`` then has the average size of the samples in the
+    densest batch (``None``: that may be all of the longest). ``is_stacked``: the samples of a batch
+    have to be of one size. ``reason`` says why none were looked at.
     """
 
     looked_at: int = 0
@@ -105,6 +120,21 @@ class SampleScan:
     padded: int | None = None
     padded_elements: int = 0
     reason: str = ""
+    varying: tuple[str, ...] = ()
+    largest: tuple[int, ...] = ()
+    whole: bool = False
+    dense: int | None = None
+    is_stacked: bool = False
+
+    def largest_batch(self, index: int) -> SampleOverride:
+        """The largest batch of the DataLoader constructed ``index``-th, whose samples vary: those
+        that are the largest in something, filled up with the longest of all; where batches are not
+        padded, with what has the average size of the densest batch."""
+        if self.whole:
+            return SampleOverride(index, self.longest, None, self.largest, whole=True)
+        fill = self.longest if self.dense is None else self.dense
+        shorter = None if self.padded is None else self.typical
+        return SampleOverride(index, fill, shorter, () if self.largest == (fill,) else self.largest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +145,8 @@ class LoaderInfo:
     ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
     batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
     first of them; ``varies`` says that those of them that are as large as the first differ in
-    other dimensions (padding, crops); its samples were looked at then (``scan``). ``drops_last``:
+    other dimensions (padding, crops). ``scan`` is a look at its samples (``None``: it was not asked
+    for, or the DataLoader was gone by then). ``drops_last``:
     an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
     that gave none: its data set has less than one batch.
     """

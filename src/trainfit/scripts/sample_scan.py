@@ -1,0 +1,361 @@
+"""A look at the samples of a DataLoader, and the largest batch that they can make.
+
+Memory depends on the largest batch of an epoch, which the first few seldom are: 300 boxes in one
+image of 500, the longest text, the densest point cloud.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
+
+from trainfit.results.runs.trace import SampleOverride, SampleScan
+from trainfit.scripts.sample_sizes import DEPTH, SampleSizes, Shapes, shapes_of
+from trainfit.torch_private import data_loading as private
+
+#: Samples that are looked at, at most.
+_MOST: Final = 100_000
+#: Samples after which a data set is of one size, where its collate function stacks them.
+_ENOUGH: Final = 32
+#: Samples of a usual batch, where its size is not known: its largest is what it is padded to.
+_USUAL: Final = 32
+#: Epochs of a random sampler of which the densest batch is taken.
+_EPOCHS: Final = 20
+#: A sample stands for an average that it exceeds by no more; where none does, so many of the
+#: largest samples are taken by themselves.
+_NEAR, _FEW = 1.25, 8
+#: Ways in which a sample is cut to see whether the collate function minds.
+_CUTS: Final = 8
+
+# ---
+# A look at the samples of a DataLoader.
+
+
+def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
+    """Look at the loader's samples, in random order, for about so many ``seconds``.
+
+    They are made as a worker would make them, and again by :func:`repeated`: random transforms
+    draw by a seed of each sample's own. What fails is left out: the script may never get there.
+    """
+    if private.dataset_kind(loader) != private.INDEXED:
+        return _of_stream(loader)
+    batches, is_whole = _epoch(loader)
+    keys = list(dict.fromkeys(itertools.chain.from_iterable(batches)))
+    count = len(keys) if is_whole else _length(loader)
+    if _is_random(loader):  # another epoch may have others
+        count = _length(loader) or 0
+        keys = random.Random(0).sample(range(count), min(count, _MOST))
+    if not keys or not all(isinstance(key, int | np.integer) for key in keys):
+        return SampleScan(reason="its data set is not indexed by integers")
+    looked_at = keys.copy()
+    random.Random(0).shuffle(looked_at)
+    found: list[int] = []
+    shapes: list[Shapes] = []
+    error: Exception | None = None
+    deadline = time.monotonic() + seconds
+    is_stacked = False
+    with _own_randomness():
+        for key in looked_at:
+            if (found or error) and time.monotonic() > deadline:
+                break
+            try:
+                shapes.append(shapes_of(_sample(loader, int(key))))
+            except Exception as raised:  # the user's data set: whatever it raises
+                error = raised
+                continue
+            found.append(int(key))
+            if len(found) == _ENOUGH and all(each == shapes[0] for each in shapes):
+                is_stacked = _stacks(loader, _sample(loader, found[0]))
+                if is_stacked:
+                    break
+    if not found:
+        if loader.collate_fn is default_collate and (loader.batch_size or 1) > 1:
+            return SampleScan(is_stacked=True)
+        return SampleScan(reason=f"its samples cannot be looked at ({_first_line(error)})")
+    sizes = SampleSizes.of(found, shapes)
+    scan = SampleScan(looked_at=len(found), samples=count)
+    if not sizes.parts or not _reaches_batches(loader, sizes):
+        elements = sum(map(math.prod, shapes[0].values()))
+        if not is_stacked:
+            with _own_randomness():
+                is_stacked = _stacks(loader, _sample(loader, found[0]))
+        return dataclasses.replace(
+            scan, typical_elements=elements, longest_elements=elements, is_stacked=is_stacked
+        )
+    return _of_sizes(loader, scan, sizes, batches)
+
+
+def _of_sizes(
+    loader: DataLoader[Any], scan: SampleScan, sizes: SampleSizes, batches: list[list[int]]
+) -> SampleScan:
+    """Which samples stand for all, where they differ in size."""
+    row = {key: at for at, key in enumerate(sizes.keys)}
+    typical, longest = sizes.typical, row[sizes.largest[0]]
+    scan = dataclasses.replace(
+        scan,
+        varying=sizes.parts,
+        typical=sizes.keys[typical],
+        longest=sizes.keys[longest],
+        typical_elements=sizes.total(typical),
+        longest_elements=sizes.total(longest),
+        largest=sizes.largest,
+    )
+    is_mixed, pads = _mixes(loader, scan)
+    if not is_mixed or not private.makes_batches(loader):
+        # The samples of a batch have one size, or a sample is a batch: it is all of the longest.
+        return dataclasses.replace(scan, largest=(scan.longest,))
+    if _batch_size(loader) is None:
+        return _of_batches(scan, sizes, batches, pads=pads)
+    in_order = [row[key] for key in itertools.chain.from_iterable(batches) if key in row]
+    at_once = _batch_size(loader) or _USUAL
+    if pads:
+        padded = _padded_to(sizes, in_order)
+        return dataclasses.replace(
+            scan, padded=sizes.keys[padded], padded_elements=sizes.total(padded)
+        )
+    return _with_dense(loader, scan, sizes, in_order, at_once)
+
+
+def _padded_to(sizes: SampleSizes, in_order: list[int]) -> int:
+    """The longest sample of a usual batch, the median of all batches of an epoch, in whose order a
+    sampler may have put samples of like size together."""
+    relative = sizes.relative
+    most = [max(batch, key=lambda row: relative[row]) for batch in _whole(in_order, _USUAL)]
+    return int(sorted(most, key=lambda row: relative[row])[len(most) // 2])
+
+
+def _with_dense(
+    loader: DataLoader[Any],
+    scan: SampleScan,
+    sizes: SampleSizes,
+    in_order: list[int],
+    at_once: int,
+) -> SampleScan:
+    """What an epoch's densest batch consists of where batches are not padded, as sizes add up: a
+    few of the largest samples, and others of their average size. What a sampler that was not seen
+    whole puts together is not known: it may be the longest alone."""
+    is_random = _is_random(loader)
+    if not is_random and scan.looked_at != scan.samples:
+        return scan
+    relative = sizes.relative
+    orders = [np.array(in_order)]
+    if is_random:
+        draw = np.random.default_rng(0)
+        orders += [draw.permutation(in_order) for _ in range(_EPOCHS)]
+    batches: Iterator[Any] = itertools.chain.from_iterable(_whole(o, at_once) for o in orders)
+    densest = max(batches, key=lambda batch: float(relative[np.asarray(batch)].sum()))
+    left = sorted(map(int, densest), key=relative.item)
+    ascending = np.argsort(relative, kind="stable")
+    few: list[int] = []
+    while True:
+        mean = float(relative[left].mean())
+        at = min(int(np.searchsorted(relative[ascending], mean - 1e-9)), len(ascending) - 1)
+        fill = int(ascending[at])
+        # No sample may be of the average size, where all but a few are small.
+        if relative[fill] <= _NEAR * mean or len(few) == _FEW or len(left) < 2:
+            break
+        few.append(left.pop())
+    largest = dict.fromkeys([*scan.largest, *(sizes.keys[row] for row in few)])
+    return dataclasses.replace(scan, dense=sizes.keys[fill], largest=tuple(largest))
+
+
+def _whole(order: Sequence[int] | np.ndarray, at_once: int) -> Iterator[Any]:
+    """Batches of ``order``; the last that is not full only where there is no other."""
+    for start in range(0, max(len(order) - at_once, 0) + 1, at_once):
+        yield order[start : start + at_once]
+
+
+def _of_batches(
+    scan: SampleScan, sizes: SampleSizes, batches: list[list[int]], *, pads: bool
+) -> SampleScan:
+    """The largest batch of a sampler whose batches have different numbers of samples."""
+    if scan.looked_at != scan.samples:
+        why = f"its sampler's batches have different numbers of samples, of which {scan.looked_at}"
+        return dataclasses.replace(scan, reason=f"{why} of {scan.samples} were looked at")
+    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
+
+    each = [[size.get(key, 0.0) for key in batch] for batch in batches]
+    total = [len(batch) * max(batch) if pads else sum(batch) for batch in each]
+    largest = batches[total.index(max(total))]
+    return dataclasses.replace(scan, largest=tuple(largest), whole=True)
+
+
+def _of_stream(loader: DataLoader[Any]) -> SampleScan:
+    """Nobody knows what a stream of samples has yet to give, but where a batch has to be of one
+    size."""
+    with _own_randomness(), contextlib.suppress(Exception):
+        if _stacks(loader, next(iter(loader.dataset))):
+            return SampleScan(is_stacked=True)
+    return SampleScan(reason="its data set is iterable: what comes later is not known")
+
+
+# ---
+# What a collate function makes of samples of different sizes.
+
+
+def _reaches_batches(loader: DataLoader[Any], sizes: SampleSizes) -> bool:
+    """Do batches differ by the parts that vary? A collate function may leave out or resize them."""
+    typical, many = sizes.keys[sizes.typical], len(sizes.largest) + 1
+    try:
+        alike = _collated(loader, [typical] * many)
+        mixed = _collated(loader, [*sizes.largest, typical])
+    except Exception:  # the user's collate function: it may want one size
+        return True
+    return mixed != alike
+
+
+def _mixes(loader: DataLoader[Any], scan: SampleScan) -> tuple[bool, bool]:
+    """Can samples of different sizes be in a batch, and are they padded to the largest?"""
+    try:
+        mixed = _collated(loader, [scan.typical, scan.longest])
+        alone = _collated(loader, [scan.longest, scan.longest])
+    except Exception:  # the user's collate function: it may want one size
+        return False, False
+    elements = ({path: math.prod(shape) for path, shape in each.items()} for each in (mixed, alone))
+    some, all_ = elements
+    return True, all(some.get(path, 0) >= count for path, count in all_.items())
+
+
+def _collated(loader: DataLoader[Any], keys: Sequence[int]) -> Shapes:
+    with _own_randomness():
+        if not private.makes_batches(loader):  # its samples are batches
+            return shapes_of(_sample(loader, keys[0]))
+        return shapes_of(loader.collate_fn([_sample(loader, key) for key in keys]))
+
+
+def _stacks(loader: DataLoader[Any], sample: Any) -> bool:
+    """Does the collate function refuse samples of different sizes?
+
+    It is given ``sample`` together with one of which a part is cut to half its length; texts, which
+    may be names, are left.
+    """
+    if not private.makes_batches(loader) or (_batch_size(loader) or 1) == 1:
+        return False
+    shapes = shapes_of(sample)
+    lengths = [(axis, shape[axis]) for shape in shapes.values() if shape
+               for axis in (0, -1) if shape[axis] > 1]  # fmt: skip
+    is_cut = False
+    try:
+        loader.collate_fn([sample, copy.copy(sample)])
+    except Exception:  # the user's collate function: it tells nothing then
+        return False
+    for axis, length in list(dict.fromkeys(lengths))[:_CUTS]:
+        cut = _cut(sample, axis, length, DEPTH)
+        if shapes_of(cut) == shapes:
+            continue
+        is_cut = True
+        try:
+            loader.collate_fn([sample, cut])
+        except Exception:  # as it was hoped for
+            continue
+        return False
+    return is_cut or not lengths
+
+
+def _cut(value: Any, axis: int, length: int, depth: int) -> Any:
+    """``value`` with half of all that has this ``length`` along ``axis``."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        if not value.ndim or value.shape[axis] != length:
+            return value
+        return value[: length // 2] if axis == 0 else value[..., : length // 2]
+    if depth and isinstance(value, Mapping):
+        return {key: _cut(part, axis, length, depth - 1) for key, part in value.items()}
+    if depth and isinstance(value, list | tuple):
+        if isinstance(value, list) and len(value) == length:
+            return value[: length // 2]
+        parts = [_cut(part, axis, length, depth - 1) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def repeated(loader: DataLoader[Any], sample: SampleOverride, samples: int) -> Any:
+    """A batch of so many samples, made of those that ``sample`` says, as ``loader`` would collate
+    it."""
+    with _own_randomness():
+        if not private.makes_batches(loader):
+            return loader.collate_fn(_sample(loader, sample.key))
+        if sample.whole:
+            keys = list(sample.largest)
+        else:
+            keys = [*sample.largest, *[sample.key] * samples][:samples]
+        made = {key: _sample(loader, key) for key in dict.fromkeys(keys)}
+        batch = [copy.copy(made[key]) for key in keys]
+        if sample.padded is not None and samples > max(len(sample.largest), 1):
+            batch[-1] = _sample(loader, sample.padded)
+        batch = loader.collate_fn(batch)
+    return private.pinned(batch) if loader.pin_memory else batch
+
+
+# ---
+# The data set.
+
+
+def _epoch(loader: DataLoader[Any]) -> tuple[list[list[int]], bool]:
+    """The batches of an epoch, as the keys of their samples; are they all?"""
+    if not private.makes_batches(loader):
+        keys = list(itertools.islice(loader.sampler, _MOST + 1))
+        return [[key] for key in keys[:_MOST]], len(keys) <= _MOST
+    found: list[list[Any]] = []
+    count = 0
+    with _own_randomness():
+        for batch in loader.batch_sampler or ():  # some go on for ever
+            found.append([int(key) if isinstance(key, np.integer) else key for key in batch])
+            count += len(found[-1])
+            if count > _MOST:
+                return found, False
+    return found, True
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _is_random(loader: DataLoader[Any]) -> bool:
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    return isinstance(sampler, RandomSampler | WeightedRandomSampler)
+
+
+def _batch_size(loader: DataLoader[Any]) -> int | None:
+    size = loader.batch_size
+    if size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if type(size) is int else None
+
+
+def _sample(loader: DataLoader[Any], key: int) -> Any:
+    random.seed(key)
+    np.random.seed(key % (1 << 32))
+    torch.default_generator.manual_seed(key)
+    if not private.makes_batches(loader):
+        return loader.dataset[key]
+    return private.MapFetcher(loader.dataset, True, list, False).fetch([key])[0]
+
+
+def _first_line(error: Exception | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+@contextlib.contextmanager
+def _own_randomness() -> Iterator[None]:
+    """What is drawn meanwhile leaves the script's own random numbers as they were."""
+    python, numpy, own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(own)
