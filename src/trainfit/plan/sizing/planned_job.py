@@ -82,6 +82,7 @@ class PlannedJob:
             Growth.of(self.pattern, self.memory_model),
             self.shapes,
             thorough=self.thorough,
+            infers=self.infers,
         )
 
     def configuration(self, trace: Trace, batches: Batches) -> Configuration:
