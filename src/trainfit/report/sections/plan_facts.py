@@ -310,7 +310,10 @@ def _wrong_data(result: PlanResult) -> str:
     found = result.loading.result if result.loading is not None else None
     faults = found.faults if found is not None else ()
     wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
-    return f"{wrong.title}; fix: {wrong.fix.action}" if wrong is not None else ""
+    if wrong is None:
+        return ""
+    at = f" ({wrong.place})" if wrong.place is not None else ""
+    return f"{wrong.title}{at}; fix: {wrong.fix.action}"
 
 
 def _threads(result: PlanResult) -> str:
@@ -361,7 +364,9 @@ def _files(result: PlanResult) -> str:
 
 
 #: Kinds of faults of a DataLoader by which its workers give wrong samples.
-_WRONG_DATA = ("shared_handle", "handle_before_fork", "iterable_not_sharded")
+_WRONG_DATA = (
+    *("shared_handle", "handle_before_fork", "iterable_not_sharded", "generator_copied"),
+)
 #: What is shown, in this order: its name, its detail, its text.
 _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
