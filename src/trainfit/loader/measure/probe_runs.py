@@ -151,6 +151,8 @@ def bounds_of(fault: Finding) -> SettingConstraints:
         return SettingConstraints(start_methods=("fork",), reasons=reasons)
     if kind == "iterable_not_sharded":
         return SettingConstraints(most_workers=1, reasons=reasons)
+    if kind == "few_shards":
+        return SettingConstraints(most_workers=int(fault.subject), reasons=reasons)
     if kind == "pin_memory":
         return SettingConstraints(may_pin=False, reasons=reasons)
     if kind in _TOO_MUCH_MEMORY:
