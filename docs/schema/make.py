@@ -48,7 +48,7 @@ _UNITS: Final = {
     "bytes/step": "growth_interval",
     "samples": "batch_size best best_from best_to data_set effective_batch evaluation flat_from "
                "flat_to knee largest_batch micro_batch noise_scale recommended_batch reference "
-               "run_batch samples trains memory",
+               "run_batch samples samples_now trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
     "steps": "epoch_steps kept_gradients zero_rates last_step first_lost_step first_step "
@@ -69,7 +69,7 @@ _UNITS: Final = {
                 "matmul_balance_size",
     "currency": "budget cost",
     "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
-              "gain scaling "
+              "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
                       "throttled input_at_most input_range collecting",

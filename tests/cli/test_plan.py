@@ -188,11 +188,12 @@ def test_without_placeholders_the_loader_of_the_first_step_is_varied(tmp_path: P
     result = plan("python", str(script), cwd=tmp_path)
     now = result["now"]
     assert (now["batch_size"], now["amp"], result["other_amp"]["amp"]) == (16, "off", "bfloat16")
-    assert now["recommended_batch"] > 16
+    assert now["recommended_batch"] == 16
     notes = "\n".join(result["notes"])
     part = next(part for part in result["launch_parts"] if part["name"] == "batch_size")
-    assert (part["status"], part["place"]) == ("by hand", f"{script}:7")
-    assert (part["call"], part["line"]) == ("DataLoader", f"batch_size={now['recommended_batch']}")
+    assert (part["status"], part["place"]) == ("option", f"{script}:7")
+    assert (part["call"], part["line"]) == ("DataLoader", f"batch_size={part['value']}")
+    assert int(part["value"]) > 16
     assert result["coverage"]["evaluated"] is result["coverage"]["saved"] is False
     assert "AMP on was simulated by torch.autocast around the model" in notes
     assert result["launch"] == f"python {script}"

@@ -203,6 +203,17 @@ _SOURCE: Final[dict[Optimizer, str]] = {
 _WARM_UP: Final = 2.0
 
 
+def family(name: str) -> Optimizer:
+    """The family of an optimizer's class, by the name that it has: which rule its rate follows.
+
+    Adam's rule is RMSprop's, too (Malladi et al. 2022).
+    """
+    plain = name.lower()
+    if "adam" in plain or plain == "rmsprop":
+        return "adam"
+    return "sgd" if plain == "sgd" else "other"
+
+
 def factor(optimizer: Optimizer, before: float, after: float, noise: float) -> float:
     """Of the learning rate, from ``before`` to ``after`` samples; ``noise`` may be infinite."""
     linear = after / before

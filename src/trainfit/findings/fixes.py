@@ -56,6 +56,14 @@ OPEN_IN_WORKER: Final = (
     "open it in the worker, at the first __getitem__ (the attribute is None until then), or in "
     "worker_init_fn: one handle per worker"
 )
+GENERATOR_IN_WORKER: Final = (
+    "make it in the worker, at the first __getitem__: self.rng = "
+    "numpy.random.default_rng(torch.initial_seed()); that seed differs by worker and epoch"
+)
+SEED_OF_WORKER: Final = (
+    "leave global generators to PyTorch, which seeds them by worker and epoch; or seed them in "
+    "worker_init_fn with torch.initial_seed() % 2**32, not with a constant or the worker's number"
+)
 NOT_PICKLABLE: Final = (
     "make every attribute picklable: module-level functions instead of lambdas, locks and "
     "generators made in the worker at the first sample, files and connections opened there, too; "

@@ -20,7 +20,7 @@ from trainfit.loader.faults.preflight import run_watched
 from trainfit.loader.measure.loop import is_disturbed as is_busy
 from trainfit.loader.measure.loop import predicted_save_s, save_seconds
 from trainfit.loader.measure.noise_correction import with_speeds
-from trainfit.loader.measure.probe_runs import SettingConstraints, bounds
+from trainfit.loader.measure.probe_runs import UNSAFE, SettingConstraints, bounds
 from trainfit.loader.measure.processes import Progress
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S, alone_note
@@ -178,7 +178,17 @@ class Tuner:
         left: SettingConstraints = bounds(self._faults)
         if not left.allows(settings):
             return "excluded by a fault: " + ", ".join(left.reasons)
+        unsafe = self._unsafe
+        if unsafe and settings.num_workers:
+            return f"excluded until a fault is fixed: {unsafe}"
         return feasible.infeasible(settings, self._measured.probe, self._machine)
+
+    @property
+    def _unsafe(self) -> str:
+        """The fault by which workers, of which the script has none, would give other samples."""
+        if self._workload.present.num_workers:
+            return ""
+        return next((each.kind for each in self._faults if each.kind in UNSAFE), "")
 
     def _impossible(self, settings: LoaderSettings) -> str:
         if not bounds(self._faults).allows(settings):
@@ -265,6 +275,8 @@ class Tuner:
         notes += [f"{each.summary}: {each.meaning}" for each in seen]
         if note := alone_note([trial.run for trial in trials], self._result.ranks):
             notes.append(note)
+        if self._unsafe and (why := _left_by_a_fault(choice, chosen, self._unsafe)):
+            decision = dataclasses.replace(decision, reason=why)
         if warning := feasible.growth(recommended, probe, machine, _shared_bytes()):
             notes.append(warning)
         epoch = self._workload.epoch_batches
@@ -373,6 +385,19 @@ class Tuner:
             others_cores=run.others_cores,
             tries=trial.tries,
         )
+
+
+def _left_by_a_fault(choice: Choice, chosen: LoaderSettings, fault: str) -> str:
+    """What workers would gain that a fault keeps from being advised; empty: nothing."""
+    others = [each for each in choice.candidates.values() if each.settings.num_workers]
+    best = max(others, key=lambda each: each.batches_per_s, default=None)
+    if best is None or choice.look(chosen).batches_per_s >= WITHIN * best.batches_per_s:
+        return ""
+    return (
+        f"no workers are recommended until {fault} is fixed: "
+        f"{count_of(best.settings.num_workers, 'worker')} would then give about "
+        f"{rate(best.batches_per_s)} batches/s"
+    )
 
 
 def _held_note(choice: Choice, trials: Sequence[ConfirmingRun], chosen: LoaderSettings) -> str:

@@ -1,4 +1,4 @@
-"""The batch size that a rule recommends is simulated before it is recommended.
+"""The batch size that a rule recommends, or shows as an option, is simulated before that.
 
 Two runs give a rule for every other batch size as long as the script and its libraries do the same
 at all of them. Some do not: another kernel, a copy from some size on, a branch. A third run shows.
@@ -60,22 +60,12 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
     seen: dict[int, Trace] = {}
     wrong = ""
     for may_repeat in (True, False):
-        at = batches.recommended
-        if batches.law is None or not at:
+        if batches.law is None or not batches.recommended:
             return batches
-        run = _run(job, batches, at, sized)
-        if isinstance(run, str):
-            job.notes.add(
-                f"batch size {at} was not simulated: {run}; its figures follow from batch sizes "
-                f"{_sizes(batches)}",
-                MAY_CHANGE,
-            )
-            return dataclasses.replace(batches, check=BatchCheck(at, run))
-        seen[at] = run
-        check, peak = _compared(job, batches, at, run, is_timed=sized == timing)
-        if _holds(check):
-            return dataclasses.replace(batches, recommended_peak=peak, check=check)
-        wrong = _wrong(batches, check)
+        found = _checked(job, batches, sized, seen, is_timed=sized == timing)
+        if isinstance(found, Batches):
+            return found
+        at, wrong = found
         job.notes.append(wrong)
         lower = rounded(at // 2, tile_of(job.gpu))
         if may_repeat and lower > 1:
@@ -85,6 +75,31 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
             )
     known = {present: job.runs.trace(present, sized), **seen}
     return job.batch_sizes().one_by_one(known, present, setting.spec, wrong)
+
+
+def _checked(
+    job: PlannedJob, batches: Batches, spec: RunSpec, seen: dict[int, Trace], *, is_timed: bool
+) -> Batches | tuple[int, str]:
+    """``batches`` with what runs of the option's and the recommended batch size said, which are
+    added to ``seen``; or the one at which the rule does not hold, and by how much."""
+    best, check, peak = batches.recommended or 0, batches.check, batches.recommended_peak
+    for at in dict.fromkeys((batches.furthest or best, best)):
+        run = _run(job, batches, at, spec)
+        if isinstance(run, str):
+            job.notes.add(
+                f"batch size {at} was not simulated: {run}; its figures follow from batch sizes "
+                f"{_sizes(batches)}",
+                MAY_CHANGE,
+            )
+            check = BatchCheck(at, run)
+            continue
+        seen[at] = run
+        check, run_peak = _compared(job, batches, at, run, is_timed=is_timed)
+        if not _holds(check):
+            return at, _wrong(batches, check)
+        if at == best:
+            peak = run_peak
+    return dataclasses.replace(batches, recommended_peak=peak, check=check)
 
 
 def _run(job: PlannedJob, batches: Batches, at: int, spec: RunSpec) -> Trace | str:
@@ -113,8 +128,9 @@ def _compared(
     """A run compared with the prediction of the rule."""
     assert batches.law is not None
     recording = recording_of(run)
-    peak, said = job.memory_model.limited(Stream.of(recording)), batches.recommended_peak
-    above = peak.peak_reserved / said.peak_reserved - 1 if said is not None else None
+    peak = job.memory_model.limited(Stream.of(recording))
+    said = job.memory_model.limited(batches.law.at(at))
+    above = peak.peak_reserved / said.peak_reserved - 1
     by_rule = _step_by_rule(job, batches, at) if is_timed else None
     took = step_seconds(recording, job.machine)
     slower = took / by_rule - 1 if took is not None and by_rule else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import os
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.plan.command.file_values import ConfigLine, batch_constant, config_line
+from trainfit.plan.command.file_values import config_line
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES
 from trainfit.plan.command.wrappers import ACCELERATE
@@ -16,7 +17,7 @@ from trainfit.results.changes import NOT_NEEDED, AllocatorTrial, LaunchPart, Par
 from trainfit.results.configuration import AmpChoice, BatchLimits
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import LoaderResult, SettingReason
-from trainfit.results.plan import PlanResult, batch_reasons
+from trainfit.results.plan import PlanResult, batch_reasons, option_text
 from trainfit.results.text import size
 
 # ---
@@ -118,6 +119,7 @@ _ARGUMENTS: Final = {
     "start_method": "multiprocessing_context",
     "worker_threads": "torch.set_num_threads in worker_init_fn",
 }
+_LOADER: Final = "DataLoader"
 #: Settings that mean nothing without workers.
 _OF_WORKERS: Final = (
     *("prefetch_factor", "persistent_workers", "start_method", "in_order", "worker_threads"),
@@ -129,6 +131,7 @@ def launch_parts(plan: PlanResult, line: LaunchCommand) -> tuple[LaunchPart, ...
     parts = [
         *_variables(plan, line),
         *_cores(line),
+        *_batch_option(plan, line.command),
         _batch(plan, line.command),
         *_accumulation(plan, line),
         amp_part(plan, line.command),
@@ -249,6 +252,20 @@ def _batch(plan: PlanResult, command: Command) -> LaunchPart:
     return _expressed(part, plan, command)
 
 
+def _batch_option(plan: PlanResult, command: Command) -> Iterator[LaunchPart]:
+    """A faster batch size that would change what is learned: not in the launch line."""
+    limits = plan.chosen.limits
+    if limits is None or limits.option is None or not plan.chosen.recommended_batch:
+        return
+    option, now = limits.option, str(plan.now.batch_size or "")
+    reason = option_text(option)
+    part = LaunchPart(
+        "batch_size", "option", "argument", reason, str(option.batch_size), now, "predicted",
+        plan.gpu,
+    )  # fmt: skip
+    yield dataclasses.replace(_expressed(part, plan, command), status="option", where="argument")
+
+
 def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     """The micro-batches of an optimizer step, where there are several or a placeholder is."""
     step = plan.step
@@ -341,15 +358,17 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
     if part.name in command.present:
         return part
     written = config_line(command, part.name, part.present, part.value) if part.present else None
-    if written is None and part.name == "batch_size" and plan.loader_at is None:
-        constant = batch_constant(command, plan.now.batch_size)
-        if constant is not None:
-            written = ConfigLine(constant.place, f"{constant.name} = {part.value}")
+    at = plan.script_lines.get(part.name)
+    if written is None and at is not None:
+        text = at.line.replace("{}", part.value)
+        return dataclasses.replace(
+            part, status="by hand", where="script", line=text, place=at.place, call=at.call
+        )
     if written is not None:
         return dataclasses.replace(
             part, status="by hand", where="script", line=written.text, place=written.place
         )
-    call, name = "DataLoader", _ARGUMENTS.get(part.name, part.name)
+    call, name = _maker(plan), _ARGUMENTS.get(part.name, part.name)
     framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
     if framework is not None and part.name in framework.names:
         call, name = framework.call, framework.names[part.name]
@@ -357,10 +376,17 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
         part,
         status="by hand",
         where="script",
-        line=f"{name}={part.value}",
+        line=f"{name}={part.value}" if call else f"{name}={part.value} for the DataLoader there",
         place=plan.loader_at or "",
         call=call,
     )
+
+
+def _maker(plan: PlanResult) -> str:
+    """The call that makes the DataLoader; empty where the user's line calls a library that does."""
+    name, _, number = (plan.loader_at or "").rpartition(":")
+    line = linecache.getline(name, int(number)) if number.isdigit() else ""
+    return "" if line and _LOADER not in line else _LOADER
 
 
 # ---

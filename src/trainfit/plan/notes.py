@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trainfit.batch.advice import family, learning_rate
 from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
@@ -146,9 +147,15 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
         return
     given = "" if job.noise_scale is None else f" --noise-scale {job.noise_scale:g}"
     measure = "" if given else " (`trainfit watch --noise-scale` measures the noise scale)"
+    name = str(job.recording.header.get("optimizer") or "")
+    rate = learning_rate(family(name), before, after, None)
+    rule = ""
+    if rate.factor is not None and not given:
+        source = rate.source.partition(",")[0]
+        rule = f"learning rate × {rate.factor:.3g} by the {rate.rule} rule for {name} ({source}); "
     job.notes.append(
-        f"`trainfit batch explain --batch-size {before} --to {after}{given}` says what {after} "
-        f"samples a step instead of {before} do to learning{measure}"
+        f"{rule}`trainfit batch explain --batch-size {before} --to {after}{given}` says what "
+        f"{after} samples a step instead of {before} do to learning{measure}"
     )
 
 

@@ -23,7 +23,9 @@ from trainfit.plan.changes.amp_settings import (
 )
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
+from trainfit.plan.command.file_values import batch_constant
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.script_lines import script_lines
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
@@ -39,18 +41,20 @@ from trainfit.plan.notes import (
     note_steps,
 )
 from trainfit.plan.remainder import note_remainder
+from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
+from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
-from trainfit.plan.sizing.speed import speed
+from trainfit.plan.sizing.speed import launched_step, speed
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
-from trainfit.results.changes import Remedies
+from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
@@ -59,6 +63,7 @@ from trainfit.results.generation import Generation
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.spec import TuningSpec
+from trainfit.results.speed import StepSpeed
 
 Say = Callable[[str], None]
 
@@ -229,11 +234,26 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     kept, options = _accumulation(job, options, chosen)
     note_accumulation(job.notes, kept)
     note_learning(job, chosen.batches)
+    launched = _launched_step(job, chosen, kept)
     result = _built(
         job, options.command, settings, constants, present, chosen, others, choice, remedies,
-        inference, ends,
+        inference, ends, launched,
     )  # fmt: skip
     return Simulated(result, options)
+
+
+def _launched_step(job: PlannedJob, chosen: AmpSetting, kept: Accumulation) -> StepSpeed | None:
+    """The step of the launch command, where that has another number of micro-batches."""
+    wanted, best = kept.values.get("grad_accum"), chosen.batches.recommended
+    if wanted is None or not best:
+        return None
+    values = {**chosen.spec.values, "grad_accum": wanted}
+    try:
+        trace = job.runs.trace(best, dataclasses.replace(chosen.spec, values=values))
+        recording = recording_of(trace)
+    except (NotSimulated, ScriptError):
+        recording = None
+    return launched_step(recording, best, int(wanted), chosen.batches.curve, job.machine)
 
 
 def _accumulation(
@@ -283,8 +303,10 @@ def _built(
     remedies: Remedies | None,
     inference: Inference | None,
     ends: EpochEnds,
+    launched: StepSpeed | None,
 ) -> PlanResult:
     """The plan of the simulated runs."""
+    curve = with_step(chosen.batches.curve, launched)
     first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
     assumptions = dict(job.recording.header["assumptions"])
     return PlanResult(
@@ -321,7 +343,7 @@ def _built(
             recording_of(chosen.trace),
             job.batch,
             job.machine,
-            chosen.batches.curve,
+            curve,
             samples=job.samples,
             calls=job.infers,
         ),
@@ -338,6 +360,7 @@ def _built(
         epoch_end=ends.present,
         recommended_epoch_end=ends.recommended,
         generation=_generation(job, chosen),
+        script_lines=_script_lines(job, command),
     )
 
 
@@ -355,6 +378,16 @@ def _generation(job: PlannedJob, chosen: AmpSetting) -> Generation | None:
         batches.law,
         [each for each in sizes if each <= most],
     )
+
+
+def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
+    """Where the script has what the command does not say."""
+    loader = job.first.outcome.loader
+    found = script_lines(command, job.batch, loader.sites if loader is not None else ())
+    constant = batch_constant(command, job.batch) if loader is None else None
+    if constant is not None:
+        found["batch_size"] = ScriptLine(constant.place, f"{constant.name} = {{}}")
+    return {name: line for name, line in found.items() if name not in command.present}
 
 
 def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:

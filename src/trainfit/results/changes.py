@@ -124,8 +124,9 @@ class Remedies:
 
 
 #: What becomes of a part: set to another value; the current value stays; it is left unset;
-#: the user has to change the script, for the command cannot say it; nothing tells.
-PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell"]
+#: the user has to change the script, for the command cannot say it; nothing tells; or it is faster
+#: but changes what is learned, so that the user has to choose it.
+PartStatus = Literal["set", "kept", "not set", "by hand", "cannot tell", "option"]
 
 #: How the reason of a part begins that would help a job that did not fit.
 NOT_NEEDED: Final = "not needed: it fits"
@@ -143,9 +144,9 @@ class LaunchPart:
     ``value`` is the recommended one and ``present`` the user's, as they are written (empty: there
     is none; a variable that is "not set" and has a present value is to be removed). ``reason`` is
     one line. ``machine`` says which machine or GPU the evidence is from (empty: it is of none).
-    Where ``status`` is "by hand", ``line`` is what to write ("num_workers=4"), ``call`` the call of
-    which that is an argument ("DataLoader"; empty: it is a line of its own) and ``place`` where it
-    stands ("train.py:41"; empty: not known).
+    Where ``status`` is "by hand" (or "option", of what the command cannot say), ``line`` is what to
+    write ("num_workers=4"), ``call`` the call of which that is an argument ("DataLoader"; empty: it
+    is a line of its own) and ``place`` where it stands ("train.py:41"; empty: not known).
     """
 
     name: str
@@ -158,6 +159,17 @@ class LaunchPart:
     machine: str = ""
     line: str = ""
     place: str = ""
+    call: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptLine:
+    """Where a script has a value that no option of the command says: ``line`` at ``place``
+    ("train.py:9") with "{}" for the value, an argument of ``call`` ("fit"; empty: it is a line of
+    its own)."""
+
+    place: str
+    line: str
     call: str = ""
 
 

@@ -14,6 +14,29 @@ FEW_STEPS: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
+class BatchOption:
+    """A faster batch size that changes the samples of an optimizer step: the user's to choose.
+
+    ``samples`` are those of a step with it, ``samples_now`` those at present; ``gain`` is how many
+    times the samples a second of the recommended batch size it has (predicted). ``steps`` and
+    ``steps_now`` are an epoch's optimizer steps (``None``: not known). ``rate_factor`` is that of
+    the learning rate by ``rate_rule``, which ``rate_source`` is for (``None``, empty: no rule is
+    known for ``optimizer``).
+    """
+
+    batch_size: int
+    samples: int
+    samples_now: int
+    gain: float
+    steps: int | None
+    steps_now: int | None
+    optimizer: str = ""
+    rate_factor: float | None = None
+    rate_rule: str = ""
+    rate_source: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchLimits:
     """What a recommended batch size follows from; ``None`` is not known.
 
@@ -29,7 +52,8 @@ class BatchLimits:
     ``epoch_steps`` are an epoch's steps with it, where they are few (:data:`FEW_STEPS`).
     ``evaluation``: the largest with which the evaluation fits, by a rule from two batch sizes,
     where that is less than training allows (0: none; ``None``: it does not limit, or less is
-    known).
+    known). ``option`` is a faster one with which a step would have other samples (``None``: there
+    is none).
     """
 
     memory: int | None
@@ -41,6 +65,7 @@ class BatchLimits:
     reason: str = ""
     epoch_steps: int | None = None
     evaluation: int | None = None
+    option: BatchOption | None = None
 
     def is_data_set(self, batch: int) -> bool:
         """Has the data set about as many samples as this batch? (Sizes are rounded to 8.)"""

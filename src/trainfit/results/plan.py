@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from trainfit.results.changes import AllocatorTrial, LaunchPart, Remedies
+from trainfit.results.changes import AllocatorTrial, LaunchPart, Remedies, ScriptLine
 from trainfit.results.configuration import (
     AmpChoice,
     BatchCheck,
     BatchLimits,
+    BatchOption,
     BatchShapes,
     Configuration,
     EpochEnd,
@@ -31,7 +32,7 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
 from trainfit.results.speed import KNEE, DataLoading, RunRate, Speed, StepSpeed, StepWork
-from trainfit.results.text import count, percent
+from trainfit.results.text import count, percent, times
 
 # ---
 # The result of ``trainfit plan``.
@@ -155,10 +156,12 @@ class PlanResult(ResultFile):
     how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
     with the job in addition to its DataLoader: its learning, and of what memory is
-    full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
-    not train), ``recommended_epoch_end`` the same at the recommended batch size (``None``: that is
-    the current one, or it was not looked at). ``generation`` is of the text that it generates
-    (``None``: an older result, or it generates none).
+    full. ``script_lines`` are where the script has tunables that the command does not say, by name
+    (none: an older result, or that cannot be told). ``epoch_end`` is what its evaluation needs
+    (``None``: an older result, or the script does not train), ``recommended_epoch_end`` the same
+    at the recommended batch size (``None``: that is the current one, or it was not looked at).
+    ``generation`` is of the text that it generates (``None``: an older result, or it generates
+    none).
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -228,6 +231,7 @@ class PlanResult(ResultFile):
     epoch_end: EpochEnd | None = None
     recommended_epoch_end: EpochEnd | None = None
     generation: Generation | None = None
+    script_lines: Mapping[str, ScriptLine] = dataclasses.field(default_factory=dict)
 
     @property
     def chosen(self) -> Configuration:
@@ -416,6 +420,23 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
         yield f"largest batch {_margin(result)}: {at_least}{memory}"
     if limits.epoch_steps is not None:
         yield f"an epoch is then {count(limits.epoch_steps, 'step')}"
+
+
+def option_text(option: BatchOption) -> str:
+    """What a faster batch size does that changes the samples of a step, in a line."""
+    text = f"{times(option.gain)} the samples/s"
+    if option.samples != option.batch_size:
+        text += f", {option.samples} samples a step (now {option.samples_now})"
+    if option.steps is not None:
+        text += f", {count(option.steps, 'step')} an epoch (now {option.steps_now})"
+    name = option.optimizer or "this optimizer"
+    if option.rate_factor is None:
+        return f"{text}; learning rate: no rule is known for {name}, tune it"
+    source = option.rate_source.partition(",")[0]
+    return (
+        f"{text}; learning rate × {option.rate_factor:.3g} by the {option.rate_rule} rule for "
+        f"{name} ({source})"
+    )
 
 
 def _margin(result: PlanResult) -> str:

@@ -7,16 +7,18 @@ import dataclasses
 import inspect
 import itertools
 import math
+import sys
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from trainfit.results.runs.trace import (
+    CallSite,
     LoaderCut,
     LoaderInfo,
     LoaderOverride,
@@ -26,7 +28,7 @@ from trainfit.results.runs.trace import (
 from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.sample_scan import repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.user_location import calls_of_user, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -94,13 +96,21 @@ class _Made:
     ``held`` is the loader itself, where it shall outlive the script's own references.
     """
 
-    def __init__(self, loader: Any, index: int, where: str | None, keep: bool) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        index: int,
+        where: str | None,
+        keep: bool,
+        sites: tuple[CallSite, ...] = (),
+    ) -> None:
         sampler = getattr(loader, "batch_sampler", None)
         self.loader = weakref.ref(loader)
         self.held = loader if keep else None
         self.batch_sampler = _reference(sampler)
         self.index = index
         self.where = where
+        self.sites = sites
         self.data_set = id(getattr(loader, "dataset", None))
         self.batches = 0
         self.on_gpu = False
@@ -271,13 +281,13 @@ class LoaderTracker:
         self._epochs.install(patches, self._find, self._made)
 
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            where = user_frame()
+            where, sites = user_frame(), _call_sites(sys._getframe())
             if tracker._override is not None and tracker._override.index == tracker.count:
                 bound = signature.bind(loader, *args, **kwargs)
                 _override(bound.arguments, tracker._override.batch_size)
                 args, kwargs = bound.args[1:], bound.kwargs
             construct(loader, *args, **kwargs)
-            tracker._made.append(_Made(loader, tracker.count, where, tracker._keep))
+            tracker._made.append(_Made(loader, tracker.count, where, tracker._keep, sites))
 
         def __iter__(loader: Any) -> Any:
             batches = iterate(loader)
@@ -442,10 +452,31 @@ class LoaderTracker:
             settings=private.settings_of(loader),
             dataset=type(getattr(loader, "dataset", None)).__name__,
             where=original.where,
+            sites=original.sites,
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
         )
+
+
+def _call_sites(frame: types.FrameType) -> tuple[CallSite, ...]:
+    """The user's calls from ``frame`` outwards, the innermost first."""
+    found, makers = [], []
+    for caller, called in calls_of_user(frame):
+        code = called.f_code
+        name, names = code.co_name, _parameters(code)
+        if names[:1] == ("self",):
+            kind, names = type(called.f_locals.get("self")), names[1:]
+            if name == "__init__":
+                name = kind.__name__
+            elif isinstance(made := inspect.getattr_static(kind, "__init__"), types.FunctionType):
+                makers.append(CallSite("", kind.__name__, _parameters(made.__code__)[1:]))
+        found.append(CallSite(f"{caller.f_code.co_filename}:{caller.f_lineno}", name, names))
+    return (*found, *makers)
+
+
+def _parameters(code: types.CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _keep_loader(batches: Any, loader: Any) -> None:
@@ -482,7 +513,7 @@ def is_simulated(value: Any, most: int = 10_000) -> bool:
             stack.extend(itertools.islice(item.values(), most))
         elif isinstance(item, list | tuple | set | frozenset):
             stack.extend(itertools.islice(item, most))
-        elif hasattr(item, "__dict__") and not isinstance(item, type | ModuleType):
+        elif hasattr(item, "__dict__") and not isinstance(item, type | types.ModuleType):
             stack.extend(vars(item).values())
     return False
 

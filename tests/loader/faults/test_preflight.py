@@ -306,6 +306,26 @@ def test_sharding_in_worker_init_fn_counts() -> None:
     assert fault.kind == "iterable_not_sharded"
 
 
+class Files(IterableDataset[Any]):
+    """Shares out its files."""
+
+    def __init__(self, files: int) -> None:
+        self.files = range(files)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        mine = self.files[info.id :: info.num_workers] if info else self.files
+        return (torch.full((4,), 1000.0 * file + number) for file in mine for number in range(99))
+
+
+def test_fewer_shards_than_workers_bound_their_number() -> None:
+    """Six of eight workers had nothing to do, and more were advised."""
+    (fault,) = check_sharding(workload(Files(2)))
+    assert fault.kind == "few_shards" and fault.title.startswith("2 of 8 workers get samples")
+    assert bounds_of(fault).workers == 2
+    assert check_sharding(workload(Files(8))) == ()
+
+
 class Once(IterableDataset[Any]):
     def __init__(self) -> None:
         self.source = iter(range(10))

@@ -37,7 +37,9 @@ from trainfit.plan.sizing.recommendation import (
     recommend,
     rounded,
 )
+from trainfit.results.configuration import BatchOption
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.plan import option_text
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
@@ -105,10 +107,59 @@ def test_present(present: int, batch: int, reason: str) -> None:
 def test_an_epoch_keeps_its_steps(
     samples: int | None, present: int, batch: int, reason: str
 ) -> None:
+    one = EffectiveBatch(accumulating(f"{{batch_size:{present}}}").command, None, present)
+    flat = curve(lambda size: 1.0, 1000)
+    found = recommend(Bounds(1000, samples), flat, present, effective=one)
+    assert (found.batch, found.limits.reason, found.limits.option) == (batch, reason, None)
+
+
+@pytest.mark.parametrize(
+    ("samples", "present", "option"),
+    [
+        (2048, 32, BatchOption(40, 40, 32, 1.25, 52, 64)),
+        (16_000, 32, BatchOption(320, 320, 32, 10.0, 50, 500)),
+        (200, 8, None),  # few steps as it is
+        (1_000_000, 32, BatchOption(1000, 1000, 32, 31.25, 1000, 31_250)),
+        (None, 32, BatchOption(1000, 1000, 32, 31.25, None, None)),
+        (16_000, 304, None),  # 5% more samples/s are within the curve's error
+    ],
+)
+def test_a_batch_that_changes_what_is_learned_is_an_option(
+    samples: int | None, present: int, option: BatchOption | None
+) -> None:
+    """The batch size that nobody marked stays, with the samples of a step."""
     one = EffectiveBatch(accumulating().command, None, present)
     flat = curve(lambda size: 1.0, 1000)
     found = recommend(Bounds(1000, samples), flat, present, effective=one)
-    assert (found.batch, found.limits.reason) == (batch, reason)
+    assert (found.batch, found.limits.option) == (present, option)
+    # Of an inference nothing is learned.
+    free = dataclasses.replace(one, infers=True)
+    assert recommend(Bounds(1000, 1_000_000), flat, present, effective=free).batch == 1000
+    # What does not fit cannot stay.
+    assert recommend(Bounds(4, samples), flat, present, effective=one).batch == 4
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "factor", "rule"),
+    [("SGD", 10, "linear"), ("AdamW", 10**0.5, "square root"), ("Adafactor", None, "")],
+)
+def test_an_option_has_the_rule_of_its_optimizer(
+    optimizer: str, factor: float | None, rule: str
+) -> None:
+    one = EffectiveBatch(accumulating().command, None, 32, optimizer=optimizer)
+    found = recommend(Bounds(1000, 16_000), curve(lambda size: 1.0, 1000), 32, effective=one)
+    option = found.limits.option
+    assert option is not None and option.rate_rule == rule
+    assert option.rate_factor == (pytest.approx(factor) if factor else None)
+    assert ("no rule" if factor is None else f"{rule} rule for {optimizer}") in option_text(option)
+
+
+def test_accumulation_keeps_the_step_and_a_larger_one_is_the_option() -> None:
+    kept = accumulating("{batch_size:8}", "{grad_accum:4}")
+    found = recommend(Bounds(1000, 100_000), curve(line, 1000), 8, effective=kept)
+    option = found.limits.option
+    assert found.batch == 32 and option is not None
+    assert (option.batch_size, option.samples, option.samples_now) == (80, 80, 32)
 
 
 def test_a_present_batch_that_is_slower_is_left() -> None:
@@ -483,3 +534,25 @@ def test_a_short_last_batch_is_no_other_path() -> None:
     whole = {size: recording_of(trace) for size, trace in runs.items()}
     assert other_path(4, whole)
     assert not other_path(4, {size: full_part(trace) for size, trace in runs.items()})
+
+
+@pytest.mark.parametrize(("memory", "batch"), [(70, 64), (60, 32), (40, 32), (31, 16), (3, 2)])
+def test_what_does_not_fit_becomes_a_part_of_it(memory: int, batch: int) -> None:
+    """40 of 64 samples: no number of micro-batches makes the same step."""
+    one = EffectiveBatch(accumulating().command, StepMakeup(64, 1, 64, "DataLoader", 1), 64)
+    flat = curve(lambda size: 1.0 + size / 100, memory)
+    found = recommend(Bounds(memory), flat, 64, effective=one)
+    assert found.batch == batch
+    kept = accumulation_for(one.command, one.makeup, 64, batch)
+    assert (f"after every {64 // batch} batches" in kept.action) == (batch < 64)
+    # Where a noise scale asks for fewer samples, that is what is wanted.
+    assert accumulation_for(one.command, one.makeup, 64, batch, batch).action == ""
+
+
+def test_accumulation_divides_the_step() -> None:
+    """Micro-batches of 12, four a step: of 10, five would be 50 samples."""
+    words = ("python", "-m", "json.tool", "{batch_size:12}", "{grad_accum:4}")
+    makeup = StepMakeup(12, 4, 48, "DataLoader", 4)
+    kept = EffectiveBatch(parse_command(words), makeup, 12)
+    found = recommend(Bounds(10), curve(lambda size: 1.0, 10), 12, effective=kept)
+    assert found.batch == 8 and kept.samples_at(8) == 48

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import torch
 
 from trainfit.findings.worker_start import library_of
 from trainfit.loader.measure.workload import Workload
+from trainfit.results.findings import Place
 
 #: Objects that are looked at, elements of one container, and how deep.
 _MOST_OBJECTS: Final = 5000
@@ -85,6 +88,38 @@ def _attributes(value: Any, path: str) -> list[tuple[str, Any]]:
 
 def _first(values: Any) -> list[Any]:
     return [each for _, each in zip(range(_MOST_ELEMENTS), values, strict=False)]
+
+
+def made_at(dataset: Any, path: str) -> Place | None:
+    """The line that gives an attribute its value in the class of what holds it; ``None``: not
+    found, or found more than once."""
+    outer, _, name = path.rpartition(".")
+    owner = next((each for at, each in walk(dataset, "dataset") if at == outer), None)
+    if owner is None:
+        return None
+    try:
+        file = inspect.getsourcefile(type(owner))
+        lines, begin = inspect.getsourcelines(type(owner))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    found = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.With)
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and target.attr == name
+        and not (isinstance(node, ast.Assign) and _is_none(node.value))
+    ]
+    if file is None or len(set(found)) != 1:
+        return None
+    return Place(file, begin + found[0] - 1)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def open_handles(workload: Workload) -> dict[str, str]:

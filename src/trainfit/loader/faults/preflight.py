@@ -19,7 +19,9 @@ from trainfit.findings import fixes
 from trainfit.findings.facts import FailureContext
 from trainfit.hardware.machine.cgroup import between, oom_kills
 from trainfit.loader.faults.diagnose import context_of, diagnose_run
+from trainfit.loader.faults.held import made_at
 from trainfit.loader.faults.pickling import pickled, session_problem
+from trainfit.loader.faults.randomness import check_generators
 from trainfit.loader.faults.sharding import check_sharding
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.probe_runs import HARMLESS, START_METHODS, bounds_of
@@ -64,6 +66,7 @@ def check(
     settings = settings or workload.present
     faults = list(check_start(workload, settings, limit_s))
     faults += check_sharding(workload, limit_s)
+    faults += check_generators(workload, limit_s)
     faults += check_sampler(workload, settings, batch_s, batches_per_s, limit_s)
     return tuple(faults)
 
@@ -89,8 +92,11 @@ def check_start(
     else:
         # A data set that leaves it out of its pickle opens it in the worker.
         shared, problem = (shared if report.culprits else None), session_problem(workload)
-    faults = (shared, found if found != shared else None, problem)
-    return tuple(each for each in faults if each is not None)
+    found = found if found != shared else None
+    if shared is not None:
+        place = made_at(workload.dataset, next(iter(report.handles)))
+        shared = dataclasses.replace(shared, place=place)
+    return tuple(each for each in (shared, found, problem) if each is not None)
 
 
 # --- The sampler ------------------------------------------------------------------------------

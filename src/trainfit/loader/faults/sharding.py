@@ -72,6 +72,8 @@ def _add_container(state: Any, value: Any) -> bool:
     return all(_add(state, part) for part in parts)
 
 
+#: Workers that are started to see whether there are shards for them.
+_MANY: Final = 8
 #: Samples of each worker that are compared.
 SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
@@ -92,12 +94,13 @@ class WorkerSamples:
     """What workers gave: the digests of each worker's samples in their order.
 
     ``ended`` is whether each came to its end; ``again`` how many samples a second pass of the
-    same object began with (``None``: not tried).
+    same object began with (``None``: not tried); ``empty`` are workers that ended without any.
     """
 
     digests: tuple[tuple[str, ...], ...]
     ended: bool
     again: int | None = None
+    empty: tuple[int, ...] = ()
 
 
 def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, ...]:
@@ -119,9 +122,29 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, 
         )
     if one is None or two is None:
         return tuple(faults)
+    many = max(_MANY, workload.present.num_workers)
+    shards = _passes(workload, many, False, limit_s, samples=1)
+    if shards is not None and (few := judge_shards(shards)) is not None:
+        faults.append(few)
     same = _passes(workload, 2, True, limit_s) if not shares(two, one) else None
     fault = judge(one, two, same)
     return (*faults, fault) if fault is not None else tuple(faults)
+
+
+def judge_shards(many: WorkerSamples) -> Finding | None:
+    """Of the first sample of each worker: the fault of a data set that has fewer shards, and whose
+    number is the finding's subject."""
+    fed, workers = sum(1 for each in many.digests if each), len(many.digests)
+    if not fed or not many.empty or fed + len(many.empty) < workers:
+        return None  # all have some, or it took too long to tell
+    found = failure_finding(
+        "few_shards",
+        f"{fed} of {workers} workers get samples: the data set has no more shards",
+        f"{workers - fed} workers came to their end without a sample",
+        "split the data into more files (several a worker), or share out samples instead of files: "
+        f"until then at most {fed} workers help",
+    )
+    return dataclasses.replace(found, subject=str(fed))
 
 
 def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Finding | None:
@@ -163,19 +186,23 @@ def _common(two: WorkerSamples) -> int:
 
 
 def _passes(
-    workload: Workload, workers: int, same_seeds: bool, limit_s: float
+    workload: Workload,
+    workers: int,
+    same_seeds: bool,
+    limit_s: float,
+    samples: int = SAMPLES,
 ) -> WorkerSamples | None:
-    function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2)
+    function = functools.partial(_iterate, workload, workers, same_seeds, limit_s / 2, samples)
     return processes.call(function, limit_s).value
 
 
 def _iterate(
-    workload: Workload, workers: int, same_seeds: bool, seconds: float
+    workload: Workload, workers: int, same_seeds: bool, seconds: float, samples: int
 ) -> WorkerSamples | None:
     init = workload.loader(workload.present).worker_init_fn
     # Unbatched, each sample with its worker: batches of two workers differ by their cut alone.
     loader: DataLoader[Any] = DataLoader(
-        _Tagged(workload.dataset, workers == 1),
+        _Tagged(workload.dataset, workers == 1, samples),
         batch_size=None,
         num_workers=workers,
         collate_fn=_as_it_is,
@@ -195,7 +222,8 @@ def _iterate(
         if time.monotonic() > deadline:
             break
     digests = tuple(tuple(each) for each in found.values())
-    return WorkerSamples(digests, len(ended) == workers, again)
+    empty = tuple(worker for worker in sorted(ended) if not found[worker])
+    return WorkerSamples(digests, len(ended) == workers, again, empty)
 
 
 class _Tagged(IterableDataset[Any]):
@@ -206,8 +234,8 @@ class _Tagged(IterableDataset[Any]):
     :class:`trainfit.loader.measure.workload.Workload`).
     """
 
-    def __init__(self, inner: Any, try_again: bool) -> None:
-        self.__dict__.update(_inner=inner, _try_again=try_again)
+    def __init__(self, inner: Any, try_again: bool, samples: int) -> None:
+        self.__dict__.update(_inner=inner, _try_again=try_again, _samples=samples)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # while it is unpickled
@@ -221,10 +249,10 @@ class _Tagged(IterableDataset[Any]):
         info = get_worker_info()
         number = info.id if info is not None else 0
         given = 0
-        for sample in itertools.islice(self._inner, SAMPLES):
+        for sample in itertools.islice(self._inner, self._samples):
             yield number, digest(sample)
             given += 1
-        if given < SAMPLES:
+        if given < self._samples:
             second = itertools.islice(self._inner, 1) if self._try_again else None
             yield number, -1 if second is None else sum(1 for _ in second)
 

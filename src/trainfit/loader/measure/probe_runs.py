@@ -52,8 +52,12 @@ _OF_DATA: Final = ("collate", "no_batches")
 _ONLY_FORK: Final = (
     *("not_picklable", "shared_handle", "no_main_guard", "not_importable", "spawn_start"),
 )
-#: Faults that leave every setting: they cost time, or a number that a script may count on.
+#: Faults by which workers give other samples than the main process. A run does not show it.
+UNSAFE: Final = ("generator_copied", "shared_handle")
+#: Faults that leave every setting: they cost time, or a number that a script may count on; or what
+#: :data:`UNSAFE` workers learn from.
 HARMLESS: Final = (
+    "generator_copied",
     "slow_dataset",
     "slow_sampler",
     "slow_start",
@@ -147,6 +151,8 @@ def bounds_of(fault: Finding) -> SettingConstraints:
         return SettingConstraints(start_methods=("fork",), reasons=reasons)
     if kind == "iterable_not_sharded":
         return SettingConstraints(most_workers=1, reasons=reasons)
+    if kind == "few_shards":
+        return SettingConstraints(most_workers=int(fault.subject), reasons=reasons)
     if kind == "pin_memory":
         return SettingConstraints(may_pin=False, reasons=reasons)
     if kind in _TOO_MUCH_MEMORY:

@@ -27,7 +27,7 @@ from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import MAY_CHANGE, Notes
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.plan.sizing.recommendation import CURVE_ERROR, accumulation_for
 from trainfit.plan.sizing.speed import fast_end
 from trainfit.results.configuration import BatchLimits, Configuration
 from trainfit.results.dataloader import LoaderSettings
@@ -68,18 +68,44 @@ def kept_batch(plan: PlanResult) -> PlanResult:
         f"{rate(wanted)} at batch size {present}: a larger batch gains nothing"
     )
     kept = _kept(plan.chosen, present, reason)
-    changed = dataclasses.replace(plan, recommended=plan.now.memory, batch_check=None)
+    memory = plan.chosen.memory
+    changed = dataclasses.replace(plan, recommended=memory, batch_check=None)
+    return _with_chosen(changed, kept)
+
+
+def with_reachable_option(plan: PlanResult) -> PlanResult:
+    """``plan`` with no more of a gain by another batch size than its DataLoader's rate allows; with
+    no such option where that is none."""
+    chosen, limits = plan.chosen, plan.chosen.limits
+    option, given = limits.option if limits is not None else None, _given(plan)
+    best = chosen.recommended_batch
+    step = plan.speed.at(best) if plan.speed is not None and best else None
+    if limits is None or option is None or given is None or not step or not step.samples_per_s:
+        return plan
+    is_busy = plan.loading is not None and plan.loading.evidence == "busy"
+    gain = min(option.gain, given * (_PREDICTED if is_busy else 1.0) / step.samples_per_s)
+    if gain > 1 + CURVE_ERROR:
+        limits = dataclasses.replace(limits, option=dataclasses.replace(option, gain=gain))
+    else:
+        marked = f" ({BUSY})" if is_busy else ""
+        given_text = f"the DataLoader gives {rate(given)} samples/s{marked}"
+        reason = f"{given_text}: a larger batch gains nothing"
+        limits = dataclasses.replace(limits, option=None, reason=f"{limits.reason}; {reason}")
+    return _with_chosen(plan, dataclasses.replace(chosen, limits=limits))
+
+
+def _with_chosen(plan: PlanResult, chosen: Configuration) -> PlanResult:
+    """``plan`` with another :attr:`~trainfit.results.plan.PlanResult.chosen`."""
     choice = plan.amp_choice
     if choice is None or choice.configuration is None:
-        return dataclasses.replace(changed, now=kept)
-    memory = plan.chosen.memory
-    choice = dataclasses.replace(choice, configuration=kept)
-    return dataclasses.replace(changed, amp_choice=choice, recommended=memory)
+        return dataclasses.replace(plan, now=chosen)
+    choice = dataclasses.replace(choice, configuration=chosen)
+    return dataclasses.replace(plan, amp_choice=choice)
 
 
 def _kept(configuration: Configuration, present: int, reason: str) -> Configuration:
     limits = configuration.limits or BatchLimits(None, None)
-    limits = dataclasses.replace(limits, reason=reason, epoch_steps=None)
+    limits = dataclasses.replace(limits, reason=reason, epoch_steps=None, option=None)
     return dataclasses.replace(configuration, recommended_batch=present, limits=limits)
 
 
@@ -284,7 +310,7 @@ def with_loading(
         *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
     )
     if not is_another(plan.cpu):
-        plan = kept_batch(dataclasses.replace(plan, loading=loading))
+        plan = with_reachable_option(kept_batch(dataclasses.replace(plan, loading=loading)))
     settings = within_memory(found, launched_batch(plan))
     if settings != found.recommended:
         loading = dataclasses.replace(loading, launched=settings)

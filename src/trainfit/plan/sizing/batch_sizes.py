@@ -49,7 +49,8 @@ class BatchSizes:
     is known. ``growth`` is what stays behind with each step: too much, and none is recommended.
     ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
     longest. ``thorough``: sizes that are simulated one by one are explored up to the largest that
-    fits, even where it is not what limits the recommended one.
+    fits, even where it is not what limits the recommended one. ``infers``: the script trains
+    nothing.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class BatchSizes:
         shapes: VaryingShapes | None,
         *,
         thorough: bool = True,
+        infers: bool = False,
     ) -> None:
         self._thorough = thorough
+        self._infers = infers
         self._shapes = shapes
         self._noise_scale = noise_scale
         self._growth = growth
@@ -274,7 +277,7 @@ class BatchSizes:
             if not most or reach <= before or not has_rates(self._machine.gpu):
                 return None
             curve = self._timed_curve(made, batch, most, spec, timing, trials_left=_FEW_TRIALS)
-            best = self._recommend(bounds, curve, batch, present).batch or LARGEST
+            best = self._recommend(bounds, curve, batch, present).furthest or LARGEST
             list(self._attempts.made([best] if best <= most else [], spec))
             made |= self._attempts.simulated(spec)
             same = (self._attempts.is_same_path(batch, present, *each) for each in made.items())
@@ -286,17 +289,17 @@ class BatchSizes:
         memory = max(best, rounded(found.recommended or 0, self._tile))
         bounds = dataclasses.replace(bounds, memory=memory, at_least=found.too_large is None)
         advised = self._recommend(bounds, curve, batch, present)
-        if advised.batch != best:
+        if advised.furthest != best or not advised.batch:
             return None
         return Batches(
             "one trace a batch size",
             f"{why}; {_tried(found)}; larger ones were not simulated (--thorough does)",
             found.largest,
-            best,
-            self._attempts.peak(best, spec),
+            advised.batch,
+            self._attempts.peak(advised.batch, spec),
             limits=advised.limits,
             curve=curve,
-            check=BatchCheck(best),
+            check=BatchCheck(advised.batch),
         )
 
     def _timing_pair(self, pair: RecordedPair, spec: RunSpec, timing: RunSpec) -> RecordedPair:
@@ -352,8 +355,15 @@ class BatchSizes:
         # The data set may have had fewer samples than were asked for.
         given = min(batch, loader.fed[0]) if loader is not None and loader.fed else batch
         is_summed = present.outcome.learning.is_divided is False
-        makeup = recording_of(present).makeup
-        return EffectiveBatch(self._command, makeup, given, is_summed=is_summed)
+        recording = recording_of(present)
+        return EffectiveBatch(
+            self._command,
+            recording.makeup,
+            given,
+            is_summed=is_summed,
+            optimizer=str(recording.header.get("optimizer") or ""),
+            infers=self._infers,
+        )
 
     def _only_present(
         self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"

@@ -35,6 +35,15 @@ class Curve:
     tile: int = _TILE
 
 
+def with_step(curve: Curve, step: StepSpeed | None) -> Curve:
+    """``curve`` with ``step`` in the place of that of its batch size."""
+    if step is None:
+        return curve
+    others = [each for each in curve.steps if each.batch_size != step.batch_size]
+    steps = sorted((*others, step), key=lambda each: each.batch_size or 0)
+    return dataclasses.replace(curve, steps=tuple(steps))
+
+
 def tile_of(gpu: GpuSpec) -> int:
     """Samples that a batch size is best a multiple of: Tensor cores work on tiles of 8; without
     them 1."""
@@ -247,7 +256,7 @@ def _promising(
     def rate(size: int, seconds: float) -> float:
         """Of a micro-batch, of which a step may have several."""
         nearest = min(sizes, key=lambda each: abs(each - size))
-        samples = size * _micro_batches(known[nearest])
+        samples = size * parts_of(known[nearest])
         return size / seconds / (1 + samples / noise_scale if noise_scale else 1)
 
     def least(size: int) -> float:
@@ -297,7 +306,7 @@ def _between(trials: Mapping[int, StepSpeed], size: int) -> StepSpeed:
 def _mixed(low: StepSpeed, high: StepSpeed, share: float, size: int) -> StepSpeed:
     """Between two steps, micro-batch by micro-batch: a script may have fewer of the larger."""
     near = low if share < 0.5 else high
-    parts, of_low, of_high = map(_micro_batches, (near, low, high))
+    parts, of_low, of_high = map(parts_of, (near, low, high))
 
     def mix(one: float, two: float) -> float:
         first, second = one / of_low, two / of_high
@@ -321,7 +330,7 @@ def _mixed(low: StepSpeed, high: StepSpeed, share: float, size: int) -> StepSpee
     )
 
 
-def _micro_batches(step: StepSpeed) -> float:
+def parts_of(step: StepSpeed) -> float:
     """Samples of a step for each of its batch size; 1 where they are not known."""
     if step.samples_per_s is None or not step.batch_size:
         return 1.0
@@ -330,4 +339,4 @@ def _micro_batches(step: StepSpeed) -> float:
 
 def _batch_s(step: StepSpeed) -> float:
     """A step's time for one micro-batch."""
-    return step.seconds / _micro_batches(step)
+    return step.seconds / parts_of(step)

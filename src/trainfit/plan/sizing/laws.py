@@ -52,6 +52,12 @@ class Batches:
         """As of :attr:`BatchLimits.by_noise`."""
         return self.limits.by_noise if self.limits is not None else None
 
+    @property
+    def furthest(self) -> int | None:
+        """The batch size that anything is said of: the option's, where there is one."""
+        option = self.limits.option if self.limits is not None else None
+        return option.batch_size if option is not None else self.recommended
+
 
 def law_of(
     runs: Runs, traces: Mapping[int, Trace], spec: RunSpec

@@ -85,6 +85,7 @@ class PlannedJob:
             Growth.of(self.pattern, self.memory_model),
             self.shapes,
             thorough=self.thorough,
+            infers=self.infers,
         )
 
     def sized(self, spec: RunSpec) -> RunSpec:

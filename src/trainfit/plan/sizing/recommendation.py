@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from trainfit.batch.advice import family, learning_rate
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.sizing.curve import Curve, rate_at, saturation_batch
-from trainfit.results.configuration import FEW_STEPS, BatchLimits
+from trainfit.results.configuration import FEW_STEPS, BatchLimits, BatchOption
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.text import percent
 
@@ -50,7 +51,8 @@ class EffectiveBatch:
 
     ``by_noise`` is the batch size that the noise scale asks for, as of :func:`accumulation_for`.
     ``is_summed``: the losses of a step's micro-batches are added, not averaged, so that another
-    number of them is another learning rate.
+    number of them is another learning rate. ``optimizer`` is the class of the optimizer, by name
+    (empty: not known). ``infers``: nothing is learned.
     """
 
     command: Command
@@ -58,6 +60,15 @@ class EffectiveBatch:
     present: int | None
     by_noise: int | None = None
     is_summed: bool = False
+    optimizer: str = ""
+    infers: bool = False
+
+    @property
+    def may_change(self) -> bool:
+        """May the launch line change the samples of a step: nothing learns from them, or the user
+        has marked the batch size as one to choose?"""
+        marked = self.command.present.keys() - self.command.supposed
+        return self.infers or "batch_size" in marked
 
     def samples_at(self, batch: int) -> int:
         """With the launch command at ``batch``, its placeholder for accumulation filled in."""
@@ -135,6 +146,8 @@ def accumulation_for(
     if _may_grow(command, seen) and (chosen >= present or chosen == by_noise):
         return Accumulation({})
     if stated is None:
+        if chosen == by_noise:
+            return Accumulation({})
         return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))
     if int(stated) != seen:
         note = (
@@ -147,7 +160,7 @@ def accumulation_for(
     values = {_NAME: str(wanted)} if wanted != seen else {}
     becomes, note = round(micro * wanted), ""
     if values:
-        note = f"Launch has accumulation {wanted}; step times at all batch sizes are " + (
+        note = f"Launch has accumulation {wanted}; step times at other batch sizes are " + (
             f"with the current {seen} micro-batches" if seen > 1 else "without accumulation"
         )
     if becomes == samples:
@@ -162,9 +175,10 @@ def accumulation_for(
 def _without_placeholder(
     makeup: StepMakeup, samples: int, seen: int, present: int, chosen: int
 ) -> str:
-    """Of a command that sets the micro-batch alone; nothing where it does not accumulate."""
+    """Of a command that sets the micro-batch alone; nothing where a larger one is what was asked
+    for, without accumulation."""
     becomes = round(samples * chosen / present)
-    if seen == 1 or becomes == samples:
+    if becomes == samples or (seen == 1 and chosen > present):
         return ""
     keeps = max(1, round(seen * present / chosen))
     framework = FRAMEWORKS.get(makeup.loop)
@@ -176,6 +190,11 @@ def _without_placeholder(
     changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"
     if chosen > present * seen:
         return f"{changes}: only a batch size of at most {present * seen} keeps it"
+    if seen == 1 and framework is None:
+        return (
+            f"{changes}: to keep it, call the optimizer's step() and zero_grad() after every "
+            f"{keeps} batches only, and divide the loss by {keeps}"
+        )
     nearest = round(becomes * keeps / seen)
     aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest})"
     return (
@@ -214,6 +233,11 @@ class Recommendation:
     batch: int | None
     limits: BatchLimits
 
+    @property
+    def furthest(self) -> int | None:
+        """The batch size that anything is said of: the option's, where there is one."""
+        return self.limits.option.batch_size if self.limits.option is not None else self.batch
+
 
 def recommend(
     bounds: Bounds,
@@ -226,7 +250,8 @@ def recommend(
     effective: EffectiveBatch | None = None,
 ) -> Recommendation:
     """The saturation batch size within the bounds; the ``present`` one where that is not faster
-    by more than the curve may be wrong.
+    by more than the curve may be wrong, or where it would change the samples of an optimizer step,
+    unless the user marked the batch size (then it is an option next to the present one).
 
     ``curve`` has the steps up to ``bounds.most``. Where it is empty the ``present`` batch size
     stays, if that fits, and ``without_curve`` says why there is none. ``unfit`` says why no batch
@@ -277,16 +302,85 @@ def recommend(
             best, limits = stays, dataclasses.replace(limits, reason=reason)
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
+        fastest, samples = best, effective.samples_at(effective.present or best)
         if effective.most is not None and best > effective.most:
             best, samples = effective.most, effective.samples_at(effective.most)
             reason = f"{effective.keeper} keeps the effective batch size of {samples}"
             limits = dataclasses.replace(limits, reason=reason)
         elif most is not None and not effective.is_kept:
+            if limits.trains is None and not effective.may_change:
+                best, limits = _learning_kept(effective, best, most, limits)
             best, limits = _with_steps_left(bounds, effective, best, limits, curve.tile)
+        best, limits = _dividing(effective, best, most, limits)
+        if fastest != best and not effective.infers:
+            option = _option(bounds, curve, effective, best, fastest)
+            limits = dataclasses.replace(limits, option=option)
         few = _few_steps(bounds, effective.samples_at(best))
     else:
         few = _few_steps(bounds, best or 0)
     return Recommendation(best, dataclasses.replace(limits, epoch_steps=few))
+
+
+def _learning_kept(
+    effective: EffectiveBatch, best: int, most: int, limits: BatchLimits
+) -> tuple[int, BatchLimits]:
+    """The present batch size, where ``best`` changes the samples of a step, which nobody asked for;
+    unless it does not fit."""
+    present = effective.present
+    if not present or present > most or best == present:
+        return best, limits
+    samples = effective.samples_at(present)
+    if effective.samples_at(best) == samples:
+        return best, limits
+    reason = f"keeps the effective batch size of {samples}"
+    return present, dataclasses.replace(limits, reason=reason)
+
+
+def _dividing(
+    effective: EffectiveBatch, best: int, most: int | None, limits: BatchLimits
+) -> tuple[int, BatchLimits]:
+    """A micro-batch of which a whole number makes the samples of a step, where accumulation keeps
+    those, or has to, as the present batch size does not fit; no less than half of ``best``."""
+    present, makeup = effective.present, effective.makeup
+    if not present or limits.by_noise is not None or effective.infers:
+        return best, limits
+    too_large = most is not None and present > most and not effective.may_change
+    if not effective.is_kept and not too_large:
+        return best, limits
+    total = present * ((makeup.accumulation if makeup is not None else None) or 1)
+    found = next((each for each in range(best, best // 2, -1) if total % each == 0), best)
+    if found == best or total % best == 0:
+        return best, limits
+    reason = f"the largest that divides the effective batch size of {effective.samples_at(found)}"
+    if effective.samples_at(found) != effective.samples_at(present):
+        reason = f"the largest of which {total // found} make the {total} samples of a step"
+    return found, dataclasses.replace(limits, reason=reason)
+
+
+def _option(
+    bounds: Bounds, curve: Curve, effective: EffectiveBatch, best: int, fastest: int
+) -> BatchOption | None:
+    """What is clearly faster than ``best``, next to it; ``None``: nothing that leaves an epoch its
+    steps."""
+    size, _ = _with_steps_left(bounds, effective, fastest, BatchLimits(None, None), curve.tile)
+    before, after = effective.samples_at(best), effective.samples_at(size)
+    now, then = rate_at(curve, best), rate_at(curve, size)
+    if before == after or not now or not then or _no_clear_gain(curve, best, size):
+        return None
+    optimizer = family(effective.optimizer)
+    rate = learning_rate(optimizer, before, after, None)
+    return BatchOption(
+        batch_size=size,
+        samples=after,
+        samples_now=before,
+        gain=then / now,
+        steps=_epoch_steps(bounds, after),
+        steps_now=_epoch_steps(bounds, before),
+        optimizer=effective.optimizer,
+        rate_factor=rate.factor,
+        rate_rule=rate.rule if rate.factor is not None else "",
+        rate_source=rate.source if rate.factor is not None else "",
+    )
 
 
 def _with_steps_left(
@@ -353,5 +447,12 @@ def _few_steps(bounds: Bounds, of_step: int) -> int | None:
     samples = bounds.data_set
     if not of_step or samples is None or of_step * FEW_STEPS <= samples:
         return None
-    steps = samples / of_step
+    return _epoch_steps(bounds, of_step)
+
+
+def _epoch_steps(bounds: Bounds, of_step: int) -> int | None:
+    """Optimizer steps of an epoch with so many samples each; ``None``: not known."""
+    if bounds.data_set is None:
+        return None
+    steps = bounds.data_set / of_step
     return max(1, math.floor(steps) if bounds.drops_last else math.ceil(steps))

@@ -16,7 +16,7 @@ from trainfit.plan.sizing.costing import (
     speed_of,
     steady_work,
 )
-from trainfit.plan.sizing.curve import Curve, knee
+from trainfit.plan.sizing.curve import Curve, knee, parts_of
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepMakeup
@@ -99,13 +99,13 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Con
     An optimizer step with gradient accumulation uses several batches.
     """
     low, high = step.range_s
-    batches = batches_per_step(makeup)
+    batches = _batches_of(step, makeup)
     source = (
         f"the lower bound of the 90% prediction interval for {gpu}: {duration(low)} to "
         f"{duration(high)}"
     )
     if batches > 1:
-        source += f", for {batches} batches (gradient accumulation)"
+        source += f", for {batches:g} batches (gradient accumulation)"
     busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0
     return Consumer(low / batches, low / batches * min(1.0, busy), source=source)
 
@@ -113,6 +113,39 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Con
 def batches_per_step(makeup: StepMakeup | None) -> int:
     """Batches of the DataLoader that an optimizer step uses; 1 where that is not known."""
     return (makeup.loader_batches if makeup is not None else None) or 1
+
+
+def _batches_of(step: StepSpeed, makeup: StepMakeup | None) -> float:
+    """Batches of the DataLoader that ``step`` uses, which may have another accumulation than the
+    steps of ``makeup``."""
+    batches = float(batches_per_step(makeup))
+    if batches == 1 or makeup is None or not makeup.accumulation or not step.samples_per_s:
+        return batches
+    return batches * parts_of(step) / makeup.accumulation
+
+
+def launched_step(
+    recording: Recording | None, batch: int, parts: int, curve: Curve, machine: Machine
+) -> StepSpeed | None:
+    """The step with ``parts`` micro-batches of ``batch`` samples: that of ``recording``, its run,
+    or what the curve's has in proportion; ``None``: not known."""
+    if recording is not None and recording.steps and has_rates(machine.gpu):
+        took = step_time(steady_work(recording), machine)
+        return speed_of(took, batch, samples_per_batch(recording, batch))
+    near = next((each for each in curve.steps if each.batch_size == batch), None)
+    if near is None or not near.samples_per_s:
+        return None
+    share = parts / parts_of(near)
+    low, high = near.range_s
+    return dataclasses.replace(
+        near,
+        seconds=share * near.seconds,
+        range_s=(share * low, share * high),
+        gpu_s=share * near.gpu_s,
+        host_s=share * near.host_s,
+        copies_s=share * near.copies_s,
+        core_s=None if near.core_s is None else share * near.core_s,
+    )
 
 
 def _utilization(work: Work, gpu: GpuSpec, seconds: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from trainfit.results.changes import NOT_NEEDED, LaunchPart, changes_by_hand
@@ -28,6 +29,7 @@ def _reason(part: LaunchPart) -> str:
         "not set": f"was {part.present}, " if _is_removed(part) else "not set: ",
         "by hand": f"in {_file(part)}, {was}",
         "cannot tell": "cannot tell: ",
+        "option": "option: ",
     }
     return before[part.status] + (part.reason or "reason not known")
 
@@ -50,6 +52,12 @@ def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
         f"change {place}: {line}" if place else f"change in the script: {line}"
         for place, line in changes_by_hand(parts)
     ]
+
+
+def change_text(part: LaunchPart) -> str:
+    """Where one part is written in the script, and what to write there."""
+    by_hand = dataclasses.replace(part, status="by hand")
+    return ": ".join(changes_by_hand([by_hand])[0])
 
 
 def threads_text(parts: Sequence[LaunchPart]) -> str:

@@ -550,7 +550,11 @@ def _faults(result: LoaderResult) -> Items | None:
             each.title + (f" (with {settings_words(each.loader)})" if each.loader else ""),
             "bad",
             each.kind,
-            rows(("fix", each.fix.action, 1), ("evidence", each.cause)),
+            rows(
+                ("line", str(each.place or ""), 1),
+                ("fix", each.fix.action, 1),
+                ("evidence", each.cause),
+            ),
             detail=2,
         )
         for each in all_faults(result)

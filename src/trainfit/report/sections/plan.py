@@ -64,13 +64,14 @@ _STATUS: Final = {
     "not set": "left unset",
     "by hand": "change in the script",
     "cannot tell": "cannot tell",
+    "option": "option, not in the launch command",
 }
 _LOADER: Final = {
     "gpu": "keeps up with the GPU",
     "loader": "is the bottleneck",
     "unknown": "not known whether it keeps up",
 }
-_ORDER: Final = ("set", "by hand", "kept", "not set", "cannot tell")
+_ORDER: Final = ("set", "by hand", "option", "kept", "not set", "cannot tell")
 
 
 _BASIS: Final = {
@@ -293,7 +294,7 @@ def _speed_tiles(result: PlanResult, step: StepSpeed) -> Iterator[Tile]:
 
 
 def _value(part: LaunchPart) -> str:
-    value = part.line if part.status == "by hand" else part.value
+    value = part.line if part.status == "by hand" and part.line else part.value
     was = f" (was {part.present})" if part.present and part.present != part.value else ""
     status = "" if part.status == "set" else _STATUS[part.status]
     return f"{value}{was}" + (f" · {status}" if status and value else status)

@@ -8,11 +8,11 @@ from typing import Final
 from trainfit.report.blocks import Facts
 from trainfit.report.blocks import facts as facts_of
 from trainfit.report.notes import protection_notes
-from trainfit.report.sections.launch import left_out_text, removed_text, threads_text
+from trainfit.report.sections.launch import change_text, left_out_text, removed_text, threads_text
 from trainfit.report.sections.loading import effect_text, helps, input_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
-from trainfit.results.changes import Remedies, Remedy
+from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
@@ -161,6 +161,22 @@ def _batch(result: PlanResult) -> str:
     return f"{best}: {'; '.join(batch_reasons(result, best, limits))}"
 
 
+def _option(result: PlanResult) -> str:
+    """A faster batch size that changes what is learned."""
+    part = _option_part(result)
+    return f"{part.value}: {part.reason}" if part is not None else ""
+
+
+def _option_line(result: PlanResult) -> str:
+    """Where it is written, if not in the command."""
+    part = _option_part(result)
+    return change_text(part) if part is not None and part.place else ""
+
+
+def _option_part(result: PlanResult) -> LaunchPart | None:
+    return next((part for part in result.launch_parts if part.status == "option"), None)
+
+
 def _amp(result: PlanResult) -> str:
     """Autocast both ways; why another setting, where the launch command has one."""
     other, choice = result.other_amp, result.amp_choice
@@ -299,7 +315,10 @@ def _wrong_data(result: PlanResult) -> str:
     found = result.loading.result if result.loading is not None else None
     faults = found.faults if found is not None else ()
     wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
-    return f"{wrong.title}; fix: {wrong.fix.action}" if wrong is not None else ""
+    if wrong is None:
+        return ""
+    at = f" ({wrong.place})" if wrong.place is not None else ""
+    return f"{wrong.title}{at}; fix: {wrong.fix.action}"
 
 
 def _threads(result: PlanResult) -> str:
@@ -350,10 +369,14 @@ def _files(result: PlanResult) -> str:
 
 
 #: Kinds of faults of a DataLoader by which its workers give wrong samples.
-_WRONG_DATA = ("shared_handle", "handle_before_fork", "iterable_not_sharded")
+_WRONG_DATA = (
+    *("shared_handle", "handle_before_fork", "iterable_not_sharded", "generator_copied"),
+)
 #: What is shown, in this order: its name, its detail, its text.
 _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
+    ("option", 8, _option),
+    ("its line", 9, _option_line),
     ("AMP", 30, _amp),
     ("step", 10, _step),
     ("samples", 25, _makeup),

@@ -138,6 +138,17 @@ class SampleScan:
 
 
 @dataclasses.dataclass(frozen=True)
+class CallSite:
+    """A line of the user's, ``place`` ("file:line"), with what it calls: the name and the
+    parameters of the function (of a class: its own, without ``self``). Without a place it is the
+    class of an object whose method is called, made anywhere."""
+
+    place: str
+    called: str = ""
+    parameters: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class LoaderInfo:
     """The DataLoader that fed the first step.
 
@@ -146,8 +157,9 @@ class LoaderInfo:
     batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops). ``scan`` is a look at its samples (``None``: it was not asked
-    for, or the DataLoader was gone by then). ``drops_last``:
-    an epoch ends with its last full batch. Of a run without an optimizer step it may be the loader
+    for, or the DataLoader was gone by then). ``drops_last``: an epoch ends with its last full
+    batch. ``sites`` are the user's calls that it was made in, the innermost first. Of a run without
+    an optimizer step it may be the loader
     that gave none: its data set has less than one batch.
     """
 
@@ -162,6 +174,7 @@ class LoaderInfo:
     varies: bool = False
     scan: SampleScan | None = None
     drops_last: bool = False
+    sites: tuple[CallSite, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,6 +83,17 @@ def frame_of_user(frame: FrameType | None) -> str | None:
     return None
 
 
+def calls_of_user(frame: FrameType | None, most: int = 12) -> list[tuple[FrameType, FrameType]]:
+    """The user's frames from ``frame`` outwards, each with the frame that it called."""
+    found: list[tuple[FrameType, FrameType]] = []
+    while frame is not None and frame.f_back is not None and len(found) < most:
+        outer = frame.f_back
+        if not is_library(outer.f_code.co_filename):
+            found.append((outer, frame))
+        frame = outer
+    return found
+
+
 def line_of_user(trace: TracebackType | None) -> str | None:
     """Likewise, of the frames an exception passed through."""
     found = None

@@ -1,0 +1,190 @@
+"""The lines of a user's files that its tunables come from, where no option says them.
+
+Of the user's calls that led to the DataLoader the innermost that has the batch size itself is the
+line: ``fit(model, data, batch_size=32)`` of a library that makes the DataLoader, too. A name, an
+attribute or an entry in its place is looked for in those files: a parameter's default, a field of a
+configuration class, an argument of a call, an entry of a dictionary. Only where one place alone has
+the number is it the line. Other settings of the DataLoader are arguments of the innermost call that
+has a parameter for them. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.lint.source import Source, UnreadableError, load
+from trainfit.plan.command.options import tunable_of
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import LOADER_TUNABLES
+from trainfit.results.changes import ScriptLine
+from trainfit.results.runs.trace import CallSite
+
+_LOADER: Final = "DataLoader"
+_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {_LOADER: ("dataset", "batch_size")}
+
+
+def script_lines(
+    command: Command, batch: int | None, sites: Sequence[CallSite]
+) -> dict[str, ScriptLine]:
+    """The lines to change, by tunable; fewer where that cannot be told.
+
+    ``batch`` is the batch size that was seen (``None``: not known); ``sites`` are the user's calls
+    that the DataLoader was made in, the innermost first.
+    """
+    files = [_file_of(site) for site in sites if site.place]
+    if command.kind == "script":
+        files.append(command.name)
+    names = {str(Path(name).resolve()): name for name in reversed(files)}
+    sources = [each for name in names.values() if (each := _read(name)) is not None]
+    search = _Search(sources, sites)
+    found = search.settings()
+    line = search.batch(batch) if batch is not None else None
+    return {**found, "batch_size": line} if line is not None else found
+
+
+def _file_of(site: CallSite) -> str:
+    return site.place.rpartition(":")[0]
+
+
+def _read(name: str) -> Source | None:
+    try:
+        return load(Path(name), name)
+    except UnreadableError:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    sources: Sequence[Source]
+    sites: Sequence[CallSite]
+
+    def settings(self) -> dict[str, ScriptLine]:
+        """Of the DataLoader, but for the batch size; none where the user makes it."""
+        found: dict[str, ScriptLine] = {}
+        for site, source, call in self._calls():
+            name = _name(call.func)
+            if name == _LOADER:
+                return {}
+            for each in site.parameters if name == site.called else ():
+                if (tunable := tunable_of(each)) in LOADER_TUNABLES and tunable not in found:
+                    place = f"{source.name}:{call.lineno}"
+                    found[tunable] = ScriptLine(place, f"{each}={{}}", name)
+        return found
+
+    def batch(self, batch: int) -> ScriptLine | None:
+        """Where the batch size is written; ``None``: nowhere, or in several places."""
+        wanted: set[str] = set()
+        for _, source, call in self._calls():
+            found = list(self._arguments(source, call, batch, set()))
+            if found:
+                return found[0][1]
+            wanted |= _names_of(call)
+        lines = [each for source in self.sources for each in self._written(source, batch, wanted)]
+        asked = [line for name, line in lines if name in wanted]
+        different = list(dict.fromkeys(asked or [line for _, line in lines]))
+        return different[0] if len(different) == 1 else None
+
+    def _calls(self) -> Iterator[tuple[CallSite, Source, ast.Call]]:
+        """The calls that the DataLoader was made in, the innermost first."""
+        by_path = {source.path.resolve(): source for source in self.sources}
+        for site in self.sites:
+            source = by_path.get(Path(_file_of(site)).resolve())
+            number = site.place.rpartition(":")[2]
+            if source is None or not number.isdigit():
+                continue
+            line = int(number)
+            calls = [
+                node
+                for node in ast.walk(source.tree)
+                if isinstance(node, ast.Call)
+                and node.lineno <= line <= (node.end_lineno or node.lineno)
+            ]
+            calls.sort(key=lambda call: (call.end_lineno or 0) - call.lineno)
+            yield from ((site, source, call) for call in calls)
+
+    def _arguments(
+        self, source: Source, call: ast.Call, batch: int, wanted: set[str]
+    ) -> Iterator[tuple[str, ScriptLine]]:
+        """Arguments of a call that are the number, by their names or their parameters'."""
+        name = _name(call.func)
+        given = [(each.arg or "", each.value) for each in call.keywords]
+        known = {site.called: site.parameters for site in reversed(self.sites)}
+        for each, parameter in zip(call.args, {**known, **_PARAMETERS}.get(name, ()), strict=False):
+            if isinstance(each, ast.Starred):
+                break
+            given.append((parameter, each))
+        for parameter, value in given:
+            if _is_it(parameter, value, batch, wanted):
+                place = f"{source.name}:{value.lineno}"
+                yield parameter, ScriptLine(place, f"{parameter}={{}}", name)
+
+    def _written(
+        self, source: Source, batch: int, wanted: set[str]
+    ) -> Iterator[tuple[str, ScriptLine]]:
+        """Each place where a name of the batch size has the number."""
+
+        def found(name: str, value: ast.expr, text: str) -> Iterator[tuple[str, ScriptLine]]:
+            if _is_it(name, value, batch, wanted):
+                yield name, ScriptLine(f"{source.name}:{value.lineno}", text)
+
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Call):
+                # Of a DataLoader that feeds the training the line is known: this is another.
+                if not self.sites or _name(node.func) != _LOADER:
+                    yield from self._arguments(source, node, batch, wanted)
+            elif isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield from found(key.value, value, f'"{key.value}": {{}}')
+            elif isinstance(node, ast.Assign):
+                for target in node.targets:
+                    yield from found(_name(target), node.value, f"{source.text(target)} = {{}}")
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                head = f"{source.text(node.target)}: {source.text(node.annotation)}"
+                yield from found(_name(node.target), node.value, f"{head} = {{}}")
+            elif isinstance(node, ast.arguments):
+                for name, value in _defaults(node):
+                    yield from found(name, value, f"{name}={{}}")
+
+
+def _names_of(call: ast.Call) -> set[str]:
+    """Names that stand for the batch size among a call's arguments."""
+    given = [each.value for each in call.keywords if _is_batch(each.arg or "")]
+    if _name(call.func) == _LOADER and len(call.args) > 1:
+        given.append(call.args[1])
+    given += [each for each in call.args if _is_batch(_name(each))]
+    return {_name(each) for each in given} - {""}
+
+
+def _defaults(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    by_place = [*node.posonlyargs, *node.args]
+    at = len(by_place) - len(node.defaults)
+    names = [each.arg for each in (*by_place[at:], *node.kwonlyargs)]
+    for name, value in zip(names, (*node.defaults, *node.kw_defaults), strict=True):
+        if value is not None:
+            yield name, value
+
+
+def _is_it(name: str, value: ast.expr, batch: int, wanted: set[str]) -> bool:
+    if not isinstance(value, ast.Constant) or type(value.value) is not int:
+        return False
+    return value.value == batch and (_is_batch(name) or name in wanted)
+
+
+def _is_batch(name: str) -> bool:
+    return tunable_of(name) == "batch_size"
+
+
+def _name(node: ast.expr) -> str:
+    """The last name of an expression: of a variable, an attribute, an entry."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return ""
