@@ -112,18 +112,19 @@ def asked(case: Case, folder: Path, text: str) -> Answer:
 
 
 def _run(line: str, place: Path, environment: dict[str, str]) -> tuple[str, int]:
-    """What a command line prints, and its exit status (124: it took too long)."""
+    """What a command line prints (on stderr, where it prints nothing else), and its exit
+    status."""
     process = subprocess.Popen(
         ["bash", "-c", line], cwd=place, env=environment, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        screen, _ = process.communicate(timeout=LONGEST_S)
+        screen, errors = process.communicate(timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        return process.communicate()[0] or "", 124
-    return screen, process.returncode
+        screen, errors = process.communicate()
+    return screen or errors, process.returncode
 
 
 def findings_of(path: Path) -> tuple[tuple[str, str], ...]:
