@@ -1,7 +1,7 @@
 """The cases of bench/cases.py: what a folder's ``cases.toml`` says of its scripts.
 
-``[commands]`` has command lines by name; ``{script}`` and ``{out}`` (where the result is to be
-written) are filled in. Each ``[case.NAME]`` has:
+``[commands]`` has command lines by name; ``{script}`` (always "train.py") and ``{out}`` (where
+the result is to be written) are filled in. Each ``[case.NAME]`` has:
 
     section      what it is of, a number: figures are made of each
     command      one of the names, or a command line of its own
@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+#: The name under which every script is run: its own would match what its screen has to say.
+NEUTRAL: Final = "train.py"
 #: Lines of a screen that are its first.
 FIRST_LINES: Final = 8
 #: Findings that say what else the machine does, which no script decides.

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from _bench import Figure, finish
-from _case_table import Answer, Case, TableError, alarms, faults, load
+from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load
 
 FOLDER: Final = Path(__file__).with_name("case_scripts")
 #: Of each section, the cases that --quick runs; seconds that one run may last.
@@ -98,13 +98,14 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def asked(case: Case, folder: Path, text: str) -> Answer:
-    """What trainfit says of the script with this text, in a copy of the folder."""
+    """What trainfit says of the script with this text, in a copy of the folder, under a name that
+    tells nothing."""
     with tempfile.TemporaryDirectory(prefix="trainfit-cases-") as scratch:
         place = Path(scratch) / "scripts"
         shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__", "cases.toml"))
-        (place / case.file).write_text(text, encoding="utf-8")
+        (place / NEUTRAL).write_text(text, encoding="utf-8")
         out = Path(scratch) / "result.json"
-        line = case.command.replace("{script}", case.file).replace("{out}", str(out))
+        line = case.command.replace("{script}", NEUTRAL).replace("{out}", str(out))
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         state = {"XDG_STATE_HOME": scratch, "COLUMNS": "100", "PATH": path}
         screen, status = _run(line, place, {**os.environ, **state})
