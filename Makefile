@@ -119,6 +119,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/loader_accuracy.py --quick
 	$(BIN)/python bench/launch.py --quick
 	$(BIN)/python bench/launch_choice.py --quick
+	$(BIN)/python bench/cases.py --quick
 	$(BIN)/python bench/watch_rules.py --quick
 	$(BIN)/python bench/watch_overhead.py --quick
 	$(BIN)/python bench/pace.py

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from _bench import Figure, finish
-from _case_table import Answer, Case, TableError, alarms, faults, load
+from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load
 
 FOLDER: Final = Path(__file__).with_name("case_scripts")
 #: Of each section, the cases that --quick runs; seconds that one run may last.
@@ -98,13 +98,14 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def asked(case: Case, folder: Path, text: str) -> Answer:
-    """What trainfit says of the script with this text, in a copy of the folder."""
+    """What trainfit says of the script with this text, in a copy of the folder, under a name that
+    tells nothing."""
     with tempfile.TemporaryDirectory(prefix="trainfit-cases-") as scratch:
         place = Path(scratch) / "scripts"
         shutil.copytree(folder, place, ignore=shutil.ignore_patterns("__pycache__", "cases.toml"))
-        (place / case.file).write_text(text, encoding="utf-8")
+        (place / NEUTRAL).write_text(text, encoding="utf-8")
         out = Path(scratch) / "result.json"
-        line = case.command.replace("{script}", case.file).replace("{out}", str(out))
+        line = case.command.replace("{script}", NEUTRAL).replace("{out}", str(out))
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
         state = {"XDG_STATE_HOME": scratch, "COLUMNS": "100", "PATH": path}
         screen, status = _run(line, place, {**os.environ, **state})
@@ -112,18 +113,19 @@ def asked(case: Case, folder: Path, text: str) -> Answer:
 
 
 def _run(line: str, place: Path, environment: dict[str, str]) -> tuple[str, int]:
-    """What a command line prints, and its exit status (124: it took too long)."""
+    """What a command line prints (on stderr, where it prints nothing else), and its exit
+    status."""
     process = subprocess.Popen(
         ["bash", "-c", line], cwd=place, env=environment, text=True, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        screen, _ = process.communicate(timeout=LONGEST_S)
+        screen, errors = process.communicate(timeout=LONGEST_S)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
-        return process.communicate()[0] or "", 124
-    return screen, process.returncode
+        screen, errors = process.communicate()
+    return screen or errors, process.returncode
 
 
 def findings_of(path: Path) -> tuple[tuple[str, str], ...]:

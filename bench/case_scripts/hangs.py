@@ -11,4 +11,4 @@ class Hangs(Images):
 
 
 if __name__ == "__main__":
-    train(batches(Hangs(), num_workers=1), steps=300)
+    train(batches(Hangs(), num_workers=1), steps=100)

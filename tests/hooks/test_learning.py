@@ -207,6 +207,38 @@ def evaluation_mode(device: str) -> None:
         model.eval()
 
 
+def sanity_check(device: str) -> None:
+    """An evaluation before the first step, and no train() after it."""
+    model = net(device)
+    model.train()
+    model.eval()
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
+def kept_in_evaluation(device: str) -> None:
+    """As from_pretrained gives it: nobody said train()."""
+    model = net(device).eval()
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
+def checked_before(device: str) -> None:
+    model = net(device)
+    model.train()
+    model.eval()
+    model.train()
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
+def restored_by_attribute(device: str) -> None:
+    """As Lightning does it after its validation."""
+    model = net(device)
+    model.train()
+    model.eval()
+    for module in model.modules():
+        module.training = True
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
 def mostly_frozen(device: str) -> None:
     model = nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 64), nn.Linear(64, 1)).to(device)
     model.requires_grad_(False)
@@ -279,6 +311,14 @@ def test_detached(watched: Callable[..., LearningFacts]) -> None:
     assert (facts.optimized, facts.without_gradient) == (4, 2)
     assert kinds(facts) == ["no_gradient"]
     assert of_learning(facts)[0].title.startswith("2 of 4 trainable tensors had no gradient")
+
+
+def test_an_evaluation_before_the_first_step_may_leave_its_mode(
+    watched: Callable[..., LearningFacts],
+) -> None:
+    assert kinds(watched(sanity_check)) == ["evaluation_mode"]
+    for training in (checked_before, kept_in_evaluation, restored_by_attribute):
+        assert kinds(watched(training)) == []
 
 
 def test_the_lines(watched: Callable[..., LearningFacts]) -> None:

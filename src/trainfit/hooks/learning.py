@@ -62,6 +62,7 @@ class LearningObserver:
         self._unscaled = False
         self._model: weakref.ref[Any] | None = None
         self._trained_before = False
+        self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
         self._evaluating: str | None = None
         self._wrong_mode: str | None = None
         self._micro_batches: Counter[int] = Counter()
@@ -116,17 +117,26 @@ class LearningObserver:
                 self._checkpoint = self._place() or ""
 
     def mode_set(self, model: Any, training: bool) -> None:
-        """``model.train(training)``, which concerns all its parts."""
+        """``model.train(training)``, which concerns all its parts.
+
+        A model that comes in evaluation mode (from_pretrained) may be meant to stay in it: what
+        counts is one that was trained, or told to train, before it was switched.
+        """
         self.awake = True
         known = self._model() if self._model is not None else None
         if training:
             if known is model:
                 self._evaluating = None
-        elif self._trained_before and _behaves_by_mode(model):
+            if not self._trained_before:
+                self._told_to_train.add(model)
+        elif self._is_to_train(model) and _behaves_by_mode(model):
             parts = known.modules() if known is not None else ()
             if self._evaluating is not None and any(part is model for part in parts):
                 return  # it is told to the parts, too
             self._model, self._evaluating = weakref.ref(model), self._place() or ""
+
+    def _is_to_train(self, model: Any) -> bool:
+        return self._trained_before or model in self._told_to_train
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins: its gradients are what it will use."""
@@ -148,7 +158,7 @@ class LearningObserver:
     def _look_at_mode(self, optimizer: Any) -> None:
         """A part may stay in evaluation mode while the rest is trained: frozen layers."""
         model = self._model() if self._model is not None else None
-        if model is not None:
+        if model is not None and not model.training:  # some set the attribute to switch back
             parts = {id(tensor) for tensor in model.parameters()}
             if all(id(tensor) in parts for tensor in _tensors(optimizer) if tensor.requires_grad):
                 self._wrong_mode = self._evaluating
