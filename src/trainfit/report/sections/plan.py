@@ -144,11 +144,16 @@ def _memory(result: PlanResult) -> list[Section]:
         figures_table(columns),
         peak_facts(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         facts(
-            ("evaluation", _evaluation(result), 5),
+            (_evaluation_label(result), _evaluation(result), 5),
             ("held", f"{size(others)} by other processes" if others else "", 20),
         ),
         quantities(now.memory),
     )
+
+
+def _evaluation_label(result: PlanResult) -> str:
+    end = result.epoch_end
+    return "evaluation" if end is None or end.evaluation == "simulated" else end.title
 
 
 def _evaluation(result: PlanResult) -> str:
