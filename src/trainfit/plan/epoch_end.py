@@ -160,11 +160,13 @@ def _measured(
     unused = max(0, ends[-1].peak_reserved - max(*peaks[-1], *_peaks(ends[-1])))
     device = allocated + unused + model.context_bytes
     fits = device <= model.capacity_bytes
-    if not fits and not left and peaks[-1][1] <= peaks[-1][0]:
+    extra = allocated - max([peaks[-1][0], *_peaks(ends[-1])])
+    if not fits and extra < model.capacity_bytes:
         # The allocator frees cached blocks before it fails.
-        limited = model.limited(streams[-1])
+        held = model.other_processes_bytes + max(0, extra)
+        limited = dataclasses.replace(model, other_processes_bytes=held).limited(streams[-1])
         if limited.fits:
-            device, fits = limited.peak_reserved + model.context_bytes, True
+            device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
     found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(max(grows)))
     if fits:
         return found, ()
@@ -219,6 +221,8 @@ def _at_the_end(memory: FullMemory, allocated: int, times: float) -> FullMemory:
 # Batch sizes with which the evaluation fits.
 
 
+#: Memory that differs by less is that of training.
+_ALIKE: Final = 0.02
 #: Batch sizes that are simulated until one fits where the rule says that it does.
 _TRIALS: Final = 3
 
@@ -238,7 +242,7 @@ def _limited(
     if seen.device_bytes is None or best is None or peak is None:
         return chosen, there
     fits = seen.device_bytes <= model.usable_bytes
-    if fits and seen.device_bytes <= peak.peak_reserved + model.context_bytes:
+    if fits and seen.device_bytes <= (1 + _ALIKE) * (peak.peak_reserved + model.context_bytes):
         return chosen, there  # training is what limits
     other = present if there is not None and chosen.spec == AS_WRITTEN else None
     if other is None:
@@ -247,7 +251,7 @@ def _limited(
     largest = _largest(seen, other, model.capacity_bytes)
     allowed = _largest(seen, other, model.usable_bytes) or 0
     trained = chosen.batches.largest
-    if largest is None or (fits and trained is not None and largest >= trained):
+    if largest is None or (fits and trained is not None and largest >= (1 - _ALIKE) * trained):
         return chosen, there
     if fits or (allowed == 0 and seen.fits):
         return _with(job, chosen, best, (largest, allowed or best), what), there
