@@ -84,15 +84,13 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
             return SampleScan(is_stacked=True)
         return SampleScan(reason=cannot_look(error))
     sizes = SampleSizes.of(found, shapes)
-    scan = SampleScan(looked_at=len(found), samples=count)
+    if not is_stacked:
+        with _own_randomness():
+            is_stacked = _stacks(loader, _sample(loader, found[0]))
+    scan = SampleScan(looked_at=len(found), samples=count, is_stacked=is_stacked)
     if not sizes.parts or not _reaches_batches(loader, sizes):
         elements = sum(map(math.prod, shapes[0].values()))
-        if not is_stacked:
-            with _own_randomness():
-                is_stacked = _stacks(loader, _sample(loader, found[0]))
-        return dataclasses.replace(
-            scan, typical_elements=elements, longest_elements=elements, is_stacked=is_stacked
-        )
+        return dataclasses.replace(scan, typical_elements=elements, longest_elements=elements)
     return _of_sizes(loader, scan, sizes, batches)
 
 
