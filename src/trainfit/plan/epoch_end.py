@@ -14,7 +14,7 @@ import numpy as np
 
 from trainfit.findings.out_of_memory import FullMemory, of_full_memory
 from trainfit.memory.held import full_memory
-from trainfit.memory.replay import Replay, Stream
+from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -22,7 +22,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import Finding
-from trainfit.results.runs.recording import STEP_END
+from trainfit.results.runs.recording import KINDS, STEP_END
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut
 
@@ -59,7 +59,7 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
     best = chosen.batches.recommended
-    if present.evaluation != "simulated" or not best or job.batch is None:
+    if present.device_bytes is None or not best or job.batch is None:
         return EpochEnds(chosen, present, None, findings)
     if best == job.batch and chosen.spec == AS_WRITTEN:
         there = None
@@ -90,6 +90,7 @@ class _Evaluations:
             why = "no DataLoader tells where an epoch ends"
             return EpochEnd("not simulated", why, batch_size=batch), ()
         each = (makeup.loader_batches if makeup is not None else None) or 1
+        spec = job.sized(spec)
         specs = [_cut(spec, loader.index, _STEPS * each, length) for length in lengths]
         try:
             for one in specs:
@@ -105,7 +106,10 @@ class _Evaluations:
             ended = traces[-1].outcome.status == "ended"
             why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
             saved = coverage is not None and coverage.saved
-            return EpochEnd("none", why, saved=saved, batch_size=batch), ()
+            end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
+            return dataclasses.replace(
+                end, evaluation="none", reason=why, saved=saved, batch_size=batch
+            ), findings
         end, findings = _measured(job, traces, lengths, coverage.evaluation_batches)
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
 
@@ -125,30 +129,66 @@ def _went_on(trace: Trace) -> bool:
 
 
 def _measured(
-    job: PlannedJob, traces: list[Trace], lengths: tuple[int, ...], length: int | None
+    job: PlannedJob,
+    traces: list[Trace],
+    lengths: tuple[int, ...],
+    length: int | None,
+    *,
+    is_seen: bool = True,
 ) -> tuple[EpochEnd, tuple[Finding, ...]]:
-    """The peak after the last step, at the lengths that were simulated and at the real one."""
-    ends = [_after_steps(job.memory_model.unlimited(Stream.of(recording_of(t)))) for t in traces]
-    more, long = lengths[-1], ends[-1].peak_allocated
-    grows = 0.0
+    """The peak after an epoch's last step, at the lengths that were simulated and at the real one;
+    and that of the next epoch's steps, where what came between them has left something behind.
+
+    Where no evaluation ``is_seen``, that of the whole run, which has the end of several epochs."""
+    model, streams = job.memory_model, [Stream.of(recording_of(trace)) for trace in traces]
+    ends = [model.unlimited(stream) for stream in streams]
+    if is_seen:
+        ends = [_after_steps(end) for end in ends]
+    more, left = lengths[-1], max(0, (length or 0) - lengths[-1])
+    peaks = [
+        (end.peak_allocated, _next_peak(end, trace))
+        for end, trace in zip(ends, traces, strict=True)
+    ]
+    grows = [0.0, 0.0]
     if len(ends) > 1:
-        grows = max(0, long - ends[0].peak_allocated) / (more - lengths[0])
-    if grows and length is None:
+        pairs = zip(peaks[0], peaks[-1], strict=True)
+        grows = [max(0, long - short) / (more - lengths[0]) for short, long in pairs]
+    if any(grows) and length is None:
         return EpochEnd("not simulated", "its memory grows, and its length is not known"), ()
-    left = max(0, (length or 0) - more) if grows else 0
-    allocated = round(long + grows * left)
-    unused = max(0, ends[-1].peak_reserved - max(long, *_peaks(ends[-1])))
-    device = allocated + unused + job.memory_model.context_bytes
-    fits = device <= job.memory_model.capacity_bytes
-    if not fits and not left:  # the allocator frees cached blocks before it fails
-        limited = job.memory_model.limited(Stream.of(recording_of(traces[-1])))
+    left = left if any(grows) else 0
+    allocated = round(max(p + each * left for p, each in zip(peaks[-1], grows, strict=True)))
+    unused = max(0, ends[-1].peak_reserved - max(*peaks[-1], *_peaks(ends[-1])))
+    device = allocated + unused + model.context_bytes
+    fits = device <= model.capacity_bytes
+    extra = allocated - max([peaks[-1][0], *_peaks(ends[-1])])
+    if not fits and extra < model.capacity_bytes:
+        # The allocator frees cached blocks before it fails.
+        held = model.other_processes_bytes + max(0, extra)
+        limited = dataclasses.replace(model, other_processes_bytes=held).limited(streams[-1])
         if limited.fits:
-            device, fits = limited.peak_reserved + job.memory_model.context_bytes, True
-    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
+            device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
+    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(max(grows)))
     if fits:
         return found, ()
     full = full_memory(recording_of(traces[-1]), ends[-1])
     return found, of_full_memory(_at_the_end(full, allocated, (more + left) / more))
+
+
+#: What each step has of its own, and what is made once.
+_NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
+
+
+def _next_peak(end: Replay, trace: Trace) -> int:
+    """Of the steps of the next epoch: what was made since the last step and is still there, a copy
+    of the model for one, comes on top of the steps' own peak. 0 where no epoch follows."""
+    recording = recording_of(trace)
+    marks = np.flatnonzero(end.stream.events % 4 == STEP_END)
+    if not len(marks) or trace.outcome.status == "ended":
+        return 0
+    before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))
+    left = np.setdiff1d(after, before)
+    left = left[~np.isin(recording.alloc_kind[left], _NOT_LEFT)]
+    return max(_peaks(end), default=0) + int(end.stream.alloc_bytes[left].sum())
 
 
 def _peaks(outcome: Replay) -> list[int]:
@@ -181,6 +221,8 @@ def _at_the_end(memory: FullMemory, allocated: int, times: float) -> FullMemory:
 # Batch sizes with which the evaluation fits.
 
 
+#: Memory that differs by less is that of training.
+_ALIKE: Final = 0.02
 #: Batch sizes that are simulated until one fits where the rule says that it does.
 _TRIALS: Final = 3
 
@@ -195,11 +237,12 @@ def _limited(
     """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
     recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
     seen, model = there or present, job.memory_model
+    what = "evaluation" if seen.evaluation == "simulated" else seen.title
     best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
     if seen.device_bytes is None or best is None or peak is None:
         return chosen, there
     fits = seen.device_bytes <= model.usable_bytes
-    if fits and seen.device_bytes <= peak.peak_reserved + model.context_bytes:
+    if fits and seen.device_bytes <= (1 + _ALIKE) * (peak.peak_reserved + model.context_bytes):
         return chosen, there  # training is what limits
     other = present if there is not None and chosen.spec == AS_WRITTEN else None
     if other is None:
@@ -208,19 +251,19 @@ def _limited(
     largest = _largest(seen, other, model.capacity_bytes)
     allowed = _largest(seen, other, model.usable_bytes) or 0
     trained = chosen.batches.largest
-    if largest is None or (fits and trained is not None and largest >= trained):
+    if largest is None or (fits and trained is not None and largest >= (1 - _ALIKE) * trained):
         return chosen, there
     if fits or (allowed == 0 and seen.fits):
-        return _with(job, chosen, best, (largest, allowed or best)), there
+        return _with(job, chosen, best, (largest, allowed or best), what), there
     for _ in range(_TRIALS if allowed else 0):
         at = _recommended(chosen, allowed)
         end, _ = evaluations.at(at, chosen.spec, evaluations.lengths(present))
         if end.fits:
-            return _with(job, chosen, at, (largest, allowed)), end
+            return _with(job, chosen, at, (largest, allowed), what), end
         allowed = at // 2
         if not allowed:
             break
-    return _with(job, chosen, None, (0, 0)), there
+    return _with(job, chosen, None, (0, 0), what), there
 
 
 def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
@@ -246,16 +289,16 @@ def _recommended(chosen: AmpSetting, allowed: int) -> int:
 
 
 def _with(
-    job: PlannedJob, chosen: AmpSetting, best: int | None, most: tuple[int, int]
+    job: PlannedJob, chosen: AmpSetting, best: int | None, most: tuple[int, int], what: str
 ) -> AmpSetting:
-    """``chosen`` with another batch size; of ``most`` samples the evaluation fits, and with the
-    safety margin."""
+    """``chosen`` with another batch size; of ``most`` samples ``what`` limits it (the evaluation)
+    fits, and with the safety margin."""
     largest, memory = most
     batches = chosen.batches
     limits = batches.limits or BatchLimits(None, None)
     peak, check = batches.recommended_peak, batches.check
     if best != batches.recommended:
-        why = f"the evaluation fits up to {largest}" if best else "the evaluation does not fit"
+        why = f"the {what} fits up to {largest}" if best else f"the {what} does not fit"
         limits = dataclasses.replace(limits, reason=why, epoch_steps=None)
         peak, check = _peak(job, chosen, best)
     if limits.memory is not None:

@@ -125,14 +125,15 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class EpochEnd:
-    """What the first evaluation needs, at ``batch_size`` (``None``: whatever the script has), in a
-    run of its own.
+    """What the first evaluation needs, and what else comes after an epoch's last step, at
+    ``batch_size`` (``None``: whatever the script has), in a run of its own.
 
     ``reason`` says why it was not simulated, or how long none was seen (empty: the script has none,
     as it ended without one). ``saved``: a
     checkpoint was written meanwhile. ``allocated_bytes`` and ``device_bytes`` are the peak over
     its ``batches`` (``None``: not known, as no DataLoader was cut short), of which each leaves
-    ``batch_bytes`` behind (0: memory does not grow).
+    ``batch_bytes`` behind (0: memory does not grow), and of the next epoch's steps, where something
+    is left until then.
     """
 
     evaluation: Literal["simulated", "none", "not simulated"]
@@ -144,6 +145,13 @@ class EpochEnd:
     batches: int | None = None
     batch_bytes: int | None = None
     batch_size: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What needs the memory, in words."""
+        if self.evaluation == "simulated":
+            return "evaluation and checkpoint" if self.saved else "evaluation"
+        return "checkpoint" if self.saved else "end of an epoch"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from trainfit.results.runs.trace import (
     SampleScan,
 )
 from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes
-from trainfit.scripts.sample_scan import repeated, scan_samples
+from trainfit.scripts.sample_scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import calls_of_user, user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -368,7 +368,12 @@ class LoaderTracker:
         ``None`` where the loader is gone."""
         made = self._feeding or self._latest
         loader = made.loader() if made is not None else None
-        return None if loader is None else scan_samples(loader, seconds)
+        if loader is None:
+            return None
+        try:
+            return scan_samples(loader, seconds)
+        except Exception as error:  # the user's sampler or data set: whatever it raises
+            return SampleScan(reason=cannot_look(error))
 
     def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
         """The batch, or one of the sample that was asked for."""

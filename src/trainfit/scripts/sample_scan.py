@@ -82,17 +82,15 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
     if not found:
         if loader.collate_fn is default_collate and (loader.batch_size or 1) > 1:
             return SampleScan(is_stacked=True)
-        return SampleScan(reason=f"its samples cannot be looked at ({_first_line(error)})")
+        return SampleScan(reason=cannot_look(error))
     sizes = SampleSizes.of(found, shapes)
-    scan = SampleScan(looked_at=len(found), samples=count)
+    if not is_stacked:
+        with _own_randomness():
+            is_stacked = _stacks(loader, _sample(loader, found[0]))
+    scan = SampleScan(looked_at=len(found), samples=count, is_stacked=is_stacked)
     if not sizes.parts or not _reaches_batches(loader, sizes):
         elements = sum(map(math.prod, shapes[0].values()))
-        if not is_stacked:
-            with _own_randomness():
-                is_stacked = _stacks(loader, _sample(loader, found[0]))
-        return dataclasses.replace(
-            scan, typical_elements=elements, longest_elements=elements, is_stacked=is_stacked
-        )
+        return dataclasses.replace(scan, typical_elements=elements, longest_elements=elements)
     return _of_sizes(loader, scan, sizes, batches)
 
 
@@ -312,7 +310,7 @@ def _epoch(loader: DataLoader[Any]) -> tuple[list[list[int]], bool]:
         for batch in loader.batch_sampler or ():  # some go on for ever
             found.append([int(key) if isinstance(key, np.integer) else key for key in batch])
             count += len(found[-1])
-            if count > _MOST:
+            if max(count, len(found)) > _MOST:
                 return found, False
     return found, True
 
@@ -345,8 +343,10 @@ def _sample(loader: DataLoader[Any], key: int) -> Any:
     return private.MapFetcher(loader.dataset, True, list, False).fetch([key])[0]
 
 
-def _first_line(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}".partition("\n")[0]
+def cannot_look(error: Exception | None) -> str:
+    """Why nothing is known of a data set's samples: what it raised."""
+    what = "" if error is None else f" ({type(error).__name__}: {error})".partition("\n")[0]
+    return f"its samples cannot be looked at{what}"
 
 
 @contextlib.contextmanager

@@ -138,3 +138,18 @@ def test_the_largest_sample_of_the_evaluation(tmp_path: Path) -> None:
     end = _planned(tmp_path, _OF_SIZES)["epoch_end"]
     assert (end["batches"], end["batch_bytes"]) == (100, 0)
     assert end["allocated_bytes"] > 2001 * 10_000 * 4
+
+
+_COPY = """import copy
+    best = copy.deepcopy(model)
+    torch.save(best.state_dict(), "best.pt")"""
+
+
+@pytest.mark.parametrize("evaluation", ["", _EVALUATION])
+def test_a_copy_of_the_model_is_there_in_the_next_epoch(tmp_path: Path, evaluation: str) -> None:
+    """2.6 MB of parameters; a script without an evaluation has it, too."""
+    text = evaluation.format(kept="model(x.cuda()).cpu()", workers=0)
+    found = _planned(tmp_path, f"{text}\n    {_COPY}" if text else _COPY)
+    end, training = found["epoch_end"], found["now"]["memory"]["allocated_bytes"]
+    assert (end["evaluation"], end["saved"]) == ("simulated" if text else "none", True)
+    assert end["allocated_bytes"] >= training + 64 * 10_000 * 4

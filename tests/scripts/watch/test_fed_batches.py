@@ -116,6 +116,26 @@ def test_samples_of_a_loader_that_only_its_loop_holds() -> None:
     assert after is None  # it is not kept any longer than the loop
 
 
+class Broken:
+    """A sampler that works for one epoch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [[0, 1], [2, 3]]
+        raise RuntimeError("set_epoch() first")
+
+
+def test_a_sampler_that_fails_is_said() -> None:
+    tracker, patches = LoaderTracker(), PatchSet()
+    tracker.install(patches)
+    try:
+        loader = DataLoader(torch.zeros(4, 3), batch_sampler=Broken())  # type: ignore[arg-type]
+        next(iter(loader))
+        found = tracker.scan(5.0)
+    finally:
+        patches.restore()
+    assert found is not None and "cannot be looked at (RuntimeError: set_epoch()" in found.reason
+
+
 def test_batches_of_one_sample() -> None:
     found, batches = watched(
         lambda: DataLoader(TEXTS, 4, collate_fn=collate),  # type: ignore[arg-type]

@@ -303,6 +303,7 @@ def _tried(
     and a hazard in ``failed`` where it was autocast that failed."""
     try:
         trace = job.runs.trace(job.batch, spec)
+        job.runs.trace(job.batch, job.sized(spec))  # without which its memory is not known
     except NotSimulated:
         return
     except ScriptError as error:

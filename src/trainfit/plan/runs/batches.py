@@ -164,8 +164,9 @@ def varying_shapes(first: Trace) -> VaryingShapes | None:
         return VaryingShapes(scan, reason=reason, is_seen=is_seen)
     if not scan.varying:
         why = "its samples have one size: batches differ only after that" if is_seen else ""
-        is_known = scan.is_stacked or scan.looked_at == scan.samples
-        return VaryingShapes(scan, reason=why, is_seen=is_seen) if why or not is_known else None
+        if scan.tells_all and not why:
+            return None
+        return VaryingShapes(scan, reason=why, is_seen=is_seen)
     longest = scan.largest_batch(loader.index)
     return VaryingShapes(scan, longest, _typical(scan, longest), is_seen=is_seen)
 

@@ -187,7 +187,8 @@ def largest_batch_of(
         return shapes.without(f"the largest could not be simulated: {error}"), first
     peaks = [replay(Stream.of(recording_of(each))).peak_allocated for each in (first, trace)]
     if not shapes.is_seen and peaks[1] <= (1 + _ALIKE) * peaks[0]:
-        return None, first  # the names of files, for one
+        # The names of files, for one.
+        return (None if shapes.scan.tells_all else shapes.without("")), first
     return shapes, trace
 
 

@@ -74,6 +74,8 @@ _LOADER: Final = {
 _ORDER: Final = ("set", "by hand", "option", "kept", "not set", "cannot tell")
 
 
+#: An evaluation that needs more than training by less is not told of.
+_ALIKE: Final = 1.02
 _BASIS: Final = {
     "two traces": "from two simulated batch sizes",
     "one trace a batch size": "each one simulated",
@@ -154,11 +156,16 @@ def _memory(result: PlanResult) -> list[Section]:
         figures_table(columns),
         peak_facts(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         facts(
-            ("evaluation", _evaluation(result), 5),
+            (_evaluation_label(result), _evaluation(result), 5),
             ("held", f"{size(others)} by other processes" if others else "", 20),
         ),
         quantities(now.memory),
     )
+
+
+def _evaluation_label(result: PlanResult) -> str:
+    end = result.epoch_end
+    return "evaluation" if end is None or end.evaluation == "simulated" else end.title
 
 
 def _evaluation(result: PlanResult) -> str:
@@ -171,7 +178,7 @@ def _evaluation(result: PlanResult) -> str:
     for end, training in pairs:
         if end is None or end.device_bytes is None or end.allocated_bytes is None:
             continue
-        if training is not None and end.device_bytes <= training.device_bytes:
+        if training is not None and end.device_bytes <= _ALIKE * training.device_bytes:
             continue
         at = f"batch size {end.batch_size}: " if end.batch_size else ""
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"

@@ -52,7 +52,9 @@ def _fits(result: PlanResult) -> str:
         at += f" with AMP {now.amp}"
     end = result.epoch_end
     if now.fits and end is not None and end.fits is False:
-        return f"Does not fit: the evaluation needs {size(end.device_bytes or 0)} of {there}{at}."
+        need = size(end.device_bytes or 0)
+        verb = "need" if " and " in end.title else "needs"
+        return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits:
@@ -397,6 +399,11 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
 # What would make a job fit, or lower its memory: a line each.
 
 
+#: Of an evaluation, by whether there is one.
+_LESS: Final = {
+    "simulated": "the evaluation in smaller batches, or with less kept of each batch",
+    "none": "copies of the model, or of what is saved, on the CPU",
+}
 #: Lines that are shown, and GPUs that are named.
 MOST, _GPUS = 3, 3
 
@@ -423,7 +430,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     elif now.largest_batch:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
     if now.fits:  # its training, and none of the others was evaluated
-        other, lines = None, ["the evaluation in smaller batches, or with less kept of each batch"]
+        other, lines = None, [_LESS[end.evaluation if (end := result.epoch_end) else "none"]]
     if other is not None and other.fits:
         first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
     elif other is not None and other.largest_batch and not now.largest_batch:

@@ -126,6 +126,11 @@ class SampleScan:
     dense: int | None = None
     is_stacked: bool = False
 
+    @property
+    def tells_all(self) -> bool:
+        """Can no sample be of another size than those that were looked at?"""
+        return self.is_stacked or self.looked_at == self.samples
+
     def largest_batch(self, index: int) -> SampleOverride:
         """The largest batch of the DataLoader constructed ``index``-th, whose samples vary: those
         that are the largest in something, filled up with the longest of all; where batches are not
