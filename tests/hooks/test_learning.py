@@ -214,6 +214,14 @@ def mostly_frozen(device: str) -> None:
     steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
 
 
+def prompt_tuning(device: str) -> None:
+    """One matrix is trained, of a model that is frozen."""
+    model = nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 64), nn.Linear(64, 1)).to(device)
+    model.requires_grad_(False)
+    model[2].weight.requires_grad_(True)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
 def loss_not_divided(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -410,3 +418,26 @@ def test_names_are_those_of_the_module_within() -> None:
     finally:
         remove()
         patches.restore()
+
+
+def test_the_only_vector_that_is_trained(watched: Callable[[Training], LearningFacts]) -> None:
+    assert watched(mostly_frozen).trained_vector == "1"
+    assert watched(prompt_tuning).trained_vector is None
+    assert watched(healthy).trained_vector is None
+
+
+def test_one_bias_alone_is_hardly_meant_but_a_prompt_is() -> None:
+    bias = LearningFacts(
+        steps=4,
+        optimized=8,
+        frozen=7,
+        trained_numbers=10,
+        all_numbers=6000,
+        trained_vector="d.bias",
+    )
+    (one,) = of_learning(bias)
+    assert one.kind == "mostly_frozen" and one.is_critical
+    assert one.title.startswith("Only `d.bias` is trained, 10 of 6,000 numbers")
+    prompt = LearningFacts(steps=4, optimized=8, frozen=7, trained_numbers=10, all_numbers=6000)
+    (other,) = of_learning(prompt)
+    assert other.severity == "warning" and other.confidence == "possible"
