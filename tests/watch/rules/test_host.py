@@ -252,6 +252,14 @@ def test_a_script_that_sleeps_is_not_limited_by_the_cpu() -> None:
     assert limit_of(result).endswith("(it waits 92% of the time)")
 
 
+def test_a_backward_pass_that_waits_for_its_turn_on_a_core_computes() -> None:
+    """Also where the thread gets far less than its fair share."""
+    slow = {"other_s": 0.01, "backward_s": 1.0, "cpu_s": 0.02}
+    crowd = {"runnable": 80.0, "cores_busy": 8.0, "cores_ours": 0.2}
+    assert "script_waits" not in kinds(_waiting(**slow, machine=crowd))
+    assert "script_waits" in kinds(_waiting(**slow))  # the cores are free
+
+
 def test_a_script_that_waits_while_the_gpu_is_idle() -> None:
     result = judge(run(other_s=0.2, gpu_gap_s=0.2, cpu_s=0.06))
     assert kinds(result) == ["script_waits"] and result.limit == "script"
