@@ -91,14 +91,6 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                                    ("skipped_steps", "evaluation_share"), ("loss_not_finite",),
                                    slow=True),
     # Memory that grows shows after 20 s of samples.
-    "kept": Symptom("--keep --step=0.02 --steps=300", ("ram_growth",), cause="`outputs` grew",
-                    slow=True),
-    "copies": Symptom("--rows=800000 --workers=2 --step=0.02 --steps=400", ("copy_on_write",),
-                      ("ram_growth",), cause="until it writes", slow=True),
-    "history": Symptom("--history --step=0.002 --steps=300", ("growing_steps",),
-                       cause="`history` grew", slow=True),
-    "files": Symptom("--files=2000000 --step=0.02 --steps=300", ("shm_growth",),
-                     cause="nobody deletes", slow=True),
     "leak": Symptom("--leak=400000 --step=0.02 --steps=1100", ("ram_growth",), slow=True),
 }  # fmt: skip
 

@@ -4,7 +4,6 @@ What a GPU would compute is a pause, so that the machine's cores are free for th
 """
 
 import argparse
-import atexit
 import io
 import math
 import os
@@ -38,7 +37,6 @@ class Net(torch.nn.Module):
 class Samples(Dataset):
     def __init__(self, options):
         self.options = options
-        self.rows = [{"id": n, "box": [float(n), 1.0]} for n in range(options.rows)]
 
     def __len__(self):
         return self.options.batches
@@ -46,10 +44,6 @@ class Samples(Dataset):
     def __getitem__(self, index):
         given, info = self.options, get_worker_info()
         time.sleep(given.sleep)
-        if self.rows:
-            first = index * 4000 % len(self.rows)
-            for row in self.rows[first : first + 4000]:
-                row["box"][0] += 0.0
         if given.cpu:
             busy(given.cpu)
         if given.threads:
@@ -123,12 +117,6 @@ def parse():
     parser.add_argument("--nan-from", type=int, default=10**9)
     parser.add_argument("--overflow", action="store_true", help="of float16 gradients")
     parser.add_argument("--leak", type=int, default=0, help="bytes that each step keeps")
-    parser.add_argument("--keep", action="store_true", help="each step's output")
-    parser.add_argument("--rows", type=int, default=0, help="of a data set in Python lists")
-    parser.add_argument("--history", action="store_true", help="that is never cut")
-    parser.add_argument(
-        "--files", type=int, default=0, help="bytes in memory that each step leaves"
-    )
     parser.add_argument("--other", type=float, default=0.0, help="CPU seconds between steps")
     parser.add_argument("--slow-rank", type=float, default=0.0)
     return parser.parse_args()
@@ -159,7 +147,7 @@ def endless(loader):
 def train(options, model):
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=options.overflow)
-    kept, outputs, history = [], [], torch.zeros(1, SIZE)
+    kept = []
     for number, samples in enumerate(endless(loader_of(options))):
         if number == options.steps:
             break
@@ -173,16 +161,6 @@ def train(options, model):
             model.layer.weight.grad.fill_(math.inf)
         scaler.step(optimizer)
         scaler.update()
-        if options.keep:
-            outputs.append(model.layer(torch.ones(20_000, SIZE)))
-        if options.history:
-            history = torch.cat([history, torch.zeros(20, SIZE)])
-            (history @ torch.ones(SIZE, 300)).sum()
-        if options.files:
-            path = f"/dev/shm/trainfit-test-{os.getpid()}-{number}"
-            with open(path, "wb") as file:
-                file.write(bytes(options.files))
-            kept.append(path)
         if options.leak:
             kept.append(bytearray(os.urandom(1) * options.leak))
         if options.other:
@@ -199,15 +177,7 @@ def train(options, model):
             model.train()
 
 
-def clean():
-    import glob
-
-    for path in glob.glob(f"/dev/shm/trainfit-test-{os.getpid()}-*"):
-        os.unlink(path)
-
-
 def main():
-    atexit.register(clean)
     options = parse()
     model = Net(options.step)
     if "RANK" in os.environ:
