@@ -246,6 +246,14 @@ def mostly_frozen(device: str) -> None:
     steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
 
 
+def prompt_tuning(device: str) -> None:
+    """One matrix is trained, of a model that is frozen."""
+    model = nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 64), nn.Linear(64, 1)).to(device)
+    model.requires_grad_(False)
+    model[2].weight.requires_grad_(True)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+
+
 def loss_not_divided(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -382,3 +390,94 @@ def test_an_error_of_ours_ends_the_looking() -> None:
         remove()
         patches.restore()
     assert observer.facts().steps == 0
+
+
+def test_most_steps_are_not_looked_at_and_cost_next_to_nothing() -> None:
+    patches, awake = PatchSet(), set()
+    observer = LearningObserver(user_frame)
+    remove = install(lambda: observer, patches)
+    try:
+        model = net("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in range(1, 41):
+            model(data("cpu")).mean().backward()
+            if observer.awake:
+                awake.add(number)
+            optimizer.step()
+            optimizer.zero_grad()
+            if number == 20:
+                model.eval()
+    finally:
+        remove()
+        patches.restore()
+    # The 21st, because of a mode that was set.
+    assert awake == {1, 2, 3, 4, 8, 16, 21, 32}
+    assert kinds(observer.facts()) == ["evaluation_mode"]
+
+
+def test_two_optimizers_are_both_looked_at() -> None:
+    patches = PatchSet()
+    observer = LearningObserver(user_frame)
+    remove = install(lambda: observer, patches)
+    try:
+        first, second = net("cpu"), net("cpu")
+        one = torch.optim.SGD(first.parameters(), 0.1)
+        other = torch.optim.SGD(second.parameters(), 0.0)
+        for _ in range(16):
+            first(data("cpu")).mean().backward()
+            one.step()
+            one.zero_grad()
+            second(data("cpu")).mean().backward()
+            other.step()
+            other.zero_grad()
+    finally:
+        remove()
+        patches.restore()
+    assert observer.facts().steps == 2 * 6
+    assert kinds(observer.facts()) == []
+
+
+def test_names_are_those_of_the_module_within() -> None:
+    patches = PatchSet()
+    observer = LearningObserver(user_frame)
+    remove = install(lambda: observer, patches)
+    try:
+        inner = nn.ModuleDict({"used": nn.Linear(16, 1), "unused": nn.Linear(16, 1)})
+
+        class Around(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.module = inner
+
+        optimizer = torch.optim.SGD(inner.parameters(), 0.1)
+        inner["used"](data("cpu")).mean().backward()
+        optimizer.step()
+        around = Around()
+        observer.called(around)
+        assert observer.facts().without_names == ("unused.weight", "unused.bias")
+    finally:
+        remove()
+        patches.restore()
+
+
+def test_the_only_vector_that_is_trained(watched: Callable[[Training], LearningFacts]) -> None:
+    assert watched(mostly_frozen).trained_vector == "1"
+    assert watched(prompt_tuning).trained_vector is None
+    assert watched(healthy).trained_vector is None
+
+
+def test_one_bias_alone_is_hardly_meant_but_a_prompt_is() -> None:
+    bias = LearningFacts(
+        steps=4,
+        optimized=8,
+        frozen=7,
+        trained_numbers=10,
+        all_numbers=6000,
+        trained_vector="d.bias",
+    )
+    (one,) = of_learning(bias)
+    assert one.kind == "mostly_frozen" and one.is_critical
+    assert one.title.startswith("Only `d.bias` is trained, 10 of 6,000 numbers")
+    prompt = LearningFacts(steps=4, optimized=8, frozen=7, trained_numbers=10, all_numbers=6000)
+    (other,) = of_learning(prompt)
+    assert other.severity == "warning" and other.confidence == "possible"

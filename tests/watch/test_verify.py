@@ -23,7 +23,7 @@ from trainfit.results.comparison import Verification
 from trainfit.results.findings import Finding, Fix, Severity
 from trainfit.results.runs.watched import RunRecord
 from trainfit.results.watch import WatchResult
-from trainfit.watch.verify import ShortRunError, short_run, verify
+from trainfit.watch.verify import ShortRunError, _Errors, short_run, verify
 
 COMMAND = ("python", "train.py", "--workers={num_workers:0}")
 
@@ -288,3 +288,21 @@ def test_bad_options_of_verify(tmp_path: Path) -> None:
     assert "give 40 or more" in error_line(few)
     assert "expected 5, 9, 13, … runs, got '6'" in odd.stderr
     assert "did you mean {num_workers:…}" in error_line(typo)
+
+
+def test_tracebacks_of_our_own_interrupt_are_not_passed_on(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    seen = ""
+    with _Errors() as errors:
+        theirs = os.dup(errors.descriptor)
+        errors.begin()
+        os.write(theirs, b"a warning\n")
+        deadline = time.monotonic() + 60
+        while "a warning" not in seen:
+            assert time.monotonic() < deadline
+            seen += capfd.readouterr().err
+        errors.mute()
+        os.write(theirs, b"Traceback (most recent call last):\nKeyboardInterrupt\n")
+        os.close(theirs)
+    assert "Traceback" not in seen + capfd.readouterr().err

@@ -72,10 +72,15 @@ def _frozen(facts: LearningFacts) -> Iterator[Finding]:
     share = facts.trained_numbers / facts.all_numbers
     if share >= _TRAINED:
         return
+    only = facts.trained_vector
     yield Finding(
         "mostly_frozen",
-        "warning",
-        f"{facts.frozen} of the optimizer's {count(facts.optimized, 'tensor')} are frozen: "
+        # Adapters and prompts train few numbers, too, but never one bias alone.
+        "warning" if only is None else "critical",
+        f"Only `{only}` is trained, {facts.trained_numbers:,} of {facts.all_numbers:,} numbers: "
+        f"{count(facts.frozen, 'tensor')} of the optimizer are frozen"
+        if only is not None
+        else f"{facts.frozen} of the optimizer's {count(facts.optimized, 'tensor')} are frozen: "
         f"{percent(share, decimals=1)} of its numbers are trained",
         (
             Evidence("frozen", f"{facts.frozen} of {facts.optimized} tensors"),
@@ -83,7 +88,7 @@ def _frozen(facts: LearningFacts) -> Iterator[Finding]:
         ),
         "requires_grad is False for the others",
         (Fix("if that is not meant: parameter.requires_grad_(True) for what is to be trained"),),
-        confidence="possible",
+        confidence="possible" if only is None else "likely",
     )
 
 

@@ -21,7 +21,9 @@ _CAUSES: Final = frozenset(("thread_oversubscription",))
 #: What no change of the job mends comes after what one does.
 _OUTSIDE: Final = frozenset(("cpu_contention",))
 #: Wanted work, whose share is not all a loss.
-_WANTED: Final = frozenset(("evaluation_share", "thread_oversubscription"))
+_WANTED: Final = frozenset(("evaluation_share",))
+#: Of whose share some is work that stays: how much was not measured.
+_PARTLY_WANTED: Final = frozenset(("thread_oversubscription",))
 #: Rates above this many times the present one are not told apart.
 _MOST_GAIN: Final = 20.0
 
@@ -64,6 +66,9 @@ def gain(finding: Finding) -> str:
     if share < 1 - 1 / 1.05 or finding.kind in _WANTED or ends(finding) or spoils(finding):
         return ""
     most = 1 / (1 - share) if share < 1 else _MOST_GAIN
+    if finding.kind in _PARTLY_WANTED:
+        more = " or more" if most >= _MOST_GAIN else ""
+        return f"up to {min(most, _MOST_GAIN):.2g}× as fast{more} with its fix"
     if most >= _MOST_GAIN:
         return f"more than {_MOST_GAIN:.0f}× as fast without it"
     return f"up to {most:.2g}× as fast without it"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -204,6 +204,7 @@ class LearningObserver:
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
+            trained_vector=_only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
@@ -292,6 +293,10 @@ class _Optimizer:
             if not had and self._shapes[key][2]
         ]
 
+    def trained(self) -> list[tuple[int, str]]:
+        """Tensors that had a gradient, with their shapes."""
+        return [(key, self._shapes[key][0]) for key, had in self.had.items() if had]
+
     def trained_numbers(self) -> int:
         return sum(self._shapes[key][1] for key, had in self.had.items() if had)
 
@@ -301,6 +306,15 @@ class _Optimizer:
         found = [group.get("eps") for group in optimizer.param_groups]
         small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= _LEAST_HALF / 2]
         return small[0] if small else None
+
+
+def _only_vector(looked: Sequence[_Optimizer], names: Mapping[int, str]) -> str | None:
+    """The only tensor that is trained next to frozen ones, where it has one dimension."""
+    trained = [each for seen in looked for each in seen.trained()]
+    if len(trained) != 1 or not any(seen.frozen for seen in looked):
+        return None
+    (key, shape), *_ = trained
+    return names.get(key, shape) if "×" not in shape else None
 
 
 def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:

@@ -258,6 +258,10 @@ def _notes(
     rows: Sequence[Sequence[Measured]],
     other: str,
 ) -> Iterator[str]:
+    yield (
+        "step time: the mean of the steady steps, waiting for batches and the script's own code "
+        "included; checkpoints, evaluations, the first 10 steps and those that compile are not"
+    )
     if len(before) == len(after) == 1:
         yield (
             "one run each: the intervals leave out variation between runs; "

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
 from trainfit.watch.recorder import process
 from trainfit.watch.recorder.rank_variables import local_rank, world
-from trainfit.watch.run_folder import new_folder, unused_folder, why_unwritable
+from trainfit.watch.run_folder import (
+    new_folder,
+    prune,
+    runs_folder,
+    unused_folder,
+    why_unwritable,
+)
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 if TYPE_CHECKING:
@@ -133,6 +139,9 @@ def _watch(folder: str | os.PathLike[str] | None) -> Watching:
         _say(f"each rank records into a folder of its own: {why_apart}")
     if speaks:
         _say(recorded)
+        if folder is None:
+            with contextlib.suppress(Exception):
+                prune(runs_folder())
 
     def stop() -> None:
         process.end()

@@ -81,9 +81,10 @@ class WatchedCommand:
     its end. As a context manager it passes signals on (from the main thread only).
 
     It is recorded in ``folder``; ``None``: it is not. ``output`` is a file descriptor for what the
-    command prints; ``None``: where ours goes. ``typed`` is the command as the user typed it, where
-    that differs (placeholders); ``measures_noise``: the gradient noise scale is measured, too,
-    ``keeps_memory_history``: the history of the GPU's memory is recorded.
+    command prints, ``errors`` one for its stderr alone; ``None``: where ours goes. ``typed`` is the
+    command as the user typed it, where that differs (placeholders); ``measures_noise``: the
+    gradient noise scale is measured, too, ``keeps_memory_history``: the history of the GPU's memory
+    is recorded.
 
     Raises :class:`WatchError` where the command cannot be started.
     """
@@ -95,6 +96,7 @@ class WatchedCommand:
         output: int | None = None,
         typed: Sequence[str] | None = None,
         *,
+        errors: int | None = None,
         measures_noise: bool = False,
         keeps_memory_history: bool = False,
     ) -> None:
@@ -113,7 +115,12 @@ class WatchedCommand:
             if self.recorded:
                 environment[NOISE_SCALE] = "1" if measures_noise else ""
                 environment[MEMORY_HISTORY] = "1" if keeps_memory_history else ""
-            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=output,
+                stderr=output if errors is None else errors,
+            )
         except OSError as error:
             what = error.filename if error.filename is not None else (command or ["?"])[0]
             reason = error.strerror or str(error)

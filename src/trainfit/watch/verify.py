@@ -64,7 +64,12 @@ def short_run(
     if variables:
         words = ["env", *(f"{name}={value}" for name, value in variables.items()), *command]
     enough = False
-    with WatchedCommand(words, folder) as watched, _interrupts() as seen:
+    with (
+        _Errors() as errors,
+        WatchedCommand(words, folder, errors=errors.descriptor) as watched,
+        _interrupts() as seen,
+    ):
+        errors.begin()
         if not watched.recorded:
             raise ShortRunError("TRAINFIT_WATCH switches the recorder off; unset it", 2)
         sampler = None
@@ -75,9 +80,11 @@ def short_run(
                 time.sleep(_LOOK_S)
                 enough = _recorded(folder) >= steps
             if code is None:
+                errors.mute()
                 code = _end(watched, not seen)
         finally:
             if watched.poll() is None:
+                errors.mute()
                 _end(watched, True)
             if sampler is not None:
                 sampler.stop()
@@ -90,6 +97,45 @@ def short_run(
             code,
         )
     return load_run(folder)
+
+
+class _Errors:
+    """What a command writes to stderr is passed on until we end it: what it and its workers say of
+    our interrupt (tracebacks of KeyboardInterrupt) is none of its own."""
+
+    def __init__(self) -> None:
+        self._ours, self.descriptor = os.pipe()
+        self._muted = False
+        self._thread = threading.Thread(target=self._pass_on, daemon=True)
+
+    def __enter__(self) -> _Errors:
+        return self
+
+    def begin(self) -> None:
+        """The command has been started."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+        self._thread.start()
+
+    def mute(self) -> None:
+        """Pass on nothing more."""
+        self._muted = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self.descriptor >= 0:  # it could not be started
+            os.close(self.descriptor)
+            os.close(self._ours)
+            return
+        # A process that it left running keeps its end open.
+        self._thread.join(timeout=1.0)
+
+    def _pass_on(self) -> None:
+        with contextlib.suppress(OSError), os.fdopen(self._ours, "rb", buffering=0) as ours:
+            while data := ours.read(1 << 16):
+                if not self._muted:
+                    sys.stderr.flush()
+                    sys.stderr.buffer.write(data)
+                    sys.stderr.buffer.flush()
 
 
 def _recorded(folder: Path) -> int:

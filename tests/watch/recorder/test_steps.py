@@ -505,3 +505,22 @@ def test_everything_is_as_before_after_the_end(tmp_path: Path) -> None:
     for owner, names in zip(owners, before, strict=True):
         changed = {name for name, value in vars(owner).items() if names.get(name) is not value}
         assert not changed, owner
+
+
+def test_parameters_without_gradients_have_their_names(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.left = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, samples: torch.Tensor) -> torch.Tensor:
+            return self.used(samples)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(6):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.record.header.learning.without_names == ("left.weight", "left.bias")

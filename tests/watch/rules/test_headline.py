@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from helpers_watch import kinds, loader, run, run_on_cpu
+from trainfit.findings.ranking import gain
 from trainfit.report.watch import answer, nothing_found, watch_screen
+from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.tables import CHECKPOINT, EVALUATION, LOSS_NOT_FINITE
 from trainfit.results.runs.watched import Event
@@ -65,3 +69,13 @@ def test_nothing_was_found_is_said_only_where_enough_was_seen() -> None:
     unseen = judge(run(input_s=np.nan, gpu_gap_s=0.0005))
     assert "had none" in nothing_found(unseen) and unseen.unknown
     assert nothing_found(judge(run(input_s=0.1))) == ""
+
+
+def test_threads_that_take_turns_gain_at_most_what_they_cost() -> None:
+    """How much of it is work that stays was not measured."""
+    finding = Finding("thread_oversubscription", "critical", "8 threads", share=0.75)
+    assert gain(finding) == "up to 4× as fast with its fix"
+    assert (
+        gain(dataclasses.replace(finding, share=0.99)) == "up to 20× as fast or more with its fix"
+    )
+    assert gain(dataclasses.replace(finding, share=0.02)) == ""

@@ -185,7 +185,7 @@ def test_threads_of_several_ranks() -> None:
     "changes",
     [
         {"machine": CROWD | {"runnable": 8.0}},  # nothing waits
-        {"machine": CROWD | {"cores_ours": 1.0}},  # others do
+        {"machine": CROWD | {"cores_ours": 0.3}},  # others do, and the run next to nothing
         {"processes": {"involuntary_switches": 1.0}},
         {"gpu_gap_s": 0.0},  # the GPU has work all the time
     ],
@@ -250,6 +250,14 @@ def test_a_script_that_sleeps_is_not_limited_by_the_cpu() -> None:
     assert "92% of the time" in found.title and "faulthandler" in found.fix.action
     assert result.limit == "script" and "CPU" not in answer(result)
     assert limit_of(result).endswith("(it waits 92% of the time)")
+
+
+def test_a_backward_pass_that_waits_for_its_turn_on_a_core_computes() -> None:
+    """Also where the thread gets far less than its fair share."""
+    slow = {"other_s": 0.01, "backward_s": 1.0, "cpu_s": 0.02}
+    crowd = {"runnable": 80.0, "cores_busy": 8.0, "cores_ours": 0.2}
+    assert "script_waits" not in kinds(_waiting(**slow, machine=crowd))
+    assert "script_waits" in kinds(_waiting(**slow))  # the cores are free
 
 
 def test_a_script_that_waits_while_the_gpu_is_idle() -> None:

@@ -43,7 +43,9 @@ from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.recorder.process import switched_off
 from trainfit.watch.run_folder import (
     new_folder,
+    prune,
     remove_empty,
+    runs_folder,
     seconds_without_step,
     why_unwritable,
 )
@@ -270,10 +272,15 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(
             "--memory-history records a run: trainfit watch --memory-history -- python train.py"
         )
-    if options.verify:
-        return verified(options, command, _new_folder(options, command))
     if command:
-        return _run(options, command, output)
+        try:
+            if options.verify:
+                return verified(options, command, _new_folder(options, command))
+            return _run(options, command, output)
+        finally:
+            if options.folder is None:
+                with contextlib.suppress(Exception):
+                    prune(runs_folder())
     folder = options.attach or options.read[0]
     if options.attach is not None:
         _follow_attached(options, folder)

@@ -18,6 +18,8 @@ class LearningFacts:
     frozen: Of them, those that need no gradient (requires_grad=False).
     without_gradient: Of those that need one, how many had none at any of their steps.
     without_names: The first of these, by name where a model is known, else by shape.
+    trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
+        bias): its name, or else its shape.
     trained_numbers, all_numbers: Numbers in tensors that had gradients, and in all.
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
@@ -38,6 +40,7 @@ class LearningFacts:
     frozen: int = 0
     without_gradient: int = 0
     without_names: tuple[str, ...] = ()
+    trained_vector: str | None = None
     trained_numbers: int = 0
     all_numbers: int = 0
     checkpoint_without_gradient: str | None = None

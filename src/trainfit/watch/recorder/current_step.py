@@ -27,7 +27,7 @@ from trainfit.watch.recorder.rows import Row, Segment, Sink, StepRows, new_row
 
 
 #: Share of the training's time that steps in detail may cost.
-SHARE: Final = 0.003
+SHARE: Final = 0.002
 #: The first steps are all recorded in detail: what a script does shows in them.
 FIRST: Final = 50
 #: Costs whose median is taken: a thread that lost its core in a hook looks expensive.

@@ -41,7 +41,11 @@ _exit_code: int | None = None
 _waits = False
 _failed: BaseException | None = None
 #: Files whose frames are not shown in the user's tracebacks.
-_OURS: Final = (str(Path(__file__).resolve().parent) + os.sep, patching.__file__)
+_OURS: Final = (
+    str(Path(__file__).resolve().parent) + os.sep,
+    str(Path(patching.__file__).resolve().parents[1] / "hooks") + os.sep,
+    patching.__file__,
+)
 
 
 def switched_off() -> bool:

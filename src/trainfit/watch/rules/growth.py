@@ -34,6 +34,8 @@ _LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
 _SOON_S: Final = 24 * 3600
 #: Seconds of growth without a cause from which nothing else is expected.
 _LASTING_S: Final = 120
+#: … and what files that were counted some time ago must have come to.
+_COUNTED: Final = 1 / 3
 #: Of a growth, what a part of it must be to be the cause.
 _MOSTLY: Final = 0.5
 
@@ -272,7 +274,7 @@ def _filling(
     grown = slope[0] * float(at[-1] - at[0])
     if grown < _LEAST_BYTES:
         return
-    of_files = files is not None and files.values["bytes"] >= _MOSTLY * grown
+    of_files = files is not None and files.values["bytes"] >= _COUNTED * grown
     batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * slope[0]
     if not of_files and not batches:
         return  # other programs, or checkpoints that another file system has

@@ -224,7 +224,7 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     )
     main_alone = at_work[0] > thresholds.CROWDED * usable
     alone = max(at_work) > thresholds.CROWDED * usable and checks.is_of_run(
-        rank, usable, thresholds.OTHERS_CORES
+        rank, usable, thresholds.AT_ALL_BUSY
     )
     if not crowded or checks.is_kept_busy(rank) or not (alone or checks.is_of_run(rank, usable)):
         return

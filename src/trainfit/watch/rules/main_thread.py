@@ -282,8 +282,9 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
     if backward:
         # Autograd's thread launches the backward pass; other ranks are waited for in it.
         named += np.nan_to_num(checks.column(rank, "backward_s"))
-    if _others_compute(rank):
-        # The main thread waits for the other threads of PyTorch: it computes.
+    if _others_compute(rank) or (not checks.has_gpu(rank) and checks.is_crowded(rank)):
+        # The main thread waits for the other threads of PyTorch, or for its turn on a core: it
+        # computes.
         names = ("forward_s", "optimizer_s", *(() if backward else ("backward_s",)))
         named += np.sum([np.nan_to_num(checks.column(rank, each)) for each in names], axis=0)
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
