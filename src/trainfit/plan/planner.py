@@ -46,6 +46,7 @@ from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import speed
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
@@ -127,6 +128,8 @@ def plan(
         launched, tuning, limit_s = options.proven_command, real.loader, settings.time_limit_s
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
             tuning = None
+        if tuning is not None and result.ranks is not None:
+            tuning = dataclasses.replace(tuning, ranks=result.ranks.count)
         if interrupt is None and (real.versus_cpu or tuning is not None):
             keep(with_run_rate(with_launch(result, launched)))
             try:
@@ -322,6 +325,7 @@ def _built(
             calls=job.infers,
         ),
         recordings=job.recorded(here.pair),
+        ranks=ranks_of(recording_of(chosen.trace), job.machine),
         cpu=settings.cpu,
         protection=first.outcome.protection,
         step=job.recording.makeup,

@@ -28,7 +28,7 @@ from trainfit.results.real_runs import VersusCpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
-from trainfit.results.speed import KNEE, DataLoading, RunRate, Speed, StepSpeed, StepWork
+from trainfit.results.speed import KNEE, DataLoading, Ranks, RunRate, Speed, StepSpeed, StepWork
 from trainfit.results.text import count, percent
 
 # ---
@@ -154,7 +154,8 @@ class PlanResult(ResultFile):
     :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
     with the job in addition to its DataLoader: its learning, and of what memory is
     full. ``epoch_end`` is what its evaluation needs (``None``: an older result, or the script does
-    not train).
+    not train). ``ranks`` are the processes of a job that has several (``None``: it has one); all
+    figures but ``ranks_samples_per_s`` are of one of them then, on its GPU.
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -174,6 +175,8 @@ class PlanResult(ResultFile):
         "run_step_ms": "time of a step as launched: of the slower of DataLoader and GPU",
         "run_samples_per_s": "samples a second as launched, likewise",
         "run_epoch_s": "time of an epoch as launched, likewise",
+        "ranks_samples_per_s": "samples a second of all processes as launched, likewise",
+        "efficiency_share": "throughput of a process, as a share of what it would be alone",
     }
 
     command: str
@@ -222,6 +225,7 @@ class PlanResult(ResultFile):
     run: RunRate | None = None
     findings: tuple[Finding, ...] = ()
     epoch_end: EpochEnd | None = None
+    ranks: Ranks | None = None
 
     @property
     def chosen(self) -> Configuration:
@@ -276,7 +280,15 @@ class PlanResult(ResultFile):
             "run_step_ms": run.step_s if run is not None else None,
             "run_samples_per_s": run.samples_per_s if run is not None else None,
             "run_epoch_s": run.epoch_s if run is not None else None,
+            "ranks_samples_per_s": self._of_all_ranks(run),
+            "efficiency_share": (
+                (then or self.speed.now).efficiency if self.ranks and self.speed else None
+            ),
         }
+
+    def _of_all_ranks(self, run: RunRate | None) -> float | None:
+        rate = run.samples_per_s if run is not None else None
+        return rate * self.ranks.count if self.ranks is not None and rate is not None else None
 
 
 # ---

@@ -112,6 +112,7 @@ def plan_subject(
             *section("What is wrong", finding_items(result.findings, detail=1)),
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
+            *section(plan_facts.ranks_title(result), plan_facts.ranks_facts(result)),
             *section(fix_title(result), _fixes(result)),
             *section("Why these settings", _reasons(result)),
             *section(_batch_title(result), _batches(result)),

@@ -16,8 +16,8 @@ from trainfit.results.changes import Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
-from trainfit.results.speed import RunRate, StepSpeed
-from trainfit.results.text import count, duration, rate, size, times
+from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
+from trainfit.results.text import count, duration, percent, rate, size, times
 
 #: A rate that differs from another by less does not differ.
 _SAME: Final = 1.05
@@ -115,6 +115,9 @@ def _speed(result: PlanResult) -> str:
     what = "call" if result.inference is not None else "step"
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
     samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    if samples and result.ranks is not None:
+        total = rate(result.ranks.count * (run.samples_per_s or 0.0))
+        samples = f", {most}{total} samples/s on {result.ranks.count} GPUs"
     return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
 
 
@@ -426,3 +429,71 @@ def _fix(remedy: Remedy, *, grows: bool) -> str:
     if remedy.changes == "training":
         parts.append("changes training")
     return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"
+
+
+# ---
+# A job of several processes: how fast they are together, and what they lose by communication.
+
+
+#: Less is as good as nothing.
+_SCALES: Final = 0.98
+
+
+def ranks_title(result: PlanResult) -> str:
+    """With the number of GPUs."""
+    return f"{result.ranks.count} GPUs (predicted)" if result.ranks is not None else ""
+
+
+def ranks_facts(result: PlanResult) -> Facts | None:
+    """Efficiency, throughput and samples of all ranks; ``None`` for a job of one process."""
+    ranks = result.ranks
+    if ranks is None:
+        return None
+    batch = result.chosen.recommended_batch or result.now.batch_size
+    step = step_at(result, batch) or (result.speed.now if result.speed is not None else None)
+    return facts_of(
+        ("efficiency", _efficiency(ranks, step), 1),
+        ("together", _of_all_ranks(result, ranks), 2),
+        ("a step", _communication(ranks), 12),
+        ("taken as equal", f"{ranks.equal} ({ranks.link})", 12),
+        lines=3,
+    )
+
+
+def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
+    if step is None:
+        return ""
+    of_one = f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each"
+    if not ranks.collectives:
+        return "the steps communicate nothing: each process trains a model of its own"
+    total, exposed = duration(step.communication_s), duration(step.exposed_s)
+    why = f"{exposed} of {duration(step.seconds)} a step wait for communication"
+    if step.efficiency >= _SCALES:
+        return f"{of_one}: of {total} of communication a step, {exposed} are not hidden"
+    return f"{of_one}: {why} ({total} in all, over {ranks.link})"
+
+
+def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
+    parts = []
+    run = run_rate(result)
+    if run is not None and run.samples_per_s:
+        most = "at most " if run.is_bound else ""
+        parts.append(f"{most}{rate(ranks.count * run.samples_per_s)} samples/s")
+    batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
+    each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
+    if each:
+        parts.append(
+            f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
+            "the learning rate is for that"
+        )
+    return "; ".join(parts)
+
+
+def _communication(ranks: Ranks) -> str:
+    return ", ".join(map(_of_kind, ranks.collectives))
+
+
+def _of_kind(found: CollectiveTime) -> str:
+    name = found.kind.replace("_", "-")
+    took = f" in {duration(found.seconds)}" if found.seconds else ""
+    return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"
