@@ -31,8 +31,9 @@ class StepSpeed:
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
     a core busy, launching and in waits for the GPU (``None``: an older result). ``wide_for`` names
     the classes of kernels that make the interval wide, the widest first. ``communication_s`` is the
-    time of the collectives together, ``exposed_s`` by how much they make the step longer (0 in a
-    job of one process). In a job of several processes it is the step of one, with its samples.
+    time of the collectives together, ``exposed_s`` by how much they make the step longer, and
+    ``slowest_s`` by how much waiting for the slowest process does (0 in a job of one). In a job of
+    several processes it is the step of one, with its samples.
     """
 
     batch_size: int | None
@@ -47,11 +48,13 @@ class StepSpeed:
     wide_for: tuple[str, ...] = ()
     communication_s: float = 0.0
     exposed_s: float = 0.0
+    slowest_s: float = 0.0
 
     @property
     def efficiency(self) -> float:
         """Throughput of each process as a share of what it would be alone."""
-        return 1 - self.exposed_s / self.seconds if self.seconds > 0 else 1.0
+        lost = self.exposed_s + self.slowest_s
+        return 1 - lost / self.seconds if self.seconds > 0 else 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from trainfit.results.runs.recording import PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
 from trainfit.simgpu.device.recorder import Recorder
-from trainfit.speed.collectives import SLOWED_BY, collective_seconds
+from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
 from trainfit.speed.spread import Spread, spread_of
@@ -141,7 +141,8 @@ class StepTime:
     ``core_s`` is how long the step keeps a core busy: launching, and in waits for the GPU, in which
     CUDA spins (cudaDeviceScheduleAuto, the default, unless there are more contexts than CPUs;
     integrated GPUs sleep). ``spread`` is how far from it the truth may be. ``communication_s`` is
-    what the collectives take together, ``exposed_s`` by how much they make the step longer.
+    what the collectives take together, ``exposed_s`` by how much they make the step longer,
+    ``slowest_s`` by how much the slowest of the ranks does.
     """
 
     seconds: float
@@ -154,6 +155,7 @@ class StepTime:
     spread: Spread
     communication_s: float = 0.0
     exposed_s: float = 0.0
+    slowest_s: float = 0.0
 
 
 def step_time(work: Work, machine: Machine) -> StepTime:
@@ -170,6 +172,8 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         exposed_s = max(0.0, step_s - _one_of_many(costed.alone())[0])
         slowed_s = SLOWED_BY * max(0.0, communication_s - exposed_s)
         step_s, exposed_s = step_s + slowed_s, exposed_s + slowed_s
+    slowest_s = step_s * slowest_of(work)
+    step_s += slowest_s
     gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
     by_kind: dict[str, float] = {}
     totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
@@ -190,10 +194,11 @@ def step_time(work: Work, machine: Machine) -> StepTime:
             step_s,
             core_measured=machine.core_measured,
             calibrated=bool(machine.profile),
-            exposed_s=exposed_s,
+            exposed_s=exposed_s + slowest_s,
         ),
         communication_s,
         exposed_s,
+        slowest_s,
     )
 
 

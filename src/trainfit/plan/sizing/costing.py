@@ -130,6 +130,7 @@ def speed_of(took: StepTime, batch: int | None, per_batch: float | None = 1.0) -
         spread.wide_for,
         took.communication_s,
         took.exposed_s,
+        took.slowest_s,
     )
 
 

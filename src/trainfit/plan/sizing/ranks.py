@@ -19,6 +19,8 @@ _EQUAL: Final = (
     "rank 0 was simulated; the others are taken to have batches of the same shapes, the same model "
     "and a GPU of the same speed"
 )
+#: What is said of sharded training in addition.
+_SHARDED: Final = "; sharded training (FSDP) has not been compared with real runs"
 
 
 def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
@@ -43,4 +45,5 @@ def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
                 found.append(CollectiveTime(kind, int(chosen.sum()), nbytes, took))
     found.sort(key=lambda each: -each.seconds)
     words = f"{link.name}, {byte_rate(link.bytes_per_s)} each way"
-    return Ranks(count, words, tuple(found), _EQUAL)
+    sharded = any(each.kind == "reduce_scatter" for each in found)
+    return Ranks(count, words, tuple(found), _EQUAL + (_SHARDED if sharded else ""))

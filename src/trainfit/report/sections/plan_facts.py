@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Final
 
@@ -114,11 +115,22 @@ def _speed(result: PlanResult) -> str:
         return ""
     what = "call" if result.inference is not None else "step"
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
-    samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
-    if samples and result.ranks is not None:
-        total = rate(result.ranks.count * (run.samples_per_s or 0.0))
-        samples = f", {most}{total} samples/s on {result.ranks.count} GPUs"
+    run, on = of_all_ranks(run, result)
+    samples = f", {most}{rate(run.samples_per_s)} samples/s{on}" if run.samples_per_s else ""
     return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+
+
+def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
+    """With the samples of all processes of a job, and what is to be said of their number."""
+    if result.ranks is None:
+        return run, ""
+    ranks, own, gpu = result.ranks.count, run.samples_per_s, run.gpu_samples_per_s
+    whole = dataclasses.replace(
+        run,
+        samples_per_s=None if own is None else ranks * own,
+        gpu_samples_per_s=None if gpu is None else ranks * gpu,
+    )
+    return whole, f" on {ranks} GPUs"
 
 
 def limit_text(run: RunRate) -> str:
@@ -435,10 +447,6 @@ def _fix(remedy: Remedy, *, grows: bool) -> str:
 # A job of several processes: how fast they are together, and what they lose by communication.
 
 
-#: Less is as good as nothing.
-_SCALES: Final = 0.98
-
-
 def ranks_title(result: PlanResult) -> str:
     """With the number of GPUs."""
     return f"{result.ranks.count} GPUs (predicted)" if result.ranks is not None else ""
@@ -463,14 +471,14 @@ def ranks_facts(result: PlanResult) -> Facts | None:
 def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
     if step is None:
         return ""
-    of_one = f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each"
     if not ranks.collectives:
         return "the steps communicate nothing: each process trains a model of its own"
     total, exposed = duration(step.communication_s), duration(step.exposed_s)
-    why = f"{exposed} of {duration(step.seconds)} a step wait for communication"
-    if step.efficiency >= _SCALES:
-        return f"{of_one}: of {total} of communication a step, {exposed} are not hidden"
-    return f"{of_one}: {why} ({total} in all, over {ranks.link})"
+    return (
+        f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of "
+        f"{duration(step.seconds)} a step, {exposed} wait for communication ({total} in all) and "
+        f"{duration(step.slowest_s)} for the slowest rank"
+    )
 
 
 def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
