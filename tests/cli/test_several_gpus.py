@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,53 @@ def test_a_group_of_more_ranks_than_gpus(tmp_path: Path) -> None:
     done = trainfit("plan", *own, "--", "python", DDP, cwd=tmp_path, **variables)
     assert done.returncode == 2
     assert '--gpu "2x RTX 4090"' in error_line(done)
+
+
+LIGHTNING = """
+import torch
+import lightning
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(256, 10)
+
+    def training_step(self, batch, number):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+print("started", flush=True)
+data = TensorDataset(torch.zeros(512, 256), torch.zeros(512, dtype=torch.long))
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(devices=4, strategy="ddp", max_epochs=1, **options)
+trainer.fit(Model(), DataLoader(data, batch_size=8))
+"""
+
+
+def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lightning") is None:  # it may not be importable without a GPU
+        pytest.skip("Lightning is not installed")
+    script = tmp_path / "train.py"
+    # Whoever runs it says so where the sandbox lets it: in its own process.
+    script.write_text(LIGHTNING.replace("print(", "assert torch.cuda.is_available()\nprint("))
+    own = ("--gpu", "4x RTX 4090", "--json", "--steps", "3")
+    done = trainfit("simulate", *own, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json_of(done)["steps"] == 3
+
+
+def test_data_parallel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.DataParallel(torch.nn.Linear(8, 8).cuda())\n"
+        "model(torch.zeros(4, 8, device='cuda')).sum().backward()\n"
+    )
+    own = ("--gpu", "2x RTX 4090", *OWN)
+    done = trainfit("plan", *own, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "DataParallel over 2 GPUs" in error_line(done)
