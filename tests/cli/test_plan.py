@@ -366,9 +366,14 @@ def test_data_dependent_shapes_are_stated(tmp_path: Path) -> None:
         (["--gpu", "custom:24", "--", *TRAIN], "custom"),
         ([*GPU, "--output", "no/x", "--", *TRAIN], "output file 'no/x': its folder does not"),
         (
-            [*GPU, "--", "torchrun", "--nproc-per-node=2", "train.py"],
-            "starts 2 processes, each with a GPU",
+            ["--gpu", "2x RTX 4060", "--", "torchrun", "--nproc-per-node=4", *TRAIN[1:]],
+            "has 2 GPUs, and the command starts 4 processes",
         ),
+        (
+            [*GPU, "--", "torchrun", "--nnodes=2", "--nproc-per-node=4", *TRAIN[1:]],
+            "starts processes on 2 machines",
+        ),
+        (["--gpu", "2x(8x H100 SXM), 400Gb/s", "--", *TRAIN], "several machines are not"),
     ],
     ids=lambda value: shlex.join(value[-2:]) if isinstance(value, list) else "",
 )

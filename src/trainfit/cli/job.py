@@ -61,6 +61,8 @@ def chosen_device(
             f'--gpu "{processes}x {gpu.key}", or start fewer processes'
         )
     gpu = with_ranks(gpu, processes)
+    if environment.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
+        gpu = dataclasses.replace(gpu, peer_to_peer=False)
     notes: tuple[str, ...] = ()
     if profile is not None:
         if options.gpu is not None:

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Final
 
 from trainfit.hardware import GpuSpec
+from trainfit.hardware.gpu.topology import assumed_count
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream
 from trainfit.plan.command.file_values import batch_constant
@@ -89,8 +90,9 @@ class FirstRun:
         note_options(notes, options)
         if command.interpreter.note:
             notes.append(command.interpreter.note)
-        if settings.rented:
-            notes.add(settings.rented, MAY_CHANGE)
+        for assumed in (settings.rented, assumed_count(self._gpu)):
+            if assumed:
+                notes.add(assumed, MAY_CHANGE)
         memory_model = self._memory_model(command)
         note_first_run(notes, memory_model, first, self._whole, self._runs.counted)
         memory_model = dataclasses.replace(memory_model, context=context_parts(recording))

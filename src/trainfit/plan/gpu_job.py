@@ -210,5 +210,10 @@ def _command(recording: Recording) -> str:
 
 
 def _require_step(recording: Recording, path: Path) -> None:
+    if (recording.header.get("ranks") or 1) > 1:
+        raise JobError(
+            f"{str(path)!r} is of a job of {recording.header.get('ranks')} processes, which is not "
+            'compared on other GPUs yet; plan it there, as in `trainfit plan --gpu "8x A100 SXM"`'
+        )
     if not recording.steps:
         raise ResultFileError(path, "no complete step was recorded", "re-record it, with --steps 3")

@@ -131,6 +131,8 @@ def launched(
 ) -> LaunchCommand:
     """``command`` with what was ``found`` of its DataLoader (``None``: nothing was)."""
     advice, cores = ((), None) if found is None else (found.variables, found.cores)
+    if command.processes > 1:  # which cores each process has is its launcher's matter
+        cores = None
     made = launch(command, values, variables, advice, cores, useless_variables(command, found))
     return dataclasses.replace(made, found=found)
 

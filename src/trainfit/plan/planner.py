@@ -51,6 +51,7 @@ from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import launched_step, speed
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
@@ -134,6 +135,8 @@ def plan(
         launched, tuning, limit_s = options.proven_command, real.loader, settings.time_limit_s
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
             tuning = None
+        if tuning is not None and result.ranks is not None:
+            tuning = dataclasses.replace(tuning, ranks=result.ranks.count)
         if interrupt is None and (real.versus_cpu or tuning is not None):
             keep(with_run_rate(with_launch(result, launched)))
             try:
@@ -348,6 +351,7 @@ def _built(
             calls=job.infers,
         ),
         recordings=job.recorded(here.pair),
+        ranks=ranks_of(recording_of(chosen.trace), job.machine),
         cpu=settings.cpu,
         protection=first.outcome.protection,
         step=job.recording.makeup,

@@ -179,6 +179,8 @@ class GpuSpec:
     """True of cards whose GDDR memory keeps the codes of its ECC, on as sold, among the data."""
     count: int = 1
     """GPUs of this kind in the machine."""
+    peer_to_peer: bool = True
+    """False where the job keeps NCCL from it (`NCCL_P2P_DISABLE=1`)."""
 
     @property
     def supports_bf16(self) -> bool:

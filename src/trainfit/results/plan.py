@@ -31,7 +31,7 @@ from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
-from trainfit.results.speed import KNEE, DataLoading, RunRate, Speed, StepSpeed, StepWork
+from trainfit.results.speed import KNEE, DataLoading, Ranks, RunRate, Speed, StepSpeed, StepWork
 from trainfit.results.text import count, percent, times
 
 # ---
@@ -161,7 +161,8 @@ class PlanResult(ResultFile):
     (``None``: an older result, or the script does not train), ``recommended_epoch_end`` the same
     at the recommended batch size (``None``: that is the current one, or it was not looked at).
     ``generation`` is of the text that it generates (``None``: an older result, or it generates
-    none).
+    none). ``ranks`` are the processes of a job that has several (``None``: it has one); all
+    figures but ``ranks_samples_per_s`` are of one of them then, on its GPU.
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -181,6 +182,8 @@ class PlanResult(ResultFile):
         "run_step_ms": "time of a step as launched: of the slower of DataLoader and GPU",
         "run_samples_per_s": "samples a second as launched, likewise",
         "run_epoch_s": "time of an epoch as launched, likewise",
+        "ranks_samples_per_s": "samples a second of all processes as launched, likewise",
+        "efficiency_share": "throughput of a process, as a share of what it would be alone",
     }
 
     command: str
@@ -232,6 +235,7 @@ class PlanResult(ResultFile):
     recommended_epoch_end: EpochEnd | None = None
     generation: Generation | None = None
     script_lines: Mapping[str, ScriptLine] = dataclasses.field(default_factory=dict)
+    ranks: Ranks | None = None
 
     @property
     def chosen(self) -> Configuration:
@@ -301,7 +305,15 @@ class PlanResult(ResultFile):
             "run_step_ms": run.step_s if run is not None else None,
             "run_samples_per_s": run.samples_per_s if run is not None else None,
             "run_epoch_s": run.epoch_s if run is not None else None,
+            "ranks_samples_per_s": self._of_all_ranks(run),
+            "efficiency_share": (
+                (then or self.speed.now).efficiency if self.ranks and self.speed else None
+            ),
         }
+
+    def _of_all_ranks(self, run: RunRate | None) -> float | None:
+        rate = run.samples_per_s if run is not None else None
+        return rate * self.ranks.count if self.ranks is not None and rate is not None else None
 
 
 # ---

@@ -30,7 +30,10 @@ class StepSpeed:
     ``host_s`` the CPU time to launch them, ``copies_s`` copies between host and device.
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
     a core busy, launching and in waits for the GPU (``None``: an older result). ``wide_for`` names
-    the classes of kernels that make the interval wide, the widest first.
+    the classes of kernels that make the interval wide, the widest first. ``communication_s`` is the
+    time of the collectives together, ``exposed_s`` by how much they make the step longer, and
+    ``slowest_s`` by how much waiting for the slowest process does (0 in a job of one). In a job of
+    several processes it is the step of one, with its samples.
     """
 
     batch_size: int | None
@@ -43,6 +46,40 @@ class StepSpeed:
     samples_per_s: float | None = None
     core_s: float | None = None
     wide_for: tuple[str, ...] = ()
+    communication_s: float = 0.0
+    exposed_s: float = 0.0
+    slowest_s: float = 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Throughput of each process as a share of what it would be alone."""
+        lost = self.exposed_s + self.slowest_s
+        return 1 - lost / self.seconds if self.seconds > 0 else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveTime:
+    """All collectives of one kind in a step: ``nbytes`` as nccl-tests count them (predicted)."""
+
+    kind: str
+    calls: int
+    nbytes: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The processes of a job, one for each GPU of a machine.
+
+    Rank 0 was simulated: memory and steps are its, and ``equal`` says what was taken of the others.
+    ``link`` is what connects the GPUs. ``collectives`` are those of the typical step as the job is,
+    the longest first.
+    """
+
+    count: int
+    link: str
+    collectives: tuple[CollectiveTime, ...]
+    equal: str
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,10 +150,18 @@ if __name__ == "__main__":
 
 
 _MODULE = "accelerate.commands.launch"
+#: Lightning's ``devices=8`` starts the script again for each of the other ranks: rank 0 goes on.
+_OF_LIGHTNING = (
+    "lightning.pytorch.strategies.launchers.subprocess_script",
+    "lightning.fabric.strategies.launchers.subprocess_script",
+    "pytorch_lightning.strategies.launchers.subprocess_script",
+    "lightning_fabric.strategies.launchers.subprocess_script",
+)
 
 
 class LaunchInPlace:
-    """Replaces Accelerate's start of a single process by ``execute``, wherever it is imported.
+    """Replaces Accelerate's start of a single process by ``execute``, wherever it is imported, and
+    starts no other ranks for Lightning.
 
     Args:
         execute: runs a target as Python would.
@@ -161,17 +169,22 @@ class LaunchInPlace:
 
     def __init__(self, execute: Callable[[Target], None]) -> None:
         self._execute = execute
-        self._hook: ImportHook | None = None
+        self._hooks: list[ImportHook] = []
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored and :meth:`remove` is called."""
-        self._hook = ImportHook(_MODULE, functools.partial(self._patch, patches))
-        self._hook.install()
+        alone = functools.partial(_start_no_ranks, patches)
+        self._hooks = [
+            ImportHook(_MODULE, functools.partial(self._patch, patches)),
+            *(ImportHook(name, alone) for name in _OF_LIGHTNING),
+        ]
+        for hook in self._hooks:
+            hook.install()
 
     def remove(self) -> None:
-        """Take the import hook away; the patches are their owner's to restore."""
-        if self._hook is not None:
-            self._hook.remove()
+        """Take the import hooks away; the patches are their owner's to restore."""
+        for hook in self._hooks:
+            hook.remove()
 
     def _patch(self, patches: PatchSet, module: ModuleType) -> None:
         start = getattr(module, "simple_launcher", None)
@@ -189,6 +202,12 @@ class LaunchInPlace:
             self._execute(_target(command))
 
         patches.set(module, "simple_launcher", simple_launcher)
+
+
+def _start_no_ranks(patches: PatchSet, module: ModuleType) -> None:
+    launcher = getattr(module, "_SubprocessScriptLauncher", None)
+    if hasattr(launcher, "_call_children_scripts"):
+        patches.set(launcher, "_call_children_scripts", lambda self: None)
 
 
 def _target(command: Sequence[str]) -> Target:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
-from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
+from trainfit.results.runs.steps import COLLECTIVES, DTYPES, KINDS, MARKS
 from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.products import (
@@ -105,7 +105,7 @@ _FED_SHARE: Final = 0.74
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
 
-_HOST: Final = ("upload", "upload_pinned", "download", *MARKS)
+_ELSEWHERE: Final = ("upload", "upload_pinned", "download", *MARKS, *COLLECTIVES)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("convolution", "grouped", "recurrent"))
 )
@@ -155,7 +155,7 @@ class KernelTimes:
         seconds = smooth + self._column("launches") * efficiency.least_s
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
-        return np.where(self._is(_HOST) | self._of_tensor_cores(), 0.0, seconds)
+        return np.where(self._is(_ELSEWHERE) | self._of_tensor_cores(), 0.0, seconds)
 
     def _of_tensor_cores(self) -> NDArray[np.bool_]:
         """Copies into the order of convolutions in TF32, on a GPU that computes them in float32."""

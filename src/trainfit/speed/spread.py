@@ -33,6 +33,7 @@ _SPREADS: Final = {
     "sorts": 0.40,
     "operators without a FLOP rule": 1.0,
     "launches by the CPU": 0.35,
+    "collectives": 0.40,
 }
 _CLASSES: Final = tuple(_SPREADS)
 #: What all kernels have in common: the card's clocks, its cooling, the library's version.
@@ -60,12 +61,20 @@ class Spread:
 
 
 def spread_of(
-    work: Work, seconds: Floats, step_s: float, *, core_measured: bool, calibrated: bool
+    work: Work,
+    seconds: Floats,
+    step_s: float,
+    *,
+    core_measured: bool,
+    calibrated: bool,
+    exposed_s: float = 0.0,
 ) -> Spread:
-    """Of a step of ``step_s`` whose kernels take ``seconds`` each."""
+    """Of a step of ``step_s`` whose kernels take ``seconds`` each, with collectives that make it
+    ``exposed_s`` longer."""
     totals = np.bincount(classes_of(work), weights=seconds, minlength=len(_CLASSES))
-    waits = max(0.0, step_s - float(totals.sum()))
+    waits = max(0.0, step_s - exposed_s - float(totals.sum()))
     totals[_CLASSES.index("launches by the CPU")] = waits
+    totals[_CLASSES.index("collectives")] = exposed_s
     spreads = dict(_SPREADS)
     if core_measured:
         spreads["launches by the CPU"] = _MEASURED_CORE

@@ -3,6 +3,7 @@ and its share by phase and operator."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,6 +17,7 @@ from trainfit.results.runs.recording import PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
 from trainfit.simgpu.device.recorder import Recorder
+from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
 from trainfit.speed.spread import Spread, spread_of
@@ -138,7 +140,9 @@ class StepTime:
     ``copies_s`` what copies between host and device take. ``by_kind_s`` divides ``gpu_s``.
     ``core_s`` is how long the step keeps a core busy: launching, and in waits for the GPU, in which
     CUDA spins (cudaDeviceScheduleAuto, the default, unless there are more contexts than CPUs;
-    integrated GPUs sleep). ``spread`` is how far from it the truth may be.
+    integrated GPUs sleep). ``spread`` is how far from it the truth may be. ``communication_s`` is
+    what the collectives take together, ``exposed_s`` by how much they make the step longer,
+    ``slowest_s`` by how much the slowest of the ranks does.
     """
 
     seconds: float
@@ -149,6 +153,9 @@ class StepTime:
     by_kind_s: Mapping[str, float]
     core_s: float
     spread: Spread
+    communication_s: float = 0.0
+    exposed_s: float = 0.0
+    slowest_s: float = 0.0
 
 
 def step_time(work: Work, machine: Machine) -> StepTime:
@@ -157,14 +164,16 @@ def step_time(work: Work, machine: Machine) -> StepTime:
 
     With several streams: of a step after another, which may have copied its data before.
     """
-    timeline, costed = Timeline(), TimedWork(work, machine)
-    costed.launch(timeline)
-    ended = host = waited = 0.0
-    if timeline.several:
-        ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
-        costed.launch(timeline)
-    host_s, waited_s = timeline.host_s - host, timeline.waited_s - waited
-    seconds = costed.seconds
+    costed = TimedWork(work, machine)
+    step_s, host_s, waited_s = _one_of_many(costed)
+    seconds, communication_s = costed.seconds, float(costed.links.sum())
+    exposed_s = 0.0
+    if communication_s:
+        exposed_s = max(0.0, step_s - _one_of_many(costed.alone())[0])
+        slowed_s = SLOWED_BY * max(0.0, communication_s - exposed_s)
+        step_s, exposed_s = step_s + slowed_s, exposed_s + slowed_s
+    slowest_s = step_s * slowest_of(work)
+    step_s += slowest_s
     gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
     by_kind: dict[str, float] = {}
     totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
@@ -172,7 +181,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         if total:
             by_kind[name] = by_kind.get(name, 0.0) + total
     return StepTime(
-        timeline.end_s - ended,
+        step_s,
         gpu_s,
         host_s,
         copies_s,
@@ -182,11 +191,26 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         spread_of(
             work,
             seconds,
-            timeline.end_s - ended,
+            step_s,
             core_measured=machine.core_measured,
             calibrated=bool(machine.profile),
+            exposed_s=exposed_s + slowest_s,
         ),
+        communication_s,
+        exposed_s,
+        slowest_s,
     )
+
+
+def _one_of_many(costed: TimedWork) -> tuple[float, float, float]:
+    """Seconds of a step, what the CPU takes to launch it, and its waits."""
+    timeline = Timeline()
+    costed.launch(timeline)
+    ended = host = waited = 0.0
+    if timeline.several:
+        ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
+        costed.launch(timeline)
+    return timeline.end_s - ended, timeline.host_s - host, timeline.waited_s - waited
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,20 +227,29 @@ class Launched:
 
 class TimedWork:
     """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
-    host and device."""
+    host and device, ``links`` of collectives."""
 
     def __init__(self, work: Work, machine: Machine) -> None:
         self._work = work
         self.times = KernelTimes(work.table, machine.gpu)
         self.seconds = self.times.seconds(machine.efficiency)
         self.copies = _copy_seconds(work, machine)
+        self.links = collective_seconds(work, machine.gpu)
         self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
+
+    def alone(self) -> TimedWork:
+        """The same with collectives that take no time, as in a job of one process."""
+        other = copy.copy(self)
+        other.links = np.zeros_like(self.links)
+        return other
 
     def launch(self, timeline: Timeline) -> Launched:
         """It comes next on the timeline."""
         host_s = float(self._done[-1]) if len(self._done) else 0.0
         began = timeline.host_s
-        ready, ends = timeline.add(self._work, self.seconds + self.copies, self._issued, host_s)
+        ready, ends = timeline.add(
+            self._work, self.seconds + self.copies + self.links, self._issued, host_s
+        )
         return Launched(began + self._done, self._issued + began, ready, ends)
 
 

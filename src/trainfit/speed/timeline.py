@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.runs.steps import LAUNCH_QUEUE, MARKS
+from trainfit.results.runs.steps import COLLECTIVES, LAUNCH_QUEUE, MARKS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: Kinds after which the CPU goes on when the GPU has come to a point.
@@ -16,7 +16,12 @@ _ALL, _EVENT, _EVENT_WAIT = CODES["wait"], CODES["event"], CODES["event_wait"]
 _SYNCHRONIZE: Final = CODES["event_synchronize"]
 _MARKS: Final = frozenset(CODES[name] for name in MARKS)
 #: What carries kinds out at the same time as the multiprocessors do the others.
-_ENGINES: Final = {CODES["upload"]: "up", CODES["upload_pinned"]: "up", CODES["download"]: "down"}
+_ENGINES: Final = {
+    CODES["upload"]: "up",
+    CODES["upload_pinned"]: "up",
+    CODES["download"]: "down",
+    **dict.fromkeys((CODES[name] for name in COLLECTIVES), "links"),
+}
 
 
 class Timeline:
@@ -24,7 +29,8 @@ class Timeline:
 
     Where the CPU waits for the GPU (for its data, or for a place in the launch queue), all that
     follows is launched later. Kernels of several streams take turns: each is taken to fill the GPU.
-    Copies from and to the host run concurrently, one at a time in each direction.
+    Copies from and to the host run concurrently, one at a time in each direction, and so do
+    collectives, over the links between GPUs.
 
     ``host_s`` is what the CPU took to launch and for pauses, ``waited_s`` its waits.
     """
@@ -113,7 +119,7 @@ class Timeline:
         ends: Floats = np.maximum.accumulate(starts) + passed
         self._free[stream] = float(ends[-1])
         # Whatever other stream may come: nothing of this one runs any longer.
-        self._engines = dict.fromkeys(("up", "down", "kernels"), float(ends[-1]))
+        self._engines = dict.fromkeys(("up", "down", "links", "kernels"), float(ends[-1]))
         for at in np.flatnonzero(work.is_kind("event")).tolist():
             self._events[int(work.column("rows")[at])] = float(ends[at])
         return ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainfit.hardware import GpuNameError, find_gpu
-from trainfit.hardware.gpu.topology import find_gpus, named_count, with_ranks
+from trainfit.hardware.gpu.topology import assumed_count, find_gpus, named_count, with_ranks
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,5 @@ def test_a_gpu_for_each_process_is_assumed_and_said() -> None:
     assert with_ranks(one, 1) is one
     several = with_ranks(one, 4)
     assert several.count == 4
-    assert "4 GPUs of this kind" in several.sources["key"]
+    assert assumed_count(several).startswith("4 GPUs in one machine, one for each process")
+    assert assumed_count(find_gpus("4x RTX 4090")) == ""

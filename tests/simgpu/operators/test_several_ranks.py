@@ -176,3 +176,20 @@ def test_spawned_ranks_run_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None
         torch.multiprocessing.spawn(work, args=(2,), nprocs=2)
     assert seen == [(0, 2)]
     assert not distributed.is_initialized()
+
+
+def test_sync_batch_norm_gathers_statistics_and_reduces_gradients(gpu: Any) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(layers).cuda()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.float16):
+            result = ddp(torch.randn(4, 3, 16, 16, device="cuda"))
+        assert result.shape == (4, 8, 14, 14)
+        before = len(launched(gpu.recording))
+        result.float().sum().backward()
+    # Mean, deviation and count of each rank; sums of both gradients.
+    sent = launched(gpu.recording)
+    assert ("all_gather", RANKS * 4 * (2 * 8 + 1), RANKS, 0) in sent
+    assert ("all_reduce", 4 * 2 * 8, RANKS, 0) in sent[before:]
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Final
+from typing import Final, Literal
 
 from trainfit.hardware.gpu.figures import GpuNameError
 from trainfit.hardware.gpu.lookup import find_gpu, find_rented
@@ -49,13 +49,67 @@ def find_gpus(name: str) -> GpuSpec:
 
 
 def with_ranks(gpu: GpuSpec, processes: int) -> GpuSpec:
-    """``gpu`` in a machine that has one for each process; what is assumed is said of it."""
+    """``gpu`` in a machine that has one for each process; what is assumed is among its sources."""
     if gpu.count >= processes:
         return gpu
-    note = f"{processes} GPUs of this kind in one machine, one for each process"
-    before = gpu.sources.get("key", "")
-    if before.startswith(_ASSUMED):
-        note = f"{before.removeprefix(_ASSUMED)}; {note}"
-    return dataclasses.replace(
-        gpu, count=processes, sources={**gpu.sources, "key": f"{_ASSUMED}{note}"}
+    note = (
+        f"{_ASSUMED}{processes} GPUs in one machine, one for each process ({processes}x {gpu.key})"
     )
+    return dataclasses.replace(gpu, count=processes, sources={**gpu.sources, "count": note})
+
+
+def assumed_count(gpu: GpuSpec) -> str:
+    """What is assumed of the number of GPUs, in words; empty where it was named."""
+    return gpu.sources.get("count", "").removeprefix(_ASSUMED)
+
+
+# ---
+# What connects the GPUs of a machine, by the card: where nothing else is said, as it is sold.
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """What the GPUs of a machine exchange data over.
+
+    ``bytes_per_s`` is what one GPU sends at most while it receives as much. ``kind``: "nvlink",
+    "pcie" from one GPU's memory to another's, or through the memory of a "host" of one or more
+    sockets, or of a "desktop".
+    ``reduces``: the switch adds up what passes (NVLink SHARP).
+    """
+
+    name: str
+    kind: Literal["nvlink", "pcie", "host", "desktop"]
+    bytes_per_s: float
+    reduces: bool = False
+
+
+#: By the first figures of the compute capability: NVLink of cards on SXM boards, bytes a second in
+#: one direction (NVIDIA's datasheets of P100, V100, A100, H100 and HGX B200, half of the sum).
+_NVLINK: Final = {
+    (6, 0): Link("NVLink 1", "nvlink", 80e9),
+    (7, 0): Link("NVLink 2", "nvlink", 150e9),
+    (8, 0): Link("NVLink 3", "nvlink", 300e9),
+    (9, 0): Link("NVLink 4", "nvlink", 450e9, reduces=True),
+    (10, 0): Link("NVLink 5", "nvlink", 900e9, reduces=True),
+}
+#: Those on SXM boards whose name does not say so.
+_ON_BOARDS: Final = ("H200", "B200")
+#: PCIe x16 by compute capability: GB/s of its generation 3, 4 and 5 in one direction.
+_PCIE: Final = ((9, 0), 5, 63e9), ((8, 0), 4, 31.5e9), ((0, 0), 3, 15.75e9)
+
+
+def link_of(gpu: GpuSpec) -> Link:
+    """What connects the GPUs of the machine.
+
+    GeForce cards reach each other through the host's memory (their driver offers no peer-to-peer
+    over PCIe), as all do where the job sets ``NCCL_P2P_DISABLE=1``. Bridges between two cards are
+    not assumed.
+    """
+    board = "SXM" in gpu.key or gpu.key.startswith(_ON_BOARDS)
+    if board and gpu.peer_to_peer and (link := _NVLINK.get(gpu.capability)) is not None:
+        return link
+    number, rate = next((number, rate) for least, number, rate in _PCIE if gpu.capability >= least)
+    if "GeForce" in gpu.name or not gpu.peer_to_peer:
+        kind: Literal["host", "desktop"] = "desktop" if "GeForce" in gpu.name else "host"
+        return Link(f"PCIe {number} through the host's memory", kind, rate)
+    return Link(f"PCIe {number} peer-to-peer", "pcie", rate)

@@ -130,6 +130,9 @@ def speed_of(took: StepTime, batch: int | None, per_batch: float | None = 1.0) -
         batch * per_batch / took.seconds if batch and per_batch and took.seconds > 0 else None,
         took.core_s,
         spread.wide_for,
+        took.communication_s,
+        took.exposed_s,
+        took.slowest_s,
     )
 
 

@@ -123,6 +123,7 @@ def plan_subject(
             *section("What is wrong", finding_items(result.findings, detail=1)),
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
+            *section(plan_facts.ranks_title(result), plan_facts.ranks_facts(result)),
             *generation_sections(result.generation),
             *section(fix_title(result), _fixes(result)),
             *section("Why these settings", _reasons(result)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Final
 
@@ -16,8 +17,8 @@ from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
-from trainfit.results.speed import RunRate, StepSpeed
-from trainfit.results.text import count, duration, rate, size, times
+from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
+from trainfit.results.text import count, duration, percent, rate, size, times
 
 #: A rate that differs from another by less does not differ.
 _SAME: Final = 1.05
@@ -118,8 +119,22 @@ def _speed(result: PlanResult) -> str:
         return ""
     what = "call" if result.inference is not None else "step"
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
-    samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    run, on = of_all_ranks(run, result)
+    samples = f", {most}{rate(run.samples_per_s)} samples/s{on}" if run.samples_per_s else ""
     return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+
+
+def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
+    """With the samples of all processes of a job, and what is to be said of their number."""
+    if result.ranks is None:
+        return run, ""
+    ranks, own, gpu = result.ranks.count, run.samples_per_s, run.gpu_samples_per_s
+    whole = dataclasses.replace(
+        run,
+        samples_per_s=None if own is None else ranks * own,
+        gpu_samples_per_s=None if gpu is None else ranks * gpu,
+    )
+    return whole, f" on {ranks} GPUs"
 
 
 def limit_text(run: RunRate) -> str:
@@ -463,3 +478,67 @@ def _fix(remedy: Remedy, *, grows: bool) -> str:
     if remedy.changes == "training":
         parts.append("changes training")
     return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"
+
+
+# ---
+# A job of several processes: how fast they are together, and what they lose by communication.
+
+
+def ranks_title(result: PlanResult) -> str:
+    """With the number of GPUs."""
+    return f"{result.ranks.count} GPUs (predicted)" if result.ranks is not None else ""
+
+
+def ranks_facts(result: PlanResult) -> Facts | None:
+    """Efficiency, throughput and samples of all ranks; ``None`` for a job of one process."""
+    ranks = result.ranks
+    if ranks is None:
+        return None
+    batch = result.chosen.recommended_batch or result.now.batch_size
+    step = step_at(result, batch) or (result.speed.now if result.speed is not None else None)
+    return facts_of(
+        ("efficiency", _efficiency(ranks, step), 1),
+        ("together", _of_all_ranks(result, ranks), 2),
+        ("a step", _communication(ranks), 12),
+        ("taken as equal", f"{ranks.equal} ({ranks.link})", 12),
+        lines=3,
+    )
+
+
+def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
+    if step is None:
+        return ""
+    if not ranks.collectives:
+        return "the steps communicate nothing: each process trains a model of its own"
+    total, exposed = duration(step.communication_s), duration(step.exposed_s)
+    return (
+        f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of "
+        f"{duration(step.seconds)} a step, {exposed} wait for communication ({total} in all) and "
+        f"{duration(step.slowest_s)} for the slowest rank"
+    )
+
+
+def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
+    parts = []
+    run = run_rate(result)
+    if run is not None and run.samples_per_s:
+        most = "at most " if run.is_bound else ""
+        parts.append(f"{most}{rate(ranks.count * run.samples_per_s)} samples/s")
+    batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
+    each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
+    if each:
+        parts.append(
+            f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
+            "the learning rate is for that"
+        )
+    return "; ".join(parts)
+
+
+def _communication(ranks: Ranks) -> str:
+    return ", ".join(map(_of_kind, ranks.collectives))
+
+
+def _of_kind(found: CollectiveTime) -> str:
+    name = found.kind.replace("_", "-")
+    took = f" in {duration(found.seconds)}" if found.seconds else ""
+    return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"

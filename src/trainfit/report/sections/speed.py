@@ -36,7 +36,7 @@ from trainfit.report.charts import (
     y,
 )
 from trainfit.report.rehearsal import CAUSES, cause_words, verdict_line
-from trainfit.report.sections.plan_facts import BOUNDS, epoch_text, limit_text
+from trainfit.report.sections.plan_facts import BOUNDS, epoch_text, limit_text, of_all_ranks
 from trainfit.results.changes import LEAST_FASTER
 from trainfit.results.plan import JobDetail, PlanResult, run_rate
 from trainfit.results.rehearsal import Rehearsal
@@ -79,11 +79,14 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
     if run is not None and run.limit == "loader":
         answer = f"On the GPU a step needs {duration(now.seconds)} (predicted); with its "
         answer += f"DataLoader the run has one each {duration(run.step_s)}."
+    on = ""
+    if run is not None:
+        run, on = of_all_ranks(run, result)
     return [
         *section(
             "Time of a step",
             *_charts(work),
-            speed_facts(speed, run_rate(result), epoch_text(result)),
+            speed_facts(speed, run, epoch_text(result), on),
             Text(f"Constants: {speed.constants}."),
             answer=answer,
         ),
@@ -92,8 +95,11 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
     ]
 
 
-def speed_facts(speed: Speed, run: RunRate | None = None, epoch: str = "") -> Facts | None:
-    """Time of a step, what bounds it; the launched ``run`` with its DataLoader."""
+def speed_facts(
+    speed: Speed, run: RunRate | None = None, epoch: str = "", on: str = ""
+) -> Facts | None:
+    """Time of a step, what bounds it; the launched ``run`` with its DataLoader, and what its
+    samples are ``on``."""
     now = speed.now
     low, high = now.range_s
     return facts(
@@ -108,7 +114,7 @@ def speed_facts(speed: Speed, run: RunRate | None = None, epoch: str = "") -> Fa
         ("kernels", _kernels(speed)),
         ("CUDA graphs", _graphs(speed)),
         ("paced", _paced(speed)),
-        ("the run", _run(run) if run is not None else ""),
+        ("the run", _run(run, on) if run is not None else ""),
         ("epoch", epoch),
         *(("note", note) for note in speed.notes),
         lines=5,
@@ -123,12 +129,13 @@ def _kernels(speed: Speed) -> str:
     return ", ".join(named)
 
 
-def _run(run: RunRate) -> str:
+def _run(run: RunRate, on: str = "") -> str:
     """A step of the launched run, where that is not the GPU's alone."""
     if run.limit == "gpu":
         return ""
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
     samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
+    samples += on if samples else ""
     at = f" at batch size {run.batch_size}" if run.batch_size else ""
     return f"{least}{duration(run.step_s)} a step{samples}{at}{limit_text(run)}"
 

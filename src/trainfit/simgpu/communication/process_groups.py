@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import SeveralGpusError, too_few_gpus

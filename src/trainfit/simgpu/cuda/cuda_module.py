@@ -16,7 +16,9 @@ from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
+from trainfit.simgpu.device.errors import SeveralGpusError
 from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal, ordinal
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
 from trainfit.torch_private.tensors import Generator as PlainGenerator
@@ -81,6 +83,8 @@ class _Scatter:
 
     @staticmethod
     def apply(gpus: Any, sizes: Any, dim: int, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if len(gpus) > 1:
+            raise SeveralGpusError(f"DataParallel over {len(gpus)} GPUs", user_frame())
         return (tensor.to(CUDA),)
 
 

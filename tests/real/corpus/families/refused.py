@@ -4,25 +4,25 @@ from corpus.family import Family
 
 FAMILIES = (
     Family(
-        name="torchrun-two-processes",
-        about="torchrun with two processes on one machine",
+        name="torchrun-two-machines",
+        about="torchrun with two processes on each of two machines",
         packages=("torch",),
-        command="torchrun --nproc-per-node=2 {scripts}/vae.py --batch-size={batch}",
+        command="torchrun --nnodes=2 --nproc-per-node=2 {scripts}/vae.py --batch-size={batch}",
         hand=None,
         expected="refused",
-        refusal=r"torchrun' starts 2 processes.* one GPU is simulated.*--nproc-per-node=1",
+        refusal=r"torchrun' starts processes on 2 machines.*--nnodes=1",
     ),
     Family(
-        name="accelerate-two-processes",
-        about="accelerate launch with two processes",
+        name="accelerate-two-machines",
+        about="accelerate launch with a process on each of two machines",
         packages=("accelerate", "torchvision"),
-        command="accelerate launch --num_processes 2 {scripts}/accelerate_loop.py "
+        command="accelerate launch --num_machines 2 --num_processes 2 {scripts}/accelerate_loop.py "
         "--batch-size={batch}",
         cpu_command="accelerate launch --num_processes 1 --cpu {scripts}/accelerate_loop.py "
         "--batch-size={batch}",
         hand=None,
         expected="refused",
-        refusal=r"accelerate' starts 2 processes.* one GPU is simulated.*--num_processes 1",
+        refusal=r"accelerate' starts processes on 2 machines.*--num_machines 1",
     ),
     Family(
         name="too-few-samples",

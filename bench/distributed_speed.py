@@ -1,0 +1,170 @@
+"""Several GPUs against published measurements: what DDP loses, and times of collectives.
+
+    python bench/distributed_speed.py [--truth DIR] [--json]
+
+Throughput on 8 GPUs over 1 of NVIDIA's ResNet-50 (DeepLearningExamples: DGX A100, DGX-1 with V100
+of 16 GB); DDP of gpt2 on 2 TITAN RTX without peer-to-peer against an NVLink bridge (Transformers'
+documentation, 200 steps); with --truth, the folder with nccl_fp16.csv (aiconfigurator), each
+collective. Exit status: 0 if every goal holds, 1 if not, 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import numpy as np
+from _bench import Figure, finish
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+import trainfit  # noqa: E402
+from trainfit.hardware import GpuSpec, find_gpu  # noqa: E402
+from trainfit.hardware.gpu.topology import Link, find_gpus, link_of  # noqa: E402
+from trainfit.plan.sizing.costing import machine_of, steady_work  # noqa: E402
+from trainfit.results.runs.recording import Recording  # noqa: E402
+from trainfit.speed import collectives  # noqa: E402
+from trainfit.speed.step import step_time  # noqa: E402
+
+TABLE: Final = "nccl_fp16.csv"
+#: GPU, AMP, batch size of a GPU; images a second of 1 and of 8 GPUs.
+RESNETS: Final = (
+    ("A100 80GB SXM", False, 256, 938, 7248),
+    ("A100 80GB SXM", True, 256, 2470, 16621),
+    ("V100 16GB SXM", False, 112, 367, 2855),
+    ("V100 16GB SXM", True, 256, 1200, 8322),
+)
+#: Seconds of 200 steps of gpt2 by DDP: with NVLink, and with NCCL_P2P_DISABLE=1.
+GPT2_S: Final = (101.9, 131.4)
+#: Two NVLink 2 of 25 GB/s each way (NVIDIA's TITAN RTX).
+BRIDGE: Final = Link("NVLink 2 bridge", "nvlink", 50e9)
+SAME: Final = {"alltoall": "all_to_all"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--truth", type=Path, help=f"the folder with {TABLE}")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    options = parser.parse_args(argv)
+    if options.truth is not None and not (options.truth / TABLE).is_file():
+        parser.error(f"--truth {str(options.truth)!r}: there is no {TABLE}; give its folder")
+    found = [*resnets(), *gpt2()]
+    if options.truth is not None:
+        found += of_collectives(options.truth / TABLE)
+    return finish(found, options.json)
+
+
+def resnets() -> Iterator[Figure]:
+    """How far the efficiency of 8 GPUs is from the published one, in points."""
+    for name, amp, batch, one, eight in RESNETS:
+        gpu = find_gpus(f"8x {name}")
+        took = step_time(steady_work(recorded(gpu, resnet(amp, batch))), machine_of(gpu))
+        predicted = 1 - (took.exposed_s + took.slowest_s) / took.seconds
+        measured = eight / (8 * one)
+        title = f"ResNet-50, 8 x {name}, {'AMP' if amp else 'float32'}: points"
+        print(f"{title}: {predicted:.1%} predicted, {measured:.1%} measured", file=sys.stderr)
+        yield Figure(title, 100 * abs(predicted - measured), 5, at_most=True)
+
+
+def gpt2() -> Iterator[Figure]:
+    """The step without peer-to-peer over that with it, in percent of the measured ratio."""
+    gpu = find_gpus("2x TITAN RTX")
+    work = steady_work(recorded(gpu, transformer))
+    with mock.patch.object(collectives, "link_of", lambda gpu: BRIDGE):
+        fast = step_time(work, machine_of(gpu)).seconds
+    slow = step_time(work, machine_of(dataclasses.replace(gpu, peer_to_peer=False))).seconds
+    measured = GPT2_S[1] / GPT2_S[0]
+    title = "gpt2, 2 x TITAN RTX, without peer-to-peer over with NVLink"
+    print(f"{title}: {slow / fast:.3f} predicted ({slow:.3f} s, {fast:.3f} s), "
+          f"{measured:.3f} measured", file=sys.stderr)  # fmt: skip
+    yield Figure(title, 100 * abs(slow / fast / measured - 1), 10, at_most=True, unit="%")
+
+
+def of_collectives(table: Path) -> Iterator[Figure]:
+    """Median error of all rows, and of each GPU's."""
+    errors: dict[str, list[float]] = {}
+    with table.open(newline="") as file:
+        for row in csv.DictReader(file):
+            link = link_of(of_the_table(row["gpu"]))
+            kind = SAME.get(row["collective"], row["collective"])
+            nbytes, ranks = 2 * int(row["elements_fp16"]), int(row["num_gpus"])
+            predicted = collectives.one_collective(kind, nbytes, ranks, link)
+            errors.setdefault(row["gpu"], []).append(predicted / (float(row["ms"]) * 1e-3) - 1)
+    everything = [each for of_gpu in errors.values() for each in of_gpu]
+    for name, found in {**errors, "all": everything}.items():
+        median = 100 * float(np.median(np.abs(found)))
+        yield Figure(f"collectives, {name}: median error", median, 10, at_most=True, unit="%")
+
+
+def of_the_table(name: str) -> GpuSpec:
+    """The L40S of the table had no peer-to-peer."""
+    return dataclasses.replace(find_gpu(name), peer_to_peer=name != "L40S")
+
+
+# -- jobs -----------------------------------------------------------------------------------------
+
+
+def recorded(gpu: GpuSpec, train: Callable[[], None]) -> Recording:
+    """Of the first rank of a job on all GPUs of the machine."""
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(gpu.count)}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    with mock.patch.dict(os.environ, variables):
+        with trainfit.simulate(gpu, limited=False) as simulation:
+            import torch
+
+            torch.distributed.init_process_group("nccl")
+            train()
+        return simulation.recording
+
+
+def resnet(amp: bool, batch: int) -> Callable[[], None]:
+    def train() -> None:
+        import torch
+        import torchvision
+
+        layout = torch.channels_last if amp else torch.contiguous_format
+        model = torchvision.models.resnet50().cuda().to(memory_format=layout)
+        ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        optimizer = torch.optim.SGD(ddp.parameters(), 0.1, momentum=0.9)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        inputs = torch.zeros(batch, 3, 224, 224, device="cuda").to(memory_format=layout)
+        labels = torch.zeros(batch, dtype=torch.long, device="cuda")
+        for _ in range(3):
+            with torch.autocast("cuda", torch.float16) if amp else contextlib.nullcontext():
+                loss = torch.nn.functional.cross_entropy(ddp(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
+
+
+def transformer() -> None:
+    """run_clm.py: batches of 4 samples of 1,024 tokens, float32, AdamW."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model: Any = GPT2LMHeadModel(GPT2Config()).cuda()
+    ddp = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    tokens = torch.zeros(4, 1024, dtype=torch.long, device="cuda")
+    for _ in range(3):
+        ddp(input_ids=tokens, labels=tokens).loss.backward()
+        torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The processes of a job for several GPUs, by what the first of them does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from trainfit.hardware.gpu.topology import link_of
+from trainfit.plan.sizing.costing import has_rates, steady_work
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import COLLECTIVES
+from trainfit.results.speed import CollectiveTime, Ranks
+from trainfit.results.text import byte_rate
+from trainfit.speed.collectives import collective_seconds
+from trainfit.speed.step import Machine
+
+_EQUAL: Final = (
+    "rank 0 was simulated; the others are taken to have batches of the same shapes, the same model "
+    "and a GPU of the same speed"
+)
+#: What is said of sharded training in addition.
+_SHARDED: Final = "; sharded training (FSDP) has not been compared with real runs"
+
+
+def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
+    """Of a job of several processes; ``None`` for one."""
+    count = recording.header.get("ranks") or 1
+    if count < 2:
+        return None
+    link = link_of(machine.gpu)
+    found: list[CollectiveTime] = []
+    if recording.steps:
+        work = steady_work(recording)
+        seconds = (
+            collective_seconds(work, machine.gpu)
+            if has_rates(machine.gpu)
+            else np.zeros(len(work.table))
+        )
+        for kind in COLLECTIVES:
+            chosen = work.is_kind(kind)
+            if chosen.any():
+                nbytes = int(work.column("read")[chosen].sum())
+                took = float(seconds[chosen].sum())
+                found.append(CollectiveTime(kind, int(chosen.sum()), nbytes, took))
+    found.sort(key=lambda each: -each.seconds)
+    words = f"{link.name}, {byte_rate(link.bytes_per_s)} each way"
+    sharded = any(each.kind == "reduce_scatter" for each in found)
+    return Ranks(count, words, tuple(found), _EQUAL + (_SHARDED if sharded else ""))

@@ -1,0 +1,154 @@
+"""``trainfit plan`` and ``simulate`` of a job with a process for each GPU, as a user calls them."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+
+DDP = str(SCRIPTS / "ddp.py")
+TORCHRUN = ("torchrun", "--nproc_per_node=4", DDP)
+OWN = ("--no-remedies", "--no-loader")
+#: Of ddp.py, in float32.
+PARAMETERS = 8 * (1024 * 1024 + 1024) + 1024 * 10 + 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("several")
+
+
+@pytest.fixture(scope="module")
+def done(folder: Path) -> subprocess.CompletedProcess[str]:
+    own = ("--gpu", "4x RTX 4090", "--json", "--output", "plan.json", *OWN)
+    return trainfit("plan", *own, "--", *TORCHRUN, "--batch-size={batch_size:32}", cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json_of(done)
+
+
+def test_the_collectives_of_a_step_are_those_of_ddp(result: dict[str, Any]) -> None:
+    ranks = result["ranks"]
+    assert ranks["count"] == 4
+    (reduced,) = [each for each in ranks["collectives"] if each["kind"] == "all_reduce"]
+    assert reduced["nbytes"] == 4 * PARAMETERS
+    assert reduced["calls"] > 1
+    assert "host's memory" in ranks["link"]
+
+
+def test_what_is_lost_by_communication(result: dict[str, Any]) -> None:
+    step = result["speed"]["now"]
+    assert 0 < step["exposed_s"] < step["communication_s"]
+    assert step["exposed_s"] < step["seconds"]
+    assert step["samples_per_s"] == pytest.approx(32 / step["seconds"])
+
+
+def test_the_launch_line_keeps_its_launcher(result: dict[str, Any]) -> None:
+    assert result["launch"].startswith(f"torchrun --nproc_per_node=4 {DDP} --batch-size=")
+
+
+def test_the_screen_says_it(folder: Path, result: dict[str, Any]) -> None:
+    shown = trainfit("show", "plan.json", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    assert "samples/s on 4 GPUs" in shown.stdout
+    assert "4 GPUs (predicted)" in shown.stdout
+    assert "wait for communication" in shown.stdout
+    assert "effective batch 4 x" in shown.stdout
+
+
+def test_its_figures_can_be_gated(folder: Path, result: dict[str, Any]) -> None:
+    page = trainfit("show", "plan.json", "--fail-if", "efficiency<1%", cwd=folder)
+    assert page.returncode == 0, page.stderr
+
+
+def test_other_gpus_are_not_compared_yet(folder: Path, result: dict[str, Any]) -> None:
+    refused = trainfit("gpus", "--for", "plan.json", cwd=folder)
+    assert refused.returncode == 2
+    assert "a job of 4 processes" in error_line(refused)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("torchrun", "--nproc_per_node=4"),
+        ("python", "-m", "torch.distributed.run", "--nproc-per-node", "4"),
+        ("accelerate", "launch", "--num_processes", "4"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_memory_of_a_rank(launcher: tuple[str, ...], tmp_path: Path) -> None:
+    if launcher[0] == "accelerate":
+        pytest.importorskip("accelerate")
+    own = ("--gpu", "RTX 4090", "--json", "--steps", "3")
+    done = trainfit("simulate", *own, "--", *launcher, DDP, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json_of(done)
+    # Parameters, gradients, and DDP's buckets as large as the gradients.
+    assert found["memory"]["allocated_bytes"] > 3 * 4 * PARAMETERS
+
+
+def test_a_group_of_more_ranks_than_gpus(tmp_path: Path) -> None:
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    own = ("--gpu", "RTX 4090", *OWN)
+    done = trainfit("plan", *own, "--", "python", DDP, cwd=tmp_path, **variables)
+    assert done.returncode == 2
+    assert '--gpu "2x RTX 4090"' in error_line(done)
+
+
+LIGHTNING = """
+import torch
+import lightning
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(256, 10)
+
+    def training_step(self, batch, number):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+print("started", flush=True)
+data = TensorDataset(torch.zeros(512, 256), torch.zeros(512, dtype=torch.long))
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(devices=4, strategy="ddp", max_epochs=1, **options)
+trainer.fit(Model(), DataLoader(data, batch_size=8))
+"""
+
+
+def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
+    if importlib.util.find_spec("lightning") is None:  # it may not be importable without a GPU
+        pytest.skip("Lightning is not installed")
+    script = tmp_path / "train.py"
+    # Whoever runs it says so where the sandbox lets it: in its own process.
+    script.write_text(LIGHTNING.replace("print(", "assert torch.cuda.is_available()\nprint("))
+    own = ("--gpu", "4x RTX 4090", "--json", "--steps", "3")
+    done = trainfit("simulate", *own, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json_of(done)["steps"] == 3
+
+
+def test_data_parallel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.DataParallel(torch.nn.Linear(8, 8).cuda())\n"
+        "model(torch.zeros(4, 8, device='cuda')).sum().backward()\n"
+    )
+    own = ("--gpu", "2x RTX 4090", *OWN)
+    done = trainfit("plan", *own, "--", "python", "train.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "DataParallel over 2 GPUs" in error_line(done)
