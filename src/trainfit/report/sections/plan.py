@@ -44,7 +44,14 @@ from trainfit.report.sections.memory import (
     quantities,
 )
 from trainfit.report.sections.memory_charts import by_batch
-from trainfit.report.sections.plan_facts import BOUNDS, answer, fix_lines, fix_title, step_at
+from trainfit.report.sections.plan_facts import (
+    BOUNDS,
+    answer,
+    fix_lines,
+    fix_title,
+    rate_unit,
+    step_at,
+)
 from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.sections.speed import speed_sections
 from trainfit.report.steps import only_seen, step_lines
@@ -266,7 +273,8 @@ def _speed_tiles(result: PlanResult, step: StepSpeed) -> Iterator[Tile]:
     if run.samples_per_s:
         epoch = f"; an epoch in {least}{duration(run.epoch_s)}" if run.epoch_s else ""
         most = "at most " if run.is_bound else ""
-        yield Tile("Throughput", f"{most}{rate(run.samples_per_s)}/s", f"samples a second{epoch}")
+        detail = f"{rate_unit(result)} a second{epoch}"
+        yield Tile("Throughput", f"{most}{rate(run.samples_per_s)}/s", detail)
 
 
 def _value(part: LaunchPart) -> str:
