@@ -33,8 +33,7 @@ def watched(ends: Sequence[int]) -> CacheWatch:
     simulation: Any = SimpleNamespace(allocator=SimpleNamespace())
     watch = CacheWatch(simulation)
     for nbytes in ends:
-        stats = {"allocated_bytes": {"all": {"current": nbytes}}}
-        simulation.allocator.memory_stats = lambda stats=stats: stats
+        simulation.allocator.requested_bytes = nbytes
         watch.note_call()
     return watch
 

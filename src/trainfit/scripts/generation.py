@@ -24,6 +24,8 @@ from trainfit.simgpu.session import Simulation
 
 #: Different texts of a script that are simulated: a short one may come first, to warm up.
 _TEXTS: Final = 4
+#: Calls of a loop after which memory tells whether they grow.
+_FEW: Final = 6
 #: What of a cache's layer holds it, in the versions of Transformers.
 _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states")
 _LISTS: Final = ("key_cache", "value_cache")
@@ -116,6 +118,11 @@ class GenerationWatch:
     def in_loop(self) -> bool:
         """Are the last calls of a loop that asks for one more token with each?"""
         return not self._depth and self._loop.is_text
+
+    @property
+    def begins(self) -> bool:
+        """Is it a loop of few calls so far, of which memory does not tell yet whether it grows?"""
+        return self.in_loop and self._loop.decodes <= _FEW
 
     @property
     def is_counting(self) -> bool:

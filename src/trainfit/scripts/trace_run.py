@@ -305,8 +305,9 @@ class Runner:
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
-            if self._generation.in_generate or self._cache.grows():
-                return self._generation.is_known(self._snapshot) or late
+            watch = self._generation
+            if watch.in_generate or watch.begins or self._cache.grows():
+                return watch.is_known(self._snapshot) or late
             if self._cache.released():
                 return True
         if not spec.until_settled:
