@@ -55,9 +55,9 @@ from trainfit.results.configuration import AmpChoice
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
-from trainfit.results.generation import Generation
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
+from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import TuningSpec
 
 Say = Callable[[str], None]

@@ -23,16 +23,15 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
+from trainfit.report.generation import generation_sections
 from trainfit.report.notes import (
     finding_items,
-    is_whole,
     note_text,
     plain,
     plan_notes,
     protection_notes,
 )
 from trainfit.report.sections import plan_facts
-from trainfit.report.sections.generation import generation_sections
 from trainfit.report.sections.launch import change_lines
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts
@@ -293,8 +292,7 @@ def _evidence(part: LaunchPart) -> str:
 
 def _batch_title(result: PlanResult) -> str:
     amp = f" with AMP {result.chosen.amp}" if result.chosen is not result.now else ""
-    seen = "" if is_whole(result.generation) else only_seen(result.pattern)
-    return f"Batch size{amp} ({_BASIS[result.basis]}{seen})"
+    return f"Batch size{amp} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
 
 
 def _batches(result: PlanResult) -> Facts | None:
