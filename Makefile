@@ -127,6 +127,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
 	$(BIN)/python bench/remedies.py
+	$(BIN)/python bench/generation.py --quick
 	$(BIN)/python bench/seeds.py --quick
 	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
 	$(BIN)/python bench/memory_hf_guide.py

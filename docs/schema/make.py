@@ -62,7 +62,7 @@ _UNITS: Final = {
              "quota_cores tensor_cores usable_cores",
     "GPUs": "gpus",
     "ranks": "ranks world_size",
-    "calls": "call calls first_call launches misses simulated_calls",
+    "calls": "call calls first_call launches misses simulated_calls text_calls",
     "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens",
     "sequences": "sequences",
     "elements": "fill_elements fill_rows l2_elements longest_elements median_elements "

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.memory.growth import step_pattern
+from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.tracing import Tracer
+from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.report.steps import pattern_notes
+from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.steps import StepPattern
 from trainfit.scripts.steps import CacheWatch
@@ -31,8 +33,7 @@ def watched(ends: Sequence[int]) -> CacheWatch:
     simulation: Any = SimpleNamespace(allocator=SimpleNamespace())
     watch = CacheWatch(simulation)
     for nbytes in ends:
-        stats = {"allocated_bytes": {"all": {"current": nbytes}}}
-        simulation.allocator.memory_stats = lambda stats=stats: stats
+        simulation.allocator.requested_bytes = nbytes
         watch.note_call()
     return watch
 
@@ -53,20 +54,36 @@ def test_the_same_in_each_call_is_no_growth(bytes_: int, calls: int) -> None:
     assert not watch.grows() and not watch.released()
 
 
-@pytest.mark.parametrize("tokens", [40])
-def test_the_peak_is_at_the_end_of_the_growth(tokens: int, tmp_path: Path) -> None:
+def traced(tokens: int, steps: int | None = None) -> Trace:
     words = ["python", str(SCRIPT), f"--tokens={tokens}"]
-    with Tracer(parse_command(words), find_gpu("RTX 4090")) as tracer:
-        trace = tracer.trace(RunSpec(count="calls"))
-    assert trace.recording is not None
-    # Prompt, tokens, and the next prompt, before which the cache was let go.
-    assert trace.outcome.steps == 1 + tokens + 1
-    pattern = step_pattern(trace.recording, reserved_bytes=0)
+    with Tracer(parse_command(words), find_gpu("RTX 4090"), steps=steps) as tracer:
+        return tracer.trace(RunSpec(count="calls"))
+
+
+@pytest.mark.parametrize("tokens", [40, 250])
+def test_the_peak_is_at_the_end_of_the_growth(tokens: int) -> None:
+    """After the prompt and 17 tokens the others are counted, up to the next prompt."""
+    trace, every = traced(tokens), traced(tokens, 1 + tokens)
+    found, full = trace.recording, every.recording
+    assert found is not None and full is not None
+    assert (trace.outcome.steps, every.outcome.steps) == (18, 1 + tokens)
+    text = generated_text(found)
+    assert text is not None and (text.rows, text.prompt, text.new_tokens) == (4, 32, 1 + tokens)
+    pattern = step_pattern(found, reserved_bytes=0)
     assert (pattern.course, pattern.unit) == ("growing", "model call")
     assert pattern.growth_bytes_per_step == 4 * KIB
-    # At the peak the last cache but one is there too, and the token's input and result.
-    last = 4 * KIB * (32 + tokens)
-    assert max(pattern.peak_bytes) - pattern.end_bytes[-2] == last - 4 * KIB + 4 * KIB
+    ends = [replay(Stream.of(each)) for each in (found, full)]
+    assert len({(each.peak_allocated, each.peak_reserved) for each in ends}) == 1
+    assert ends[0].step_peaks[-1] == ends[1].step_peaks[-1]
+
+
+def test_a_few_tokens_are_simulated_one_by_one() -> None:
+    trace = traced(9)
+    assert trace.recording is not None and trace.recording.simulated is None
+    text = generated_text(trace.recording)
+    # The next prompt and its first token ended the run: of both texts it is the longer one.
+    assert trace.outcome.steps == 12 and text is not None
+    assert (text.prefill, text.new_tokens, text.calls_left) == (0, 10, 0)
 
 
 def test_it_is_called_a_cache_and_no_leak() -> None:

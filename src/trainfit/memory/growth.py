@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trainfit.memory.replay import Stream, live_at
+from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.recording import KINDS, PHASES, STEP_END, IntArray, Recording
 from trainfit.results.runs.steps import GrowthSource, StepPattern
 from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, rounded, step_uses
@@ -22,6 +23,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
 
     ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
     """
+    text = generated_text(recording) if recording.simulated is not None else None
     recording = recording.simulated or recording
     uses = step_uses(recording.events, recording.alloc_bytes)
     calls = not recording.header.get("optimizer")
@@ -43,6 +45,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         steps_until_full=_until_full(recording, uses, judgement, reserved_bytes),
         sources=_sources(recording) if grows else (),
         unit="model call" if calls else "optimizer step",
+        text_calls=text.new_tokens if text is not None else None,
     )
 
 

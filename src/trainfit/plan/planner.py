@@ -60,9 +60,9 @@ from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
-from trainfit.results.generation import Generation
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
+from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import TuningSpec
 from trainfit.results.speed import StepSpeed
 

@@ -32,6 +32,7 @@ LIGHT: Final[Mapping[str, str]] = {
     "--c6": "#1d98ab",
     "--c7": "#8792a2",
     "--c8": "#a5804f",
+    "--c9": "#b5489a",
     "--good": "#177a4c",
     "--bad": "#c22f3d",
     "--warn": "#935500",
@@ -40,14 +41,14 @@ LIGHT: Final[Mapping[str, str]] = {
     "--grid": "#e4e8ee",
     "--card": "#ffffff",
 }
-COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 9))
+COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 10))
 
 #: Kinds of memory in the order in which they are stacked, each with its colour.
 MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
     kind: (KINDS[kind], COLORS[number])
     for kind, number in (
         *(("parameter", 0), ("buffer", 7), ("optimizer_state", 3), ("gradient", 2)),
-        ("kv_cache", 2),
+        ("kv_cache", 8),
         *(("input", 6), ("activation", 1), ("temporary", 4), ("workspace", 5)),
     )
 }

@@ -11,8 +11,8 @@ from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
 from trainfit.results.findings import Finding, Severity
-from trainfit.results.generation import Generation
 from trainfit.results.plan import PlanResult
+from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.script import Protection
 from trainfit.results.text import count, printable, size, wrapped
 
@@ -60,8 +60,7 @@ def plan_notes(result: PlanResult) -> list[Note]:
     unsettled: NoteSeverity = "changes the figures"
     if result.pattern is not None and result.pattern.course == "unknown":
         unsettled = "may change the figures"
-    grows = [] if is_whole(result.generation) else pattern_notes(result.pattern)
-    pattern = [Note("note", text, 1, (), unsettled) for text in grows]
+    pattern = [Note("note", text, 1, (), unsettled) for text in pattern_notes(result.pattern)]
     pattern += generation_notes(result.generation)
     speed = result.speed.notes if result.speed is not None else ()
     texts = [*result.notes, *speed, *profile_note(result.profile)]
@@ -78,11 +77,6 @@ def generation_notes(found: Generation | None) -> list[Note]:
         f"may be more at the end: {found.reason}"
     )
     return [Note("note", text, severity="changes the figures")]
-
-
-def is_whole(found: Generation | None) -> bool:
-    """Are figures for the end of a text?"""
-    return found is not None and not found.reason
 
 
 def _told_by_parts(result: PlanResult) -> list[str]:

@@ -20,12 +20,14 @@ _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporar
 def pattern_lines(pattern: StepPattern) -> list[str]:
     """What was seen of the steps, whatever it is."""
     lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
+    if pattern.course == "growing" and pattern.text_calls is not None:
+        lines = [_growing(pattern)]
     return [*lines, *(f"in addition {_source(source)}" for source in pattern.sources[1:])]
 
 
 def pattern_notes(pattern: StepPattern | None) -> list[str]:
     """Warnings about the figures; nothing if memory has settled."""
-    if pattern is None or pattern.course == "settled":
+    if pattern is None or pattern.course == "settled" or pattern.text_calls is not None:
         return []
     if pattern.course == "growing":
         return [_growing(pattern)]
@@ -45,7 +47,7 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
 
 def only_seen(pattern: StepPattern | None) -> str:
     """What limits figures for other batch sizes: to go on in a title with."""
-    if pattern is None or pattern.course == "settled":
+    if pattern is None or pattern.course == "settled" or pattern.text_calls is not None:
         return ""
     return f"; for the {count(pattern.steps, 'simulated step')} only"
 
@@ -76,6 +78,11 @@ def _growing(pattern: StepPattern) -> str:
 
 
 def _growing_cache(pattern: StepPattern, growth: int) -> str:
+    if pattern.text_calls is not None:
+        return (
+            f"memory grows by {size(growth)} with each model call, as the KV cache of generated "
+            f"text does: the figures are for its end, after {count(pattern.text_calls, 'call')}"
+        )
     text = (
         f"memory grows by {size(growth)} with each model call, as the KV cache of generated text "
         f"does: the figures are for the end of the {count(pattern.steps, 'call')} simulated, and "

@@ -10,8 +10,8 @@ from typing import ClassVar, Final, Literal
 from trainfit.results.files.contents import Metered, Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Finding
-from trainfit.results.generation import Generation
 from trainfit.results.gpus import Constant
+from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
 

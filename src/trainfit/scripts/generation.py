@@ -24,6 +24,8 @@ from trainfit.simgpu.session import Simulation
 
 #: Different texts of a script that are simulated: a short one may come first, to warm up.
 _TEXTS: Final = 4
+#: Calls of a loop after which memory tells whether they grow.
+_FEW: Final = 6
 #: What of a cache's layer holds it, in the versions of Transformers.
 _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states")
 _LISTS: Final = ("key_cache", "value_cache")
@@ -51,6 +53,7 @@ class GenerationWatch:
         self._loop = DecodeLoop()
         self._counted: CountedCalls | None = None
         self._uneven = ""
+        self._earlier: list[GeneratedText] = []
         #: The text in the making, or the last one.
         self.text: GeneratedText | None = None
         #: The recording as it was when calls were no longer made, only counted.
@@ -117,6 +120,11 @@ class GenerationWatch:
         return not self._depth and self._loop.is_text
 
     @property
+    def begins(self) -> bool:
+        """Is it a loop of few calls so far, of which memory does not tell yet whether it grows?"""
+        return self.in_loop and self._loop.decodes <= _FEW
+
+    @property
     def is_counting(self) -> bool:
         """Are the calls of a loop counted, without being made?"""
         return self._counted is not None
@@ -126,7 +134,10 @@ class GenerationWatch:
         if self._depth:
             self._call_of_generate(steps)
         elif self._loop.called(steps):
-            self.text = dataclasses.replace(self._loop.text(), **self._of_cache())
+            text = dataclasses.replace(self._loop.text(), **self._of_cache())
+            if self.text is not None and self.text.prefill != text.prefill:
+                self._earlier.append(self.text)
+            self.text = text
 
     def is_known(self, snapshot: Callable[[], Recording | None]) -> bool:
         """Do the calls left of a text follow from those seen?
@@ -157,6 +168,8 @@ class GenerationWatch:
         text = self.text
         if text is None:
             return recording
+        if not text.calls_left:
+            text = max((*self._earlier, text), key=_extent)
         if text.calls_left and not self.is_counting:
             reason = self._uneven
             if not reason and DecodeLaw.of(recording, text) is None:
@@ -207,6 +220,8 @@ class GenerationWatch:
         if getattr(config, "prefill_chunk_size", None):
             self._uneven = "the prompt is read in chunks"
         text = model.get_text_config()
+        if self.text is not None:
+            self._earlier.append(self.text)
         sequences = None if rows is None else rows * (several if beams == 1 else 1)
         self.text = GeneratedText(
             prefill=-1,
@@ -305,6 +320,11 @@ class GenerationWatch:
         if not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 self._loop.given(module, signature_of(args, kwargs))
+
+
+def _extent(text: GeneratedText) -> int:
+    """Positions of all its sequences."""
+    return (text.positions or text.new_tokens) * (text.rows or 1)
 
 
 def _kinds_of(name: str) -> set[str]:

@@ -294,9 +294,9 @@ class CacheWatch:
         self._grew = False
 
     def note_call(self) -> None:
-        """A call has ended: what it left in use counts."""
-        stats = self._simulation.allocator.memory_stats()
-        self._ends.append(int(stats["allocated_bytes"]["all"]["current"]))
+        """A call has ended: what it left in use counts, as it was asked for. The blocks that it got
+        may be larger than they need be, one time more than the next."""
+        self._ends.append(self._simulation.allocator.requested_bytes)
         self._grew = self._grew or self.grows()
 
     def grows(self) -> bool:

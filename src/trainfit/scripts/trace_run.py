@@ -305,10 +305,11 @@ class Runner:
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
-            if self._generation.in_generate or self._cache.grows():
-                return self._generation.is_known(self._snapshot) or late
-            if self._cache.released():
+            watch = self._generation
+            if not watch.in_generate and self._cache.released():
                 return True
+            if watch.in_generate or watch.begins or self._cache.grows():
+                return watch.is_known(self._snapshot) or late
         if not spec.until_settled:
             return steps >= spec.steps
         steps -= min(simulation.warm_up_steps, spec.steps)

@@ -28,6 +28,7 @@ from trainfit.plan.command.words import (
 )
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.script import ScriptOption
 
 # ---
@@ -64,6 +65,9 @@ def observed_settings(trace: Trace) -> ObservedSettings:
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None
     calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
+    text = generated_text(trace.recording) if trace.recording is not None else None
+    if not calls and text is not None and text.sequences:
+        calls[text.sequences] += 1
     return ObservedSettings(
         loader_batch=loader.batch_size if loader is not None else None,
         call_batch=calls.most_common(1)[0][0] if calls else None,

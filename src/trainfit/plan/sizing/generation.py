@@ -13,9 +13,8 @@ from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import Replay, Stream, live_at, replay
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.generation import ContextPoint, Generation
 from trainfit.results.runs.continuation import DecodeLaw, resized, shortened
-from trainfit.results.runs.generation import GeneratedText, generated_text
+from trainfit.results.runs.generation import ContextPoint, GeneratedText, Generation, generated_text
 from trainfit.results.runs.recording import KINDS, MALLOC, Recording
 from trainfit.speed.step import Machine, step_time
 from trainfit.speed.work import Work, one_off

@@ -18,14 +18,13 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
+from trainfit.report.generation import generation_sections
 from trainfit.report.notes import (
     finding_items,
     generation_notes,
-    is_whole,
     profile_note,
     protection_notes,
 )
-from trainfit.report.sections.generation import generation_sections
 from trainfit.report.sections.memory_charts import (
     kind_title,
     memory_growth,
@@ -277,8 +276,7 @@ def _steps(lines: Iterable[str]) -> Iterator[Text]:
 
 def _recording_notes(summary: RecordingSummary) -> list[Note]:
     """All notes, those that change the figures first."""
-    grows = [] if is_whole(summary.generation) else pattern_notes(summary.pattern)
-    serious = [*grows, *profile_note(summary.profile)]
+    serious = [*pattern_notes(summary.pattern), *profile_note(summary.profile)]
     return complete(
         [
             *generation_notes(summary.generation),

@@ -23,16 +23,15 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
+from trainfit.report.generation import generation_sections
 from trainfit.report.notes import (
     finding_items,
-    is_whole,
     note_text,
     plain,
     plan_notes,
     protection_notes,
 )
 from trainfit.report.sections import plan_facts
-from trainfit.report.sections.generation import generation_sections
 from trainfit.report.sections.launch import change_lines
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts
@@ -44,7 +43,14 @@ from trainfit.report.sections.memory import (
     quantities,
 )
 from trainfit.report.sections.memory_charts import by_batch
-from trainfit.report.sections.plan_facts import BOUNDS, answer, fix_lines, fix_title, step_at
+from trainfit.report.sections.plan_facts import (
+    BOUNDS,
+    answer,
+    fix_lines,
+    fix_title,
+    rate_unit,
+    step_at,
+)
 from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.sections.speed import speed_sections
 from trainfit.report.steps import only_seen, step_lines
@@ -298,7 +304,8 @@ def _speed_tiles(result: PlanResult, step: StepSpeed) -> Iterator[Tile]:
     if run.samples_per_s:
         epoch = f"; an epoch in {least}{duration(run.epoch_s)}" if run.epoch_s else ""
         most = "at most " if run.is_bound else ""
-        yield Tile("Throughput", f"{most}{rate(run.samples_per_s)}/s", f"samples a second{epoch}")
+        detail = f"{rate_unit(result)} a second{epoch}"
+        yield Tile("Throughput", f"{most}{rate(run.samples_per_s)}/s", detail)
 
 
 def _value(part: LaunchPart) -> str:
@@ -317,8 +324,7 @@ def _evidence(part: LaunchPart) -> str:
 
 def _batch_title(result: PlanResult) -> str:
     amp = f" with AMP {result.chosen.amp}" if result.chosen is not result.now else ""
-    seen = "" if is_whole(result.generation) else only_seen(result.pattern)
-    return f"Batch size{amp} ({_BASIS[result.basis]}{seen})"
+    return f"Batch size{amp} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
 
 
 def _batches(result: PlanResult) -> Facts | None:

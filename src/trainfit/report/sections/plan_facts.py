@@ -120,8 +120,14 @@ def _speed(result: PlanResult) -> str:
     what = "call" if result.inference is not None else "step"
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
     run, on = of_all_ranks(run, result)
-    samples = f", {most}{rate(run.samples_per_s)} samples/s{on}" if run.samples_per_s else ""
+    unit = rate_unit(result)
+    samples = f", {most}{rate(run.samples_per_s)} {unit}/s{on}" if run.samples_per_s else ""
     return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+
+
+def rate_unit(result: PlanResult) -> str:
+    """What a step has one of for each of its batch: of a call that generates text, a token."""
+    return "tokens" if result.generation is not None else "samples"
 
 
 def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:

@@ -68,7 +68,9 @@ class StepPattern:
     allocations, each rounded up to 512 bytes (the allocator can charge a little more for a
     block that is not split). ``settled_from`` counts steps from 1; ``period`` is in steps.
     ``steps_until_full`` counts from the start, and is ``None`` where nothing grows. ``unit`` is
-    what the script does instead of optimizer steps where it does not train.
+    what the script does instead of optimizer steps where it does not train. ``text_calls`` are the
+    calls to the end of a generated text, where figures are for that (``None``: they are for the
+    simulated steps).
     """
 
     course: Course
@@ -81,6 +83,7 @@ class StepPattern:
     steps_until_full: int | None = None
     sources: tuple[GrowthSource, ...] = ()
     unit: Literal["optimizer step", "model call"] = "optimizer step"
+    text_calls: int | None = None
 
 
 # ---

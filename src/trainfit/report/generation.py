@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.report.blocks import Facts, Section, Table, facts, section
 from trainfit.report.blocks import table as table_of
-from trainfit.results.generation import ContextPoint, Generation
+from trainfit.results.runs.generation import ContextPoint, Generation
 from trainfit.results.text import count, duration, rate, size
 
 #: What is to be known of a kind of cache.

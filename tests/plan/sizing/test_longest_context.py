@@ -1,0 +1,101 @@
+"""How long a context fits, and what a token costs, of a recording that was continued."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from trainfit.hardware import GpuSpec, find_gpu
+from trainfit.memory.affine import AffineStream, OtherCourseError
+from trainfit.memory.replay import Stream
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.generation import decode_seconds, generation
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.results.files.decoding import as_json
+from trainfit.results.runs.continuation import whole
+from trainfit.results.runs.generation import GeneratedText
+from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.session import Simulation
+from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
+
+PROMPT, WIDTH = 30, 1 << 18
+GPU = find_gpu("RTX 4090")
+
+
+def recorded(batch: int, calls: int, left: int, limit: int | None = None) -> Recording:
+    """A cache that grows by a megabyte a sequence with each call."""
+    with Simulation(GPU, limited=False) as simulation, torch.no_grad():
+        cache = torch.zeros(batch, PROMPT, WIDTH, device="cuda")
+        simulation.end_step()
+        for _ in range(calls):
+            new = torch.ones(batch, 1, WIDTH, device="cuda")
+            cache = torch.cat([cache, new], 1)
+            simulation.end_step()
+        recording = simulation.recording
+    text = GeneratedText(0, calls, left, PROMPT, batch, batch, limit, by="a test")
+    header: Any = {**recording.header, "generation": json.loads(as_json(text))}
+    return dataclasses.replace(recording, header=header)
+
+
+def model_of(gib: float) -> MemoryModel:
+    gpu: GpuSpec = dataclasses.replace(GPU, memory_bytes=int(gib * (1 << 30)))
+    return MemoryModel(gpu, AllocatorSettings(), 0.0, ())
+
+
+@pytest.mark.parametrize("gib", [1.0, 3.0])
+def test_the_longest_context_is_the_last_that_fits(gib: float) -> None:
+    model, machine = model_of(gib), machine_of(GPU)
+    found = generation(whole(recorded(2, 17, 5)), machine, model, 2)
+    assert found is not None and found.longest is not None
+    calls = found.longest.positions - PROMPT
+    assert not found.longest.by_model and not found.longest.is_estimate
+    fits = [model.limited(stream_of(2, each)).fits for each in (calls, calls + 1)]
+    assert fits == [True, False]
+
+
+def stream_of(batch: int, calls: int) -> Stream:
+    return Stream.of(recorded(batch, calls, 0))
+
+
+def test_a_model_is_not_asked_for_more_than_it_is_made_for() -> None:
+    found = generation(whole(recorded(2, 17, 5, limit=200)), machine_of(GPU), model_of(22.0), 2)
+    assert found is not None and found.longest is not None
+    assert (found.longest.positions, found.longest.by_model) == (200, True)
+
+
+def test_the_frontier_is_of_the_law_of_two_batch_sizes() -> None:
+    pair = [(size, whole(recorded(size, 17, 40))) for size in (2, 4)]
+    (one, first), (other, second) = pair
+    law = AffineStream.between(first, one, second, other)
+    model, machine = model_of(2.0), machine_of(GPU)
+    found = generation(first, machine, model, 2, law, [1, 2, 4, 8])
+    assert found is not None and found.longest is not None
+    longest = {each.batch_size: each.positions for each in found.frontier}
+    assert longest[2] == found.longest.positions and sorted(longest) == [1, 2, 4, 8]
+    assert longest[1] > longest[2] > longest[4] > longest[8]
+    alone = generation(second, machine, model, 4)
+    assert alone is not None and alone.longest is not None
+    assert longest[4] == alone.longest.positions
+    with pytest.raises(OtherCourseError, match="58 tokens are generated at one batch size and 59"):
+        AffineStream.between(first, 2, whole(recorded(4, 17, 41)), 4)
+
+
+def test_the_time_of_tokens_is_that_of_all_calls() -> None:
+    short, full = recorded(2, 17, 183), recorded(2, 200, 0)
+    machine = machine_of(GPU)
+    text = GeneratedText(0, 17, 183, PROMPT, 2, 2)
+    calls = decode_seconds(whole(short), text, machine)
+    every = [step_time(Work.of_step(full, step), machine).seconds for step in range(1, 201)]
+    assert len(calls) == 200
+    assert calls.sum() == pytest.approx(sum(every), rel=1e-3)
+    assert calls[-1] == pytest.approx(every[-1], rel=1e-2) and calls[-1] > calls[0]
+    found = generation(whole(short), machine, model_of(22.0), 2)
+    assert found is not None and found.first_token_s is not None and found.total_s is not None
+    assert found.total_s == pytest.approx(found.first_token_s + calls.sum())
+    assert found.all_tokens_per_s == pytest.approx(2 * 201 / found.total_s)

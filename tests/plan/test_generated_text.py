@@ -1,0 +1,83 @@
+"""Text that Transformers' `generate()` makes: simulated from its first tokens to its end."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from helpers_cli import trainfit
+from trainfit.hardware import find_gpu
+from trainfit.memory.replay import Stream, replay
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.generation import GeneratedText, generated_text
+from trainfit.results.runs.recording import KINDS
+from trainfit.results.runs.spec import RunSpec
+
+pytestmark = pytest.mark.usefixtures("warm")
+pytest.importorskip("transformers")
+
+SCRIPT = Path(__file__).parents[1] / "training_scripts" / "transformers_generate.py"
+PROMPT, SEQUENCES, TOKEN_BYTES = 20, 4, 2 * 2 * 256
+
+
+@functools.cache
+def traced(*options: str, steps: int | None = None) -> Trace:
+    words = ["python", str(SCRIPT), *options]
+    with Tracer(parse_command(words), find_gpu("RTX 4090"), steps=steps) as tracer:
+        return tracer.trace(RunSpec(count="calls"))
+
+
+def text_of(trace: Trace) -> GeneratedText:
+    text = generated_text(trace.recording) if trace.recording is not None else None
+    assert text is not None, trace.output
+    return text
+
+
+def peaks(trace: Trace) -> tuple[int, int, tuple[int, int]]:
+    assert trace.recording is not None
+    outcome = replay(Stream.of(trace.recording))
+    return outcome.peak_allocated, outcome.peak_reserved, outcome.step_peaks[-1]
+
+
+def test_its_length_is_that_of_the_configuration() -> None:
+    short, full = traced("--tokens=80"), traced("--tokens=80", steps=80)
+    text = text_of(short)
+    assert (text.prompt, text.rows, text.new_tokens) == (PROMPT, SEQUENCES, 80)
+    assert (text.cache, text.limit, text.by) == ("dynamic", 4096, "generate()")
+    assert short.outcome.steps <= 26 and text_of(full).calls_left == 0
+    assert peaks(short) == peaks(full)
+    assert peaks(traced("--tokens=3000")) > peaks(short)
+
+
+def test_its_cache_is_a_kind_of_memory_of_its_own() -> None:
+    recording = traced("--tokens=3000").recording
+    assert recording is not None
+    cache = recording.alloc_bytes[recording.alloc_kind == KINDS.index("kv_cache")]
+    # Keys and values of the last call are half of that each.
+    assert int(cache[-1]) == SEQUENCES * (PROMPT + 2999) * TOKEN_BYTES // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--beams=3",), ("--cache=static",), ("--warmup",)])
+def test_other_ways_to_generate(options: tuple[str, ...]) -> None:
+    """A stop that is not known goes on to the length; a shorter text does not stand for another."""
+    before = 3 if "--warmup" in options else 0
+    short = traced("--tokens=60", *options)
+    full = traced("--tokens=60", *options, steps=before + 60)
+    text = text_of(short)
+    assert (text.new_tokens, text.prefill, text.calls_left > 0) == (60, before, True)
+    assert text_of(full).new_tokens == 60 and peaks(short) == peaks(full)
+
+
+@pytest.mark.slow
+def test_the_verbs_say_how_long_a_context_fits(tmp_path: Path) -> None:
+    words = ["--gpu", "RTX 4090", "--output", str(tmp_path / "text.trainfit")]
+    said = trainfit("simulate", *words, "--", "python", SCRIPT, "--tokens=2000", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    text = " ".join(said.stdout.split())
+    assert "20 prompt + 2,000 new tokens, 4 sequences (by generate())" in text
+    assert "longest that fits: 4,096 tokens (the model's limit)" in text
+    assert "KV cache" in text and "tokens/s" in text

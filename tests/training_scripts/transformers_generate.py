@@ -1,0 +1,38 @@
+"""`generate()` of a tiny Llama; --tokens, --batch_size, --beams, --cache, --warmup."""
+
+import argparse
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--tokens", type=int, default=100)
+parser.add_argument("--batch_size", type=int, default=4)
+parser.add_argument("--beams", type=int, default=1)
+parser.add_argument("--cache", default="dynamic")
+parser.add_argument("--warmup", action="store_true")
+options = parser.parse_args()
+
+torch.set_default_dtype(torch.float16)
+config = LlamaConfig(
+    vocab_size=1000,
+    hidden_size=256,
+    intermediate_size=512,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    max_position_embeddings=4096,
+)
+with torch.device("cuda"):
+    model = LlamaForCausalLM(config).eval()
+prompt = torch.randint(1000, (options.batch_size, 20), device="cuda")
+if options.warmup:
+    model.generate(prompt[:1], max_new_tokens=3, pad_token_id=0)
+for _ in range(3):
+    model.generate(
+        prompt,
+        max_new_tokens=options.tokens,
+        num_beams=options.beams,
+        cache_implementation=options.cache,
+        do_sample=False,
+        pad_token_id=0,
+    )
