@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -72,7 +73,7 @@ def _add_container(state: Any, value: Any) -> bool:
     return all(_add(state, part) for part in parts)
 
 
-#: Workers that are started to see whether there are shards for them.
+#: Workers that are started to see whether there are shards for them, at most.
 _MANY: Final = 8
 #: Samples of each worker that are compared.
 SAMPLES: Final = 64
@@ -122,7 +123,8 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, 
         )
     if one is None or two is None:
         return tuple(faults)
-    many = max(_MANY, workload.present.num_workers)
+    tried = min(_MANY, 2 * len(os.sched_getaffinity(0)))  # as many as may be advised
+    many = max(2, tried, workload.present.num_workers)
     shards = _passes(workload, many, False, limit_s, samples=1)
     if shards is not None and (few := judge_shards(shards)) is not None:
         faults.append(few)
