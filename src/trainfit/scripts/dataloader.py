@@ -347,6 +347,11 @@ class LoaderTracker:
                 return known
         return None
 
+    def waiting(self) -> LoaderInfo | None:
+        """The last that was iterated, if it has given nothing yet."""
+        latest = next((made for made in reversed(self._made) if made.known is not None), None)
+        return latest.known if latest is not None and not latest.batches else None
+
     def scan(self) -> SampleScan | None:
         """Sizes of the samples of :meth:`feeding`, where its batches vary in shape."""
         made = self._feeding or self._latest

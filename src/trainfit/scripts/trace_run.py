@@ -41,6 +41,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
+from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -145,6 +146,7 @@ class Runner:
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
+        self._stacks = HangStacks(self._spec.outcome.with_name("stacks.txt"))
         limit, callbacks = self._spec.time_limit_s, (self._late, self._stopped)
         self._watch = watch(self._started, limit, self._done, *callbacks, self._why_stopped)
 
@@ -274,7 +276,8 @@ class Runner:
             self._stopper.stop()
 
     def _late(self, place: str | None) -> bool:
-        return self._finish(ScriptOutcome("timeout", location=place))
+        stacks = self._stacks.text() if not self._simulation.steps and self._is_run() else ""
+        return self._finish(ScriptOutcome("timeout", location=place, stacks=stacks))
 
     def _why_stopped(self) -> str:
         asked = self._spec.outcome.with_name(INTERRUPT_FILE).exists()
@@ -360,6 +363,8 @@ class Runner:
         found = self._loaders.feeding()
         if not self._simulation.steps and self._interventions.optimizers:
             found = self._loaders.without_batches() or found
+        if status == "timeout" and not self._simulation.steps:
+            found = found or self._loaders.waiting()
         if found is None or not found.varies or status not in ("finished", "ended"):
             return found
         return dataclasses.replace(found, scan=self._loaders.scan())
