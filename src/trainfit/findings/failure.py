@@ -26,7 +26,7 @@ KINDS: Final = (
     *("batch_lost", "batch_not_picklable", "open_files", "shm_full", "out_of_memory"),
     *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
-    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork"),
+    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).

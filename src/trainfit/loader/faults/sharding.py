@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from trainfit.findings import fixes
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.findings import Finding, failure_finding
@@ -143,8 +144,7 @@ def judge_shards(many: WorkerSamples) -> Finding | None:
         "few_shards",
         f"{fed} of {workers} workers get samples: the data set has no more shards",
         f"{workers - fed} workers came to their end without a sample",
-        "split the data into more files (several a worker), or share out samples instead of files: "
-        f"until then at most {fed} workers help",
+        fixes.MORE_SHARDS,
     )
     return dataclasses.replace(found, subject=str(fed))
 
