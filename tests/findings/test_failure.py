@@ -23,6 +23,8 @@ from trainfit.findings import worker_start
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_exception, of_failure
 from trainfit.findings.tracebacks import exception_in
+from trainfit.loader.measure.probe_runs import bounds_of
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding
 
 HALF, FLOAT, DOUBLE = torch.float16, torch.float32, torch.float64
@@ -281,6 +283,13 @@ def bound_twice() -> None:
         first.bind(("127.0.0.1", 0))
         first.listen()
         second.bind(first.getsockname())
+
+
+def test_fewer_shards_than_workers() -> None:
+    said = "No samples found in dataset; perhaps you have fewer shards than workers."
+    found = of_failure(Failure("ValueError", said, ""), LoaderSettings(8))
+    assert found is not None and found.kind == "few_shards"
+    assert bounds_of(found).workers == 4
 
 
 def test_a_port_in_use() -> None:

@@ -18,7 +18,7 @@ def train(batch_size, *, amp=None, workers=0, pin_memory=False, accumulate=1, ev
         for number, batch in enumerate(loader, start=1):
             with torch.autocast(device, dtype=amp or torch.float16, enabled=amp is not None):
                 loss = model(batch.to(device)).square().mean()
-            loss.backward()
+            (loss / accumulate if accumulate > 1 else loss).backward()
             if number % accumulate == 0:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -94,6 +94,20 @@ def _collates(raised: ParsedException) -> bool:
     return any("collate" in f"{each.path} {each.function}" for each in raised.frames)
 
 
+#: webdataset/filters.py; a worker without a shard has nothing to give.
+_FEW_SHARDS: Final = re.compile(r"fewer shards than (?:there are )?workers")
+
+
+def _shards(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if not _FEW_SHARDS.search(raised.message):
+        return None
+    return _fault(
+        "few_shards",
+        "A worker has no shard: the data set has fewer shards than workers",
+        fixes.MORE_SHARDS,
+    )
+
+
 #: What libraries say when a file that was opened before the fork is read in a worker.
 _OF_HANDLES: Final[dict[str, re.Pattern[str]]] = {
     "h5py": re.compile(
@@ -283,6 +297,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _gpu_in_worker,
     _nested,
     _collation,
+    _shards,
     _handle,
     _gpu_memory,
     _gpu_assert,

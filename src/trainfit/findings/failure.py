@@ -26,7 +26,7 @@ KINDS: Final = (
     *("batch_lost", "batch_not_picklable", "open_files", "shm_full", "out_of_memory"),
     *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
-    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork"),
+    *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "gpu_not_seen"),
 )
@@ -74,6 +74,8 @@ _MEMORY: Final = re.compile(
     r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
 )
 _TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
+#: One request of so many bytes is not a matter of how many workers there are.
+_LARGE: Final = 16 << 30
 _MEMORY_TYPES: Final = ("MemoryError", "_ArrayMemoryError")
 #: "DataLoader timed out after 5 seconds", "Pin memory thread exited unexpectedly"
 #: (`torch/utils/data/dataloader.py`).
@@ -144,7 +146,8 @@ def _hung(
     if not failure.hung or settings is None:
         return None
     hang = hangs.explain(failure.stacks, settings, seen)
-    if hang.kind == "batch_lost":
+    said = _FILES.search(seen.output) or _SHM.search(seen.output)
+    if hang.kind == "batch_lost" or said:
         return _lost(hang, settings, seen)
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
@@ -198,7 +201,8 @@ def _resources(
         what = f"{size(int(asked[1]))} were requested" if asked else said
         summary = f"Out of memory (RAM): {what}"
         by_workers = raised.worker is not None or _FORKING in failure.traceback
-        fix = fixes.memory(settings) if by_workers else fixes.RAM
+        large = asked is not None and int(asked[1]) >= _LARGE
+        fix = fixes.memory(settings) if by_workers and not large else fixes.RAM
         return failure_finding("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
     return None
 

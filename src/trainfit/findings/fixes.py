@@ -56,6 +56,10 @@ OPEN_IN_WORKER: Final = (
     "open it in the worker, at the first __getitem__ (the attribute is None until then), or in "
     "worker_init_fn: one handle per worker"
 )
+MORE_SHARDS: Final = (
+    "split the data into more files (several a worker), or share out samples instead of files; "
+    "until then no more workers than shards"
+)
 GENERATOR_IN_WORKER: Final = (
     "make it in the worker, at the first __getitem__: self.rng = "
     "numpy.random.default_rng(torch.initial_seed()); that seed differs by worker and epoch"

@@ -363,6 +363,11 @@ class LoaderTracker:
                 return known
         return None
 
+    def waiting(self) -> LoaderInfo | None:
+        """The last that was iterated, if it has given nothing yet."""
+        latest = next((made for made in reversed(self._made) if made.known is not None), None)
+        return latest.known if latest is not None and not latest.batches else None
+
     def scan(self, seconds: float) -> SampleScan | None:
         """Sizes of the samples of :meth:`feeding`, after a look of about so many ``seconds``;
         ``None`` where the loader is gone."""

@@ -42,6 +42,7 @@ from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.generation import GenerationWatch
+from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -151,6 +152,7 @@ class Runner:
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
+        self._stacks = HangStacks(self._spec.outcome.with_name("stacks.txt"))
         limit, callbacks = self._spec.time_limit_s, (self._late, self._stopped)
         self._watch = watch(self._started, limit, self._done, *callbacks, self._why_stopped)
 
@@ -284,7 +286,8 @@ class Runner:
             self._stopper.stop()
 
     def _late(self, place: str | None) -> bool:
-        return self._finish(ScriptOutcome("timeout", location=place))
+        stacks = self._stacks.text() if not self._simulation.steps and self._is_run() else ""
+        return self._finish(ScriptOutcome("timeout", location=place, stacks=stacks))
 
     def _why_stopped(self) -> str:
         asked = self._spec.outcome.with_name(INTERRUPT_FILE).exists()
@@ -389,6 +392,8 @@ class Runner:
         found = self._loaders.feeding()
         if not self._simulation.steps and self._interventions.optimizers:
             found = self._loaders.without_batches() or found
+        if status == "timeout" and not self._simulation.steps:
+            found = found or self._loaders.waiting()
         seconds = self._spec.look_at_samples_s
         if found is None or not seconds or status not in ("finished", "ended"):
             return found

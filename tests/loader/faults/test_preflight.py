@@ -320,10 +320,10 @@ class Files(IterableDataset[Any]):
 
 def test_fewer_shards_than_workers_bound_their_number() -> None:
     """Six of eight workers had nothing to do, and more were advised."""
-    (fault,) = check_sharding(workload(Files(2)))
-    assert fault.kind == "few_shards" and fault.title.startswith("2 of 8 workers get samples")
-    assert bounds_of(fault).workers == 2
-    assert check_sharding(workload(Files(8))) == ()
+    (fault,) = check_sharding(workload(Files(1), num_workers=3))
+    assert fault.kind == "few_shards" and fault.title.startswith("1 of ")
+    assert bounds_of(fault).workers == 1
+    assert check_sharding(workload(Files(64))) == ()
 
 
 class Once(IterableDataset[Any]):

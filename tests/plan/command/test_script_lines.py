@@ -23,12 +23,16 @@ INIT = CallSite("", "Trainer", ("model", "batch_size", "config"))
         ("Trainer(m).fit(\n    data,\n    16,\n)", 1, 3, "fit", "batch_size={}"),
         ("t = Trainer(m, 16)\nt.fit(data)", 2, 1, "Trainer", "batch_size={}"),
         # What only looks like it: another loader, another number.
-        ("val = DataLoader(d, batch_size=16)\nTrainer(m, 16).fit(data)", 2, 2, "Trainer", "batch_size={}"),
-        ("fit(Net(16), batch_size=cfg['batch_size'])\ncfg = {'batch_size': 16}", 1, 2, "", '"batch_size": {}'),
-        ("class C:\n    width: int = 16\n    batch_size: int = 16\nfit(d, C())", 4, 3, "", "batch_size: int = {}"),
+        ("val = DataLoader(d, batch_size=16)\nTrainer(m, 16).fit(data)", 2, 2, "Trainer",
+         "batch_size={}"),
+        ("fit(Net(16), batch_size=cfg['batch_size'])\ncfg = {'batch_size': 16}", 1, 2, "",
+         '"batch_size": {}'),
+        ("class C:\n    width: int = 16\n    batch_size: int = 16\nfit(d, C())", 4, 3, "",
+         "batch_size: int = {}"),
         ("BS = 16\ndef main(bs=BS):\n    fit(data, bs)\nmain()", 3, 1, "", "BS = {}"),
         ("def main(batch_size=16):\n    fit(data, batch_size)\nmain()", 2, 1, "", "batch_size={}"),
-        ("a = TrainingArguments('o', per_device_train_batch_size=16)\nfit(a)", 2, 1, "TrainingArguments",
+        ("a = TrainingArguments('o', per_device_train_batch_size=16)\nfit(a)", 2, 1,
+         "TrainingArguments",
          "per_device_train_batch_size={}"),
         ("size = 16\nfit(data, batch_size=size)", 2, 1, "", "size = {}"),
         ("DataLoader(data, 16)", 1, 1, "DataLoader", "batch_size={}"),
@@ -99,6 +103,7 @@ def test_a_librarys_fit_is_the_line_to_change(tmp_path: Path) -> None:
     assert (option["place"], option["call"]) == ("train.py:6", "fit")
     assert option["line"] == f"batch_size={option['value']}" and int(option["value"]) == 320
     lines = plan["script_lines"]
-    assert lines["num_workers"] == {"place": "train.py:6", "line": "num_workers={}", "call": "fit"}
+    workers = {"place": "train.py:6", "line": "num_workers={}", "call": "fit"}
+    assert lines["num_workers"] == workers
     # What is launched is what the headline says.
     assert plan["run"]["batch_size"] == plan["now"]["recommended_batch"] == 32

@@ -545,6 +545,9 @@ def test_what_does_not_fit_becomes_a_part_of_it(memory: int, batch: int) -> None
     assert found.batch == batch
     kept = accumulation_for(one.command, one.makeup, 64, batch)
     assert (f"after every {64 // batch} batches" in kept.action) == (batch < 64)
+    # A data set of fewer samples than a batch is no matter of memory.
+    short = curve(lambda size: 1.0 + size / 100, 40)
+    assert recommend(Bounds(500, 40), short, 64, effective=one).batch == 40
     # Where a noise scale asks for fewer samples, that is what is wanted.
     assert accumulation_for(one.command, one.makeup, 64, batch, batch).action == ""
 

@@ -176,13 +176,20 @@ def _of_recommendation(hand: HandSum, found: dict[str, Any]) -> Iterator[Check]:
 
 
 def _independent(family: Family, plans: Sequence[Planned]) -> bool | None:
-    """Is the recommendation that of any starting value? ``None``: none was given from any."""
-    batches = [each.figures.get("recommended_batch") for each in plans]
+    """Is the recommendation (the option's, where the launch line keeps the batch size) that of any
+    starting value? ``None``: none was given from any."""
+    batches = [_furthest(each.figures) for each in plans]
     if len(batches) < 2 or family.hand is None or all(each is None for each in batches):
         return None
     if any(not each for each in batches):
         return False
     return max(batches) <= min(batches) * GRID_STEP + 1e-9
+
+
+def _furthest(found: dict[str, Any]) -> int | None:
+    option = (found.get("limits") or {}).get("option")
+    batch: int | None = option["batch_size"] if option else found.get("recommended_batch")
+    return batch
 
 
 def _says_why(family: Family, plans: Sequence[Planned]) -> bool:

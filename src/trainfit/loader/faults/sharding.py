@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from trainfit.findings import fixes
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.findings import Finding, failure_finding
@@ -72,7 +74,7 @@ def _add_container(state: Any, value: Any) -> bool:
     return all(_add(state, part) for part in parts)
 
 
-#: Workers that are started to see whether there are shards for them.
+#: Workers that are started to see whether there are shards for them, at most.
 _MANY: Final = 8
 #: Samples of each worker that are compared.
 SAMPLES: Final = 64
@@ -122,7 +124,8 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, 
         )
     if one is None or two is None:
         return tuple(faults)
-    many = max(_MANY, workload.present.num_workers)
+    tried = min(_MANY, 2 * len(os.sched_getaffinity(0)))  # as many as may be advised
+    many = max(2, tried, workload.present.num_workers)
     shards = _passes(workload, many, False, limit_s, samples=1)
     if shards is not None and (few := judge_shards(shards)) is not None:
         faults.append(few)
@@ -141,8 +144,7 @@ def judge_shards(many: WorkerSamples) -> Finding | None:
         "few_shards",
         f"{fed} of {workers} workers get samples: the data set has no more shards",
         f"{workers - fed} workers came to their end without a sample",
-        "split the data into more files (several a worker), or share out samples instead of files: "
-        f"until then at most {fed} workers help",
+        fixes.MORE_SHARDS,
     )
     return dataclasses.replace(found, subject=str(fed))
 

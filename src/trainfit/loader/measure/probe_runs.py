@@ -152,7 +152,9 @@ def bounds_of(fault: Finding) -> SettingConstraints:
     if kind == "iterable_not_sharded":
         return SettingConstraints(most_workers=1, reasons=reasons)
     if kind == "few_shards":
-        return SettingConstraints(most_workers=int(fault.subject), reasons=reasons)
+        tried = met.num_workers // 2 if met is not None else 1
+        most = int(fault.subject) if fault.subject else max(1, tried)
+        return SettingConstraints(most_workers=most, reasons=reasons)
     if kind == "pin_memory":
         return SettingConstraints(may_pin=False, reasons=reasons)
     if kind in _TOO_MUCH_MEMORY:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import of_failure
@@ -100,11 +101,28 @@ def _trains(trace: Trace) -> bool:
 def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | None:
     """Why a script failed that printed ``output``, and the fix; ``None`` where that is not known,
     or the GPU was full, which is what a plan or its verification is about."""
-    if outcome.status != "failed" or outcome.own_fault is not None:
-        return None
     loader = outcome.loader if isinstance(outcome, TraceOutcome) else None
     settings = loader.settings if loader is not None else None
+    if outcome.status == "timeout" and not outcome.steps:
+        return _cause_of_hang(outcome, output, settings)
+    if outcome.status != "failed" or outcome.own_fault is not None:
+        return None
     return cause_of_error(outcome.message, outcome.traceback, output, settings)
+
+
+#: Of a run at its time limit: what shows that it hangs. It may be slow otherwise.
+_HANGS: Final = (
+    *("deadlock", "open_files", "shm_full", "batch_not_picklable", "batch_lost"),
+    "no_main_guard",
+)
+
+
+def _cause_of_hang(
+    outcome: TraceOutcome | RealRunOutcome, output: str, settings: LoaderSettings | None
+) -> Finding | None:
+    seen = FailureContext(output=output, limit_s=outcome.seconds)
+    found = of_failure(Failure(hung=True, stacks=outcome.stacks), settings, seen)
+    return found if found is not None and found.kind in _HANGS else None
 
 
 def cause_of_error(

@@ -250,8 +250,8 @@ def recommend(
     effective: EffectiveBatch | None = None,
 ) -> Recommendation:
     """The saturation batch size within the bounds; the ``present`` one where that is not faster
-    by more than the curve may be wrong, or where it would change the samples of an optimizer step,
-    unless the user marked the batch size (then it is an option next to the present one).
+    by more than the curve may be wrong, or where that would change the samples of an optimizer
+    step and the user has not marked the batch size: it is an option next to the present one then.
 
     ``curve`` has the steps up to ``bounds.most``. Where it is empty the ``present`` batch size
     stays, if that fits, and ``without_curve`` says why there is none. ``unfit`` says why no batch
@@ -311,7 +311,7 @@ def recommend(
             if limits.trains is None and not effective.may_change:
                 best, limits = _learning_kept(effective, best, most, limits)
             best, limits = _with_steps_left(bounds, effective, best, limits, curve.tile)
-        best, limits = _dividing(effective, best, most, limits)
+        best, limits = _dividing(effective, best, bounds.memory, limits)
         if fastest != best and not effective.infers:
             option = _option(bounds, curve, effective, best, fastest)
             limits = dataclasses.replace(limits, option=option)
@@ -337,14 +337,14 @@ def _learning_kept(
 
 
 def _dividing(
-    effective: EffectiveBatch, best: int, most: int | None, limits: BatchLimits
+    effective: EffectiveBatch, best: int, memory: int | None, limits: BatchLimits
 ) -> tuple[int, BatchLimits]:
     """A micro-batch of which a whole number makes the samples of a step, where accumulation keeps
     those, or has to, as the present batch size does not fit; no less than half of ``best``."""
     present, makeup = effective.present, effective.makeup
     if not present or limits.by_noise is not None or effective.infers:
         return best, limits
-    too_large = most is not None and present > most and not effective.may_change
+    too_large = memory is not None and present > memory and not effective.may_change
     if not effective.is_kept and not too_large:
         return best, limits
     total = present * ((makeup.accumulation if makeup is not None else None) or 1)

@@ -297,6 +297,7 @@ class ScriptOutcome(Exchanged):
         traceback: the script's own.
         location: the script's line ("file:line").
         own_fault: the failure is trainfit's (``None``: it is not).
+        stacks: of its threads and workers at the time limit, as ``faulthandler`` writes them.
     """
 
     status: Status
@@ -306,6 +307,7 @@ class ScriptOutcome(Exchanged):
     traceback: str = ""
     location: str | None = None
     own_fault: OwnFault | None = None
+    stacks: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
