@@ -25,8 +25,8 @@ from trainfit.results.runs.trace import (
     SampleOverride,
     SampleScan,
 )
-from trainfit.scripts.batch_sizes import FetchedSizes, FetchTimes
-from trainfit.scripts.sample_scan import cannot_look, repeated, scan_samples
+from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
+from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import calls_of_user, user_frame
 from trainfit.simgpu.patching import PatchSet

@@ -20,8 +20,8 @@ from torch.optim import optimizer as optim
 
 from trainfit.results.runs.steps import Coverage, Framework, StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, StepFeed
-from trainfit.scripts.batch_sizes import samples_in
 from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
+from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import loop_of, makeup_of
 from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.user_location import frame_of_user

@@ -17,8 +17,8 @@ from trainfit.plan.runs.batches import varying_shapes
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
-from trainfit.scripts.sample_scan import repeated, scan_samples
-from trainfit.scripts.sample_sizes import shapes_of
+from trainfit.scripts.samples.scan import repeated, scan_samples
+from trainfit.scripts.samples.sizes import shapes_of
 
 TEXTS = [torch.ones(length, dtype=torch.long) for length in (5, 3, 9, 1, 7, 2)]
 

@@ -16,7 +16,7 @@ from trainfit.report.steps import step_lines
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import StepFeed
 from trainfit.results.speed import StepSpeed
-from trainfit.scripts.batch_sizes import samples_in
+from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import makeup_of, most_frequent
 
 #: A command that is there, and needs no script.

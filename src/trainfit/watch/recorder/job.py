@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.watched import WatchedLoader
-from trainfit.scripts.batch_sizes import samples_in
+from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainfit.batch.noise_scale import NoiseScale
-from trainfit.scripts.batch_sizes import samples_in
+from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.patching import LocalHook
 from trainfit.torch_private.modules import is_compiled
 

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 
 from trainfit.results.runs.trace import SampleOverride, SampleScan
-from trainfit.scripts.sample_sizes import DEPTH, SampleSizes, Shapes, shapes_of
+from trainfit.scripts.samples.sizes import DEPTH, SampleSizes, Shapes, shapes_of
 from trainfit.torch_private import data_loading as private
 
 #: Samples that are looked at, at most.

@@ -1,0 +1,1 @@
+"""How large the samples of a data set and its batches are."""
