@@ -178,6 +178,12 @@ class GenerationWatch:
         told = json.loads(as_json(text))
         return dataclasses.replace(recording, header={**recording.header, "generation": told})
 
+    def cut_short(self) -> None:
+        """The loop whose calls are counted has not ended by the time that there was for it."""
+        if self.text is not None:
+            by = "the script's loop, which had not ended after half of the time limit: at least"
+            self.text = dataclasses.replace(self.text, by=by)
+
     def _add_call(self) -> None:
         if self.text is not None:
             self.text = dataclasses.replace(self.text, calls_left=self.text.calls_left + 1)

@@ -253,6 +253,7 @@ class Runner:
         inference that would go on and on."""
         if self._generation.is_counting:
             if self._is_late():
+                self._generation.cut_short()
                 self._text_over()
         elif self._spec.count == "calls":
             self._cache.note_call()
