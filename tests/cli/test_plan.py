@@ -303,7 +303,7 @@ def test_nothing_fits_and_what_would(tmp_path: Path) -> None:
     assert "Not even one sample fits." in " ".join(done.stdout.split())
     assert "What would make it fit\n" in done.stdout
     assert "- a larger GPU: " in done.stdout
-    assert done.stdout.count("python") == 1  # what was planned, nothing to run
+    assert done.stdout.count("python") <= 1  # what was planned at most, nothing to run
 
 
 # -- scripts that give nothing to plan with ----------------------------------------------------

@@ -99,7 +99,7 @@ def _compared(folder: Path, *, fixed: bool = False, arguments: tuple[str, ...] =
 
 
 def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> None:
-    found = _compared(tmp_path)
+    found = _compared(tmp_path, arguments=("--batch-size={batch_size:8}",))
     best, limits = found["now"]["recommended_batch"], found["now"]["limits"]
     assert found["epoch_end"]["fits"] and found["epoch_end"]["batch_size"] == 8
     there = found["recommended_epoch_end"]

@@ -20,7 +20,6 @@ from trainfit.plan.job_detail import with_generation
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import Recording
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -34,7 +33,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     parsed = parsed.on(device.gpu.count)
     output = output_file(options.output)
     with shown_progress() as progress:
-        summary, failure = simulate_command(
+        summary, recording, failure = simulate_command(
             parsed,
             device.gpu,
             steps=options.steps,
@@ -44,7 +43,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
-    summary = with_generation(summary, whole(Recording.load(output)))
+    summary = with_generation(summary, whole(recording))
     print_subject(summary, options, recording_subject)
     if failure is not None:
         raise failure

@@ -191,7 +191,8 @@ _CUSTOM_SMS = 64
 _CUSTOM_CLOCK_HZ = 1.5e9
 _CUSTOM_BANDWIDTH = 600e9
 _CUSTOM_WATTS = 250.0
-_FIGURES = set(GpuSpec.__dataclass_fields__) - {"memory_is_assumed", "sources"}
+_NO_FIGURES = {"memory_is_assumed", "sources", "count", "peer_to_peer"}
+_FIGURES = set(GpuSpec.__dataclass_fields__) - _NO_FIGURES
 
 
 def custom_gpu(name: str, text: str) -> GpuSpec:

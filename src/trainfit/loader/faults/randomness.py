@@ -200,7 +200,7 @@ class _Watching(Dataset[Any]):
     """
 
     def __init__(self, inner: Any, keys: list[Any], collate: Any, kind: str) -> None:
-        self.__dict__.update(_inner=inner, _keys=keys, _collate=collate, _kind=kind)
+        self.__dict__.update(_inner=inner, _picked=keys, _collate=collate, _kind=kind)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # while it is unpickled
@@ -219,7 +219,7 @@ class _Watching(Dataset[Any]):
         if self._kind == "iterable":
             samples = list(itertools.islice(self._inner, _SAMPLES))
         else:
-            samples = [self._inner[key] for key in self._keys]
+            samples = [self._inner[key] for key in self._picked]
         try:
             self._collate(samples)
         except Exception:  # the user's: samples may not fit together

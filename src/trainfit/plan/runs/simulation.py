@@ -41,15 +41,15 @@ def simulate_command(
     progress: Callable[[str], None],
     batch_size: int | None = None,
     constants: DeviceConstants | None = None,
-) -> tuple[RecordingSummary, ScriptError | KeyboardInterrupt | None]:
+) -> tuple[RecordingSummary, Recording, ScriptError | KeyboardInterrupt | None]:
     """Simulate ``command`` at the GPU's capacity and save the recording to ``output``.
 
     ``batch_size`` goes into its placeholder, else into the DataLoader that feeds the first
     step, which a first run of one step finds out.
 
-    Returns its figures and, where the script failed after a step, how, or the user's interrupt. The
-    recording is saved whatever becomes of the script; raises :class:`ScriptError` where it made no
-    optimizer step on the GPU for another reason than memory.
+    Returns its figures, the recording and, where the script failed after a step, how, or the user's
+    interrupt. The recording is saved whatever becomes of the script; raises :class:`ScriptError`
+    where it made no optimizer step on the GPU for another reason than memory.
     """
     settings = allocator_settings(command)
     spec = AS_WRITTEN
@@ -102,12 +102,12 @@ def simulate_command(
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
     if trace.interrupt is not None:
-        return summary, trace.interrupt
+        return summary, recording, trace.interrupt
     failure = None if full else shortfall(trace, command)
     if failure is None:
-        return summary, None
+        return summary, recording, None
     cause = cause_of(outcome, trace.output)
-    return summary, ScriptError(failure, script_output(trace), outcome.own_fault, cause)
+    return summary, recording, ScriptError(failure, script_output(trace), outcome.own_fault, cause)
 
 
 def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from trainfit.results.files.decoding import DecodingError, decode
-from trainfit.results.runs.recording import Recording
+
+if TYPE_CHECKING:  # results of plans have texts, and are imported without NumPy
+    from trainfit.results.runs.recording import Recording
 
 
 @dataclasses.dataclass(frozen=True)
