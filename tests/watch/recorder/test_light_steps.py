@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -241,8 +242,8 @@ def test_the_loss_of_a_light_step_on_a_gpu_comes_when_the_gpu_is_there(
 
 
 #: Calls that a step of one batch costs at most, of our functions and by them. A call takes 0.05 to
-#: 0.2 µs: whatever the machine is at, these are far below 0.1 ms.
-MOST_CALLS = {"light": 130, "detail": 320}
+#: 0.2 µs: whatever the machine is at, these are far below 0.1 ms. (PyTorch 2.14 has 178 and 344.)
+MOST_CALLS = {"light": 200, "detail": 380}
 
 
 def _calls(kind: str, folder: Path) -> list[int]:
@@ -283,7 +284,8 @@ def test_what_a_step_costs_in_calls(kind: str, tmp_path: Path) -> None:
         f"import sys; from pathlib import Path; sys.path[:0] = {sys.path!r}; "
         f"from {__name__} import _calls; print(_calls({kind!r}, Path({str(tmp_path)!r})))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     # Now and then there is more to do: a loss that is looked at, a 64th step.

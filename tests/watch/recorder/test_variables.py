@@ -17,6 +17,10 @@ from trainfit.results.runs.watched import GrowingVariable
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks
 
+pytestmark = pytest.mark.skipif(
+    sys.gettrace() is not None, reason="functions that a debugger or coverage traces are left alone"
+)
+
 
 @pytest.fixture(autouse=True)
 def only_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
