@@ -24,8 +24,8 @@ from trainfit.results.gpus import GpuSpec
 from trainfit.results.runs.steps import COLLECTIVES
 from trainfit.speed.work import CODES, Floats, Work
 
-#: How much longer kernels take while a collective runs beside them, for the multiprocessors and the
-#: bandwidth that it has (2 to 10%: Echo, arXiv 2412.12487).
+#: How much longer kernels take while a collective runs, for the multiprocessors and the bandwidth
+#: that it has (2 to 10%: Echo, arXiv 2412.12487).
 SLOWED_BY: Final = 0.05
 
 #: By how much the same step differs between ranks (standard deviation, as a share), whom a

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from trainfit.findings import fixes
 from trainfit.loader.faults.held import made_at, walk
 from trainfit.loader.measure import processes
-from trainfit.loader.measure.workload import Workload
+from trainfit.loader.measure.workload import InPlaceOf, Workload
 from trainfit.results.findings import Finding, failure_finding
 
 #: Samples that each worker makes, in each of two epochs.
@@ -193,22 +193,11 @@ def _same(item: Any) -> Any:
     return item
 
 
-class _Watching(Dataset[Any]):
-    """A data set with an item for each worker: what became of generators as it made samples.
-
-    To a ``worker_init_fn`` it is the data set itself.
-    """
+class _Watching(InPlaceOf, Dataset[Any]):
+    """A data set with an item for each worker: what became of generators as it made samples."""
 
     def __init__(self, inner: Any, keys: list[Any], collate: Any, kind: str) -> None:
-        self.__dict__.update(_inner=inner, _picked=keys, _collate=collate, _kind=kind)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
+        super().__init__(inner, _picked=keys, _collate=collate, _kind=kind)
 
     def __len__(self) -> int:
         return _WORKERS

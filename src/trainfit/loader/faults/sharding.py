@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainfit.findings import fixes
 from trainfit.loader.measure import processes
-from trainfit.loader.measure.workload import Workload
+from trainfit.loader.measure.workload import InPlaceOf, Workload
 from trainfit.results.findings import Finding, failure_finding
 
 # ---
@@ -228,24 +228,14 @@ def _iterate(
     return WorkerSamples(digests, len(ended) == workers, again, empty)
 
 
-class _Tagged(IterableDataset[Any]):
+class _Tagged(InPlaceOf, IterableDataset[Any]):
     """The data set with, of each sample, the worker and the digest; at the end a number.
 
-    The number is how many samples a second pass begins with (1 at most); -1: not tried. To a
-    ``worker_init_fn`` it is the data set itself (as in
-    :class:`trainfit.loader.measure.workload.Workload`).
+    The number is how many samples a second pass begins with (1 at most); -1: not tried.
     """
 
     def __init__(self, inner: Any, try_again: bool, samples: int) -> None:
-        self.__dict__.update(_inner=inner, _try_again=try_again, _samples=samples)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
+        super().__init__(inner, _try_again=try_again, _samples=samples)
 
     def __iter__(self) -> Any:
         info = get_worker_info()

@@ -206,15 +206,17 @@ class _Endless:
                 return
 
 
-class _EndlessIterable(IterableDataset[Any]):
-    """An iterable data set that restarts when it is exhausted.
+class InPlaceOf:
+    """What stands in the place of a data set: to a ``worker_init_fn`` it is the data set itself,
+    attributes are read and written there (PyTorch's documentation shards so).
 
-    To a ``worker_init_fn`` it is the data set itself: attributes are read and written there
-    (PyTorch's documentation shards so).
+    Args:
+        inner: the data set.
+        own: attributes that are not the data set's.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.__dict__["_inner"] = dataset
+    def __init__(self, inner: Any, **own: Any) -> None:
+        self.__dict__.update(_inner=inner, **own)
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # while it is unpickled
@@ -223,6 +225,10 @@ class _EndlessIterable(IterableDataset[Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._inner, name, value)
+
+
+class _EndlessIterable(InPlaceOf, IterableDataset[Any]):
+    """An iterable data set that restarts when it is exhausted."""
 
     def __iter__(self) -> Iterator[Any]:
         while True:

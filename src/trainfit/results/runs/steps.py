@@ -116,6 +116,17 @@ class Coverage:
 # Columns are whole numbers, so that two batch sizes give every other one (they are affine in it).
 
 
+#: What processes do together, over the links between their GPUs.
+COLLECTIVES: Final = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "send_receive",
+)
+
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
 #: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
@@ -186,24 +197,7 @@ KINDS: Final = (
     "convolution_3x3_input_gradient",
     "graph",
     "unknown",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "send_receive",
-)
-
-#: What processes do together, over the links between their GPUs.
-COLLECTIVES: Final = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "broadcast",
-    "reduce",
-    "all_to_all",
-    "send_receive",
+    *COLLECTIVES,
 )
 
 #: Rows of these kinds are no kernels.
