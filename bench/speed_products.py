@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.speed.step import product_flops
+from trainfit.speed.measured import product_flops
 
 #: TFLOP/s in float32 and in half precision, ``None`` where the GPU has no Tensor cores, and where
 #: it was published ("db": database.md).

@@ -65,8 +65,8 @@ _UNITS: Final = {
     "calls": "call calls first_call launches misses simulated_calls text_calls",
     "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens",
     "sequences": "sequences",
-    "elements": "fill_elements fill_rows l2_elements longest_elements median_elements "
-                "matmul_balance_size",
+    "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
+                "median_elements matmul_balance_size",
     "currency": "budget cost",
     "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
               "gain rate_factor scaling "
@@ -79,7 +79,7 @@ _UNITS: Final = {
              "files frozen loss_divisors looks "
              "micro_batches optimized trained_numbers without_gradient link_width "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
-             "sm_count trained_parameters tries",
+             "repeats sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "
         "exit_code gpu gpu_index gpu_pstate index line link_generation link_generation_max node "
         "numa_node pid rank shape tier version",

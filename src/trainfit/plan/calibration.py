@@ -26,6 +26,7 @@ from trainfit.results.gpus import (
     ConvolutionWorkspace,
     DeviceConstants,
     Figure,
+    MeasuredProgram,
     Memory,
     Profile,
     Rates,
@@ -97,6 +98,7 @@ def calibrate(
     others.append(laboratory.others(max(deadline - clock(), 1.0)))
     workspaces = run.once("workspaces", "convolution workspaces")
     rates = run.once("rates", "matmuls, bandwidth, launches, copies")
+    programs = run.once("programs", "programs of each class of kernels")
     basis: Basis = "measured" if laboratory.stand_in is None else "simulated"
     device = readings[0].device
     profile = Profile(
@@ -113,8 +115,13 @@ def calibrate(
     )
     found = workspaces.workspaces.convolutions if workspaces and workspaces.workspaces else ()
     convolutions = run.with_models(profile, found)
-    memory = dataclasses.replace(profile.memory, convolutions=convolutions)
-    return dataclasses.replace(profile, memory=memory, notes=tuple(run.notes))
+    timed = programs.programs.trials if programs and programs.programs else {}
+    return dataclasses.replace(
+        profile,
+        memory=dataclasses.replace(profile.memory, convolutions=convolutions),
+        rates=dataclasses.replace(profile.rates, programs=run.with_kernels(profile, timed, basis)),
+        notes=tuple(run.notes),
+    )
 
 
 _PROVENANCE = "measured by `trainfit calibrate` on this GPU"
@@ -150,7 +157,9 @@ class _Run:
         """One process for ``subject``; ``None`` where it came to nothing."""
         self._progress(f"measuring {what}")
         outcome = self._measure(subject, self._laboratory.stand_in, needed=False)
-        readings = None if outcome is None else outcome.workspaces or outcome.rates
+        readings = None
+        if outcome is not None:
+            readings = outcome.workspaces or outcome.rates or outcome.programs
         if readings is not None:
             self._note_failed(readings.failed)
         return outcome
@@ -176,6 +185,34 @@ class _Run:
             dataclasses.replace(each, modelled_bytes=models.get(_identity(each)))
             for each in measured
         )
+
+    def with_kernels(
+        self, profile: Profile, timed: Mapping[str, tuple[float, ...]], basis: Basis
+    ) -> tuple[MeasuredProgram, ...]:
+        """Programs with the kernels that the simulated GPU has of them, and what the model says."""
+        from trainfit.speed.efficiency import FITTED
+        from trainfit.speed.measured import class_of, modelled_seconds, with_rates
+        from trainfit.speed.step import Machine
+
+        if not timed:
+            return ()
+        try:
+            gpu = gpu_of_profile(profile)
+        except GpuNameError:
+            return ()  # said of the workspaces
+        self._progress("simulating the same programs")
+        stand_in = StandIn(gpu, _bare_constants())
+        outcome = self._measure("programs", stand_in, needed=False)
+        kernels = outcome.programs.kernels if outcome and outcome.programs else {}
+        machine = with_rates(Machine(gpu, FITTED), profile.rates, "this one")
+        found = []
+        for name, trials in timed.items():
+            launched = kernels.get(name, ())
+            modelled_s = modelled_seconds(launched, machine)
+            group = class_of(launched, machine) if modelled_s is not None else ""
+            figure = _figure(trials, "s", basis, _HOW_PROGRAMS)
+            found.append(MeasuredProgram(name, figure, launched, modelled_s, group))
+        return tuple(found)
 
     def _measure(
         self, subject: Subject, stand_in: StandIn | None, *, needed: bool
@@ -309,6 +346,9 @@ _HOW_RATES: Final[Mapping[str, str]] = {
 }
 
 
+_HOW_PROGRAMS: Final = "CUDA events around calls with several sets of random operands in turn"
+
+
 def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> Figure:
     """Median, least and most. Below zero is no amount: a disturbed reading counts as 0."""
     clipped = [max(0.0, float(value)) for value in values]
@@ -327,6 +367,7 @@ _MODULES: Final[Mapping[Subject, str]] = {
     "memory": "trainfit.memory.calibration",
     "workspaces": "trainfit.memory.calibration",
     "rates": "trainfit.speed.calibration",
+    "programs": "trainfit.speed.calibration",
 }
 _START: Final = HASTENED + "from {module} import main; main()"
 

@@ -361,15 +361,60 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelWork:
+    """One kernel, as far as its time depends on it: a row of a recording's kernels.
+
+    Attributes:
+        kind: one of ``results.runs.steps.KINDS``; ``dtype`` one of its ``DTYPES``.
+        flops: of its arithmetic.
+        read_bytes: what passes the device's memory; ``written_bytes`` likewise.
+        rows: of a matmul's result, with its ``columns``; ``depth`` is the length of its sums and
+            ``repeats`` how many such matmuls it is.
+        launches: kernels that it stands for.
+    """
+
+    kind: str
+    dtype: str
+    flops: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    rows: int = 0
+    columns: int = 0
+    depth: int = 0
+    repeats: int = 1
+    launches: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class MeasuredProgram:
+    """A few operators of one class of kernels, measured as a whole.
+
+    Attributes:
+        name: what it computes, with sizes.
+        seconds: of one call, on the GPU.
+        kernels: what a call launches, as the simulated device has it.
+        modelled_s: what the model said when this was measured; ``None`` where it said nothing.
+        group: the class of kernels that most of that was of.
+    """
+
+    name: str
+    seconds: Figure
+    kernels: tuple[KernelWork, ...] = ()
+    modelled_s: float | None = None
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Rates:
-    """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s,
-    and the cost of launching a kernel in seconds."""
+    """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s, the cost of launching
+    a kernel in seconds, and programs of each class of kernels."""
 
     matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     memory_bandwidth: Figure | None = None
     launch: Figure | None = None
     host_to_device_pinned: Figure | None = None
     host_to_device_pageable: Figure | None = None
+    programs: tuple[MeasuredProgram, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,7 +462,7 @@ class Profile(ResultFile):
             ("B", (*single, *memory.libraries.values())),
             ("B/s", copies),
             ("FLOP/s", tuple(rates.matmul.values())),
-            ("s", (rates.launch,)),
+            ("s", (rates.launch, *(each.seconds for each in rates.programs))),
         ):
             for figure in figures:
                 if figure is not None and figure.unit != unit:

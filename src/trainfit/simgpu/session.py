@@ -407,6 +407,11 @@ class Simulation:
         )
 
 
+def active_simulation() -> Simulation | None:
+    """The simulation that this process is in."""
+    return _active
+
+
 def simulate(
     gpu: str | GpuSpec,
     *,

@@ -1,4 +1,5 @@
-"""Measures how fast a GPU is: matmuls, memory, launches, copies from the host.
+"""Measures how fast a GPU is: matmuls, memory, launches, copies from the host, and programs of
+every class of kernels.
 
 Runs in a process of its own (``main``), on a real GPU or on a simulated one, whose clock is
 a lower bound and no prediction: a rehearsal's rates only show that all is measured.
@@ -6,6 +7,7 @@ a lower bound and no prediction: a rehearsal's rates only show that all is measu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -13,8 +15,19 @@ from typing import Any
 
 import torch
 
-from trainfit.results.runs.measurement import MeasuringOutcome, MeasuringRequest, RateReadings
+from trainfit.results.gpus import KernelWork
+from trainfit.results.runs.measurement import (
+    MeasuringOutcome,
+    MeasuringRequest,
+    ProgramReadings,
+    RateReadings,
+)
+from trainfit.results.runs.steps import MARKS
 from trainfit.scripts.measuring import attempt, serve
+from trainfit.simgpu.session import Simulation, active_simulation
+from trainfit.speed.measured import kernels_of
+from trainfit.speed.programs import Program, programs
+from trainfit.speed.work import Work
 
 MIB = 1 << 20
 
@@ -37,7 +50,9 @@ class ClockError(RuntimeError):
 
 
 def measure(request: MeasuringRequest) -> MeasuringOutcome:
-    """All rates; what could not be measured has a reason."""
+    """All rates, or all programs; what could not be measured has a reason."""
+    if request.subject == "programs":
+        return MeasuringOutcome(programs=measure_programs())
     trials: dict[str, tuple[float, ...]] = {}
     failed: dict[str, str] = {}
     for name, function in _subjects():
@@ -45,6 +60,58 @@ def measure(request: MeasuringRequest) -> MeasuringOutcome:
         if rates is not None:
             trials[name] = rates
     return MeasuringOutcome(rates=RateReadings(trials, failed))
+
+
+def measure_programs() -> ProgramReadings:
+    """Seconds of a call of each program; on a simulated device also the kernels of one."""
+    trials: dict[str, tuple[float, ...]] = {}
+    kernels: dict[str, tuple[KernelWork, ...]] = {}
+    failed: dict[str, str] = {}
+    simulation = active_simulation()
+    for program in programs():
+        if simulation is None:
+            took = attempt(failed, program.name, functools.partial(_timed, program))
+        else:
+            ran = attempt(failed, program.name, functools.partial(_launched, program, simulation))
+            took = None if ran is None else (ran[0],)
+            kernels |= {} if ran is None else {program.name: ran[1]}
+        if took is not None:
+            trials[program.name] = took
+    return ProgramReadings(trials, kernels, failed)
+
+
+def _timed(program: Program) -> tuple[float, ...]:
+    """Device seconds of one call, in several trials."""
+    torch.cuda.empty_cache()
+    call = program.calls()
+    if program.graphed:
+        call = _captured(call)
+    return tuple(time / program.sets for time in seconds(call))
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same as a CUDA graph; calls before it make what libraries make at first use."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def _launched(program: Program, simulation: Simulation) -> tuple[float, tuple[KernelWork, ...]]:
+    """Seconds and kernels of a call on the simulated device, after a first one."""
+    call = program.make()
+    call()
+    simulation.end_step()
+    took = _elapsed(call, 1)
+    simulation.end_step()
+    work = Work.of_step(simulation.recording, simulation.steps - 1)
+    return took, kernels_of(work.table[~work.is_kind(*MARKS)])
 
 
 def _subjects() -> Iterator[tuple[str, Callable[[], tuple[float, ...]]]]:

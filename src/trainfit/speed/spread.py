@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -35,7 +36,7 @@ _SPREADS: Final = {
     "launches by the CPU": 0.35,
     "collectives": 0.40,
 }
-_CLASSES: Final = tuple(_SPREADS)
+CLASSES: Final = tuple(_SPREADS)
 #: What all kernels have in common: the card's clocks, its cooling, the library's version.
 _COMMON: Final = 0.07
 #: The same where a calibration profile measured the card.
@@ -60,6 +61,25 @@ class Spread:
     wide_for: tuple[str, ...] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class ClassCost:
+    """What a class of kernels takes on a GPU where some of it was measured.
+
+    Attributes:
+        factor: measured time, as a multiple of the model's.
+        spread: how far single programs of the class lie from that (logarithm); ``None`` where too
+            few were measured to say.
+    """
+
+    factor: float
+    spread: float | None = None
+
+
+def factors_of(measured: Mapping[str, ClassCost]) -> Floats:
+    """Of each of :data:`CLASSES`; 1 where nothing was measured."""
+    return np.array([measured[name].factor if name in measured else 1.0 for name in CLASSES])
+
+
 def spread_of(
     work: Work,
     seconds: Floats,
@@ -68,16 +88,19 @@ def spread_of(
     core_measured: bool,
     calibrated: bool,
     exposed_s: float = 0.0,
+    measured: Mapping[str, ClassCost] | None = None,
 ) -> Spread:
     """Of a step of ``step_s`` whose kernels take ``seconds`` each, with collectives that make it
-    ``exposed_s`` longer."""
-    totals = np.bincount(classes_of(work), weights=seconds, minlength=len(_CLASSES))
+    ``exposed_s`` longer; ``measured`` are classes that were measured on the GPU."""
+    totals = np.bincount(classes_of(work), weights=seconds, minlength=len(CLASSES))
     waits = max(0.0, step_s - exposed_s - float(totals.sum()))
-    totals[_CLASSES.index("launches by the CPU")] = waits
-    totals[_CLASSES.index("collectives")] = exposed_s
+    totals[CLASSES.index("launches by the CPU")] = waits
+    totals[CLASSES.index("collectives")] = exposed_s
     spreads = dict(_SPREADS)
     if core_measured:
         spreads["launches by the CPU"] = _MEASURED_CORE
+    for name, cost in (measured or {}).items():
+        spreads[name] = spreads[name] if cost.spread is None else cost.spread
     shares = totals / max(float(totals.sum()), 1e-12)
     parts = (shares * np.array(list(spreads.values()))) ** 2
     common = _CALIBRATED if calibrated else _COMMON
@@ -85,7 +108,7 @@ def spread_of(
     named: list[str] = []
     if width > _NARROW:
         order = np.argsort(-parts)
-        named = [_CLASSES[each] for each in order if parts[each] > _NAMED_SHARE * parts.sum()]
+        named = [CLASSES[each] for each in order if parts[each] > _NAMED_SHARE * parts.sum()]
     return Spread(math.exp(-width), math.exp(width), tuple(named))
 
 
@@ -94,10 +117,10 @@ def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     found = _OF_KINDS[work.column("kind")].copy()
     flops = work.column("flops")
     products = work.is_kind("matmul")
-    found[products & (flops < _LARGE)] = _CLASSES.index("matmuls of 1 to 10 GFLOP")
-    found[products & (flops < _MEDIUM)] = _CLASSES.index("small matmuls")
+    found[products & (flops < _LARGE)] = CLASSES.index("matmuls of 1 to 10 GFLOP")
+    found[products & (flops < _MEDIUM)] = CLASSES.index("small matmuls")
     fused = work.is_kind("attention", "attention_gradient")
-    found[fused & (work.column("rows") < _SHORT)] = _CLASSES.index("short attention")
+    found[fused & (work.column("rows") < _SHORT)] = CLASSES.index("short attention")
     return found
 
 
@@ -116,7 +139,7 @@ def _class_of_kind(name: str) -> int:
         "unknown": "operators without a FLOP rule",
     }
     found = (named for start, named in by_start.items() if name.startswith(start))
-    return _CLASSES.index(next(found, "memory-bound kernels"))
+    return CLASSES.index(next(found, "memory-bound kernels"))
 
 
 _OF_KINDS: Final = np.array([_class_of_kind(name) for name in KINDS], dtype=np.int64)

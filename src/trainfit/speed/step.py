@@ -1,18 +1,16 @@
-"""Step time: the GPU's kernels, as the CPU launches them, by the model's or by measured rates;
-and its share by phase and operator."""
+"""Step time: the GPU's kernels, as the CPU launches them; and its share by phase and operator."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
-from trainfit.results.gpus import Figure, Rates
 from trainfit.results.runs.recording import PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
@@ -20,9 +18,9 @@ from trainfit.simgpu.device.recorder import Recorder
 from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
-from trainfit.speed.spread import Spread, spread_of
+from trainfit.speed.spread import ClassCost, Spread, classes_of, factors_of, spread_of
 from trainfit.speed.timeline import Timeline
-from trainfit.speed.work import CODES, COLUMNS, Floats, Work, one_off, steady
+from trainfit.speed.work import Floats, Work, one_off, steady
 
 # ---
 # CPU time of dispatching operators and launching kernels.
@@ -108,7 +106,7 @@ class Machine:
     measurement).
 
     ``gpu`` has the rates that the model reckons with: where those of ``profile`` are in it, what
-    was sold is ``datasheet``.
+    was sold is ``datasheet``. ``classes`` are classes of kernels that were measured on the GPU.
     """
 
     gpu: GpuSpec
@@ -120,6 +118,7 @@ class Machine:
     core_measured: bool = False
     datasheet: GpuSpec | None = None
     profile: str = ""
+    classes: Mapping[str, ClassCost] = dataclasses.field(default_factory=dict)
 
     @property
     def rated(self) -> GpuSpec:
@@ -194,6 +193,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
             step_s,
             core_measured=machine.core_measured,
             calibrated=bool(machine.profile),
+            measured=machine.classes,
             exposed_s=exposed_s + slowest_s,
         ),
         communication_s,
@@ -233,6 +233,8 @@ class TimedWork:
         self._work = work
         self.times = KernelTimes(work.table, machine.gpu)
         self.seconds = self.times.seconds(machine.efficiency)
+        if machine.classes:
+            self.seconds = self.seconds * factors_of(machine.classes)[classes_of(work)]
         self.copies = _copy_seconds(work, machine)
         self.links = collective_seconds(work, machine.gpu)
         self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
@@ -329,102 +331,6 @@ class StepClock:
         host = self._machine.host
         free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, optimizer_s=0.0)
         return dataclasses.replace(self._machine, host=free)
-
-
-# ---
-# A machine whose rates were measured: the model's constants from a calibration profile.
-#
-# The model gives the shares of the peaks that kinds of kernels reach. A profile measures some
-# kernels on the GPU itself (``trainfit calibrate``); what the model says of the very same kernels
-# is brought to that by changing the peaks, so that all kernels follow.
-
-
-#: What ``speed.calibration`` measures: sides of square matmuls, bytes of a copy on the device.
-_SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
-_COPY_BYTES: Final = 256 << 20
-#: No measured peak is so many times the datasheet's.
-_MOST_FACTOR: Final = 10.0
-#: The measured time from one launch to the next is the CPU's if it is so many times what any
-#: kernel takes; else the GPU may have been the limit.
-_BY_CPU: Final = 1.2
-
-
-def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
-    """``machine`` with what was measured in place of the datasheet's and of what is assumed.
-
-    ``title`` is the profile's name. What the profile lacks stays as it is.
-    """
-    gpu = machine.gpu
-    tensor = dict(gpu.tensor_flops)
-    changes: dict[str, Any] = {}
-    for dtype, side in _SIDES.items():
-        measured = _value(rates.matmul.get(dtype))
-        if measured is None:
-            continue
-        factor = _rate_factor(machine, dtype, side, measured)
-        if dtype in tensor:
-            tensor[dtype] *= factor
-        elif dtype == "float32":
-            changes["fp32_flops"] = gpu.fp32_flops * factor
-    if (copied := _value(rates.memory_bandwidth)) is not None:
-        factor = copied / _copy_bytes_per_s(machine)
-        changes["bandwidth_bytes_per_s"] = gpu.bandwidth_bytes_per_s * factor
-    gpu = dataclasses.replace(gpu, tensor_flops=tensor, **changes)
-    found = dataclasses.replace(machine, gpu=gpu, datasheet=machine.rated, profile=title)
-    return _with_host(found, rates)
-
-
-def _with_host(machine: Machine, rates: Rates) -> Machine:
-    """Copies, and how fast the core that launched is."""
-    changes: dict[str, Any] = {}
-    if (pinned := _value(rates.host_to_device_pinned)) is not None:
-        changes["pinned_bytes_per_s"] = pinned
-    if (pageable := _value(rates.host_to_device_pageable)) is not None:
-        changes["pageable_bytes_per_s"] = pageable
-    launch = _value(rates.launch)
-    if launch is not None and launch > _BY_CPU * machine.efficiency.least_s:
-        # The measured loop is an operator without gradient, which launches one kernel.
-        usual = machine.host.forward_s + machine.host.launch_s
-        changes |= {"core_speed": usual / launch, "core_measured": True}
-    return dataclasses.replace(machine, **changes)
-
-
-def product_flops(machine: Machine, dtype: str, side: int) -> float:
-    """FLOP/s of a square matmul, as the model has it."""
-    return 2 * side**3 / float(_square(dtype, side, machine).seconds(machine.efficiency)[0])
-
-
-def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
-    """By how much the peak changes where a square matmul runs at ``measured`` FLOP/s: its
-    arithmetic follows the peak, its launch and its pipelines do not."""
-    times = _square(dtype, side, machine)
-    arithmetic = float(times.arithmetic(machine.efficiency)[0])
-    others = float(times.seconds(machine.efficiency)[0]) - arithmetic
-    return arithmetic / max(2 * side**3 / measured - others, arithmetic / _MOST_FACTOR)
-
-
-def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
-    flops = 2 * side**3
-    sizes = {"rows": side, "columns": side, "depth": side}
-    return KernelTimes(_kernel("matmul", dtype, flops=flops, **sizes), machine.gpu)
-
-
-def _copy_bytes_per_s(machine: Machine) -> float:
-    """Bytes read and written by a copy on the device, as the model has it."""
-    row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
-    seconds = KernelTimes(row, machine.gpu).traffic(machine.efficiency)
-    return 2 * _COPY_BYTES / float(seconds[0])
-
-
-def _kernel(kind: str, dtype: str, **columns: int) -> IntArray:
-    values = {"kind": CODES[kind], "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
-    return np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
-
-
-def _value(figure: Figure | None) -> float | None:
-    """A rate that was measured on the GPU itself."""
-    measured = figure is not None and figure.basis == "measured" and figure.value > 0
-    return figure.value if measured and figure is not None else None
 
 
 # ---

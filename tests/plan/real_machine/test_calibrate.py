@@ -28,6 +28,7 @@ from trainfit.results.gpus import (
     Constant,
     ConvolutionWorkspace,
     DeviceConstants,
+    KernelWork,
     Profile,
 )
 from trainfit.results.runs.measurement import (
@@ -35,6 +36,7 @@ from trainfit.results.runs.measurement import (
     MeasuringOutcome,
     MeasuringRequest,
     MemoryReadings,
+    ProgramReadings,
     RateReadings,
     StandIn,
     Subject,
@@ -213,6 +215,15 @@ def rates(failed: dict[str, str] | None = None) -> MeasuringOutcome:
     return MeasuringOutcome(rates=RateReadings(trials, failed or {}))
 
 
+def programs(*seconds: float, kernels: tuple[KernelWork, ...] = ()) -> MeasuringOutcome:
+    """One program, whose name is its class."""
+    trials = {"large": seconds} if seconds else {}
+    return MeasuringOutcome(programs=ProgramReadings(trials, {"large": kernels}, {}))
+
+
+LARGE = KernelWork("matmul", "bfloat16", flops=2 * 4096**3, rows=4096, columns=4096, depth=4096)
+
+
 def good(**changes: Any) -> Scripted:
     outcomes: dict[str, Any] = {
         "memory": [
@@ -222,6 +233,7 @@ def good(**changes: Any) -> Scripted:
         ],
         "workspaces": [workspaces(30 * MIB), workspaces(28 * MIB)],
         "rates": [rates()],
+        "programs": [programs(2e-3, 1e-3, 3e-3), programs(kernels=(LARGE,))],
     }
     return Scripted(**{**outcomes, **changes})
 
@@ -254,7 +266,11 @@ def test_medians_and_spreads_of_three_processes() -> None:
     # The models are those of the GPU that was measured.
     assert laboratory.stand_ins[-1] is not None
     assert laboratory.stand_ins[-1].gpu.key == "RTX 4090"
-    assert laboratory.stand_ins[:-1] == [None] * 5
+    assert laboratory.stand_ins[:-2] == [None] * 6
+    (program,) = profile.rates.programs
+    assert (program.seconds.value, program.seconds.low, program.seconds.high) == (2e-3, 1e-3, 3e-3)
+    assert (program.kernels, program.group) == ((LARGE,), "large matmuls")
+    assert program.modelled_s is not None and program.modelled_s > 0
 
 
 def test_a_stage_that_fails_is_left_out_and_said() -> None:
@@ -317,11 +333,12 @@ def test_past_the_time_limit_the_rest_is_left_out() -> None:
     assert context is not None and context.samples == 2
     assert profile.memory.convolutions == ()
     assert profile.rates.matmul == {}
-    assert laboratory.limits == [60.0, 35.0, 10.0, 0.0, 0.0]
+    assert laboratory.limits == [60.0, 35.0, 10.0, 0.0, 0.0, 0.0]
     assert [note.partition(":")[0] for note in profile.notes] == [
         "memory not measured",
         "workspaces not measured",
         "rates not measured",
+        "programs not measured",
     ]
     assert clock.now == 60.0
 

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.costing import constants_of, machine_of
-from trainfit.results.gpus import Basis, Figure, Rates, Unit
+from trainfit.results.gpus import Basis, Figure, KernelWork, MeasuredProgram, Rates, Unit
 from trainfit.results.plan import HostCpu
 from trainfit.results.runs.steps import DTYPES
+from trainfit.simgpu import Simulation
+from trainfit.speed.calibration import measure_programs
 from trainfit.speed.kernel_times import KernelTimes
-from trainfit.speed.step import Machine, with_rates
+from trainfit.speed.measured import class_of, modelled_seconds, with_rates, work_of
+from trainfit.speed.spread import CLASSES, spread_of
+from trainfit.speed.step import Machine, TimedWork
 from trainfit.speed.work import CODES, COLUMNS
 
 USUAL = machine_of(find_gpu("RTX 4090"))
@@ -118,3 +122,89 @@ def test_what_the_user_says_of_the_processor_goes_before_the_profile() -> None:
     assert cores_only.core_speed == pytest.approx(0.25)
     custom = find_gpu("custom:24GiB")
     assert machine_of(custom, None, measured, "p") == machine_of(custom)
+
+
+# -- programs of each class of kernels ----------------------------------------------------------
+
+
+def matmul(side: int) -> KernelWork:
+    sides = {"rows": side, "columns": side, "depth": side}
+    return KernelWork("matmul", "float16", flops=2 * side**3, **sides)
+
+
+ADDITION = KernelWork("pointwise", "float16", read_bytes=1 << 27, written_bytes=1 << 26)
+SLOWER = {"large matmuls": 1.5, "small matmuls": 0.8, "memory-bound kernels": 1.2}
+
+
+def programs(*noise: float) -> tuple[MeasuredProgram, ...]:
+    """Of three classes: what the model says, so many times slower, with ``noise`` (factors)."""
+    kernels = {"large matmuls": matmul(4096), "small matmuls": matmul(512)}
+    kernels["memory-bound kernels"] = ADDITION
+    found = []
+    for name, factor in SLOWER.items():
+        modelled = modelled_seconds((kernels[name],), USUAL)
+        assert modelled is not None
+        found += [
+            MeasuredProgram(name, figure(modelled * factor * each, "s"), (kernels[name],))
+            for each in noise or (1.0,)
+        ]
+    return tuple(found)
+
+
+def test_each_class_takes_what_its_programs_took() -> None:
+    machine = with_rates(USUAL, Rates(programs=programs()), "p.json")
+    assert {name: cost.factor for name, cost in machine.classes.items()} == pytest.approx(SLOWER)
+    work = work_of(
+        matmul(8192), matmul(256), ADDITION, KernelWork("sorting", "float32", read_bytes=1 << 26)
+    )
+    before, after = (TimedWork(work, each).seconds for each in (USUAL, machine))
+    # A class without a program stays as it was.
+    assert (after / before).tolist() == pytest.approx([1.5, 0.8, 1.2, 1.0])
+
+
+def test_programs_far_apart_leave_a_wide_class() -> None:
+    alike = with_rates(USUAL, Rates(programs=programs(0.99, 1.0, 1.01)), "p.json")
+    apart = with_rates(USUAL, Rates(programs=programs(0.5, 1.0, 2.0)), "p.json")
+    assert {cost.spread for cost in alike.classes.values()} == {0.04}
+    assert all(cost.spread is not None and cost.spread > 0.9 for cost in apart.classes.values())
+    work = work_of(matmul(8192))
+    seconds = TimedWork(work, USUAL).seconds
+    widths = []
+    for classes in (apart.classes, {}, alike.classes):
+        spread = spread_of(
+            work,
+            seconds,
+            float(seconds.sum()),
+            core_measured=False,
+            calibrated=True,
+            measured=classes,
+        )
+        widths.append(spread.high / spread.low)
+    assert widths == sorted(widths, reverse=True) and widths[0] > widths[1] > widths[2]
+
+
+def test_a_disturbed_program_says_nothing() -> None:
+    kernel = matmul(4096)
+    modelled = modelled_seconds((kernel,), USUAL)
+    assert modelled is not None
+    disturbed = MeasuredProgram("large", figure(20 * modelled, "s"), (kernel,))
+    simulated = MeasuredProgram("large", figure(modelled, "s", "simulated"), (kernel,))
+    later = MeasuredProgram(
+        "large", figure(modelled, "s"), (KernelWork("of a later version", "float16"),)
+    )
+    empty = MeasuredProgram("large", figure(modelled, "s"))
+    for program in (disturbed, simulated, later, empty):
+        assert with_rates(USUAL, Rates(programs=(program,)), "p.json").classes == {}
+
+
+@pytest.mark.parametrize("gpu", ["GTX 1080 Ti", "T4", "A100 80GB SXM"])
+def test_programs_are_of_every_class_that_one_gpu_has(gpu: str) -> None:
+    """Their kernels are those that the simulated device launches."""
+    with Simulation(gpu):
+        readings = measure_programs()
+    assert readings.failed == {}
+    assert list(readings.trials) == list(readings.kernels)
+    machine = machine_of(find_gpu(gpu))
+    classes = {class_of(kernels, machine) for kernels in readings.kernels.values()}
+    unmeasured = {"operators without a FLOP rule", "launches by the CPU", "collectives"}
+    assert classes == set(CLASSES) - unmeasured

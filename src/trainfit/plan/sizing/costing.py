@@ -17,7 +17,8 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import byte_rate, ghz
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import REFERENCE_HZ, Machine, StepTime, step_time, with_rates
+from trainfit.speed.measured import with_rates
+from trainfit.speed.step import REFERENCE_HZ, Machine, StepTime, step_time
 from trainfit.speed.work import Work, WorkLaw
 
 # ---
@@ -82,9 +83,11 @@ def constants_of(machine: Machine) -> str:
     """Where the model's constants are from."""
     source = f"{machine.efficiency.source}; "
     if machine.profile:
+        classes = len(machine.classes)
+        measured = f"rates and {classes} classes of kernels" if classes else "rates"
         source = (
-            f"rates as measured (profile {machine.profile}), shares that kinds of kernels reach "
-            f"{source}"
+            f"{measured} as measured (profile {machine.profile}), shares that kinds of kernels "
+            f"reach {source}"
         )
     clock = f"assumed CPU: {ghz(machine.core_hz)}"
     if machine.core_measured:

@@ -304,6 +304,7 @@ def profile_subject(profile: Profile) -> Subject:
         (
             *section("Device memory", _memory(profile)),
             *section(f"Rates{_SIMULATED if profile.is_rehearsal else ''}", _rates(profile)),
+            *section("Times of each class of kernels", _programs(profile)),
             *section("Convolution workspaces", _workspaces(profile.memory.convolutions)),
         ),
         tuple(plain(profile.notes)),
@@ -340,6 +341,24 @@ def _rates(profile: Profile) -> Table | None:
     )
     rows += [(title, figure) for title, figure in named if figure is not None]
     return table_of(_HEAD, [_figure(*row) for row in rows], numeric=(1,), detail=4)
+
+
+def _programs(profile: Profile) -> Table | None:
+    """Of each class, measured times as multiples of the model's: `plan` takes the median."""
+    factors: dict[str, list[float]] = {}
+    for each in profile.rates.programs:
+        if each.modelled_s and not profile.is_rehearsal:
+            factors.setdefault(each.group, []).append(each.seconds.value / each.modelled_s)
+    rows = [
+        (
+            name,
+            str(len(found)),
+            *(f"{value:.2f}" for value in (statistics.median(found), min(found), max(found))),
+        )
+        for name, found in sorted(factors.items())
+    ]
+    head = ("Class of kernels", "Programs", "Measured / model", "Least", "Most")
+    return table_of(head, rows, numeric=(1, 2, 3, 4))
 
 
 def _figure(title: str, figure: Figure) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from trainfit.results.files.decoding import Exchanged
-from trainfit.results.gpus import ConvolutionWorkspace, DeviceConstants, GpuSpec
+from trainfit.results.gpus import ConvolutionWorkspace, DeviceConstants, GpuSpec, KernelWork
 from trainfit.results.runs.trace import OwnFault, TraceOutcome
 
-Subject = Literal["memory", "workspaces", "rates"]
+Subject = Literal["memory", "workspaces", "rates", "programs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +83,21 @@ class RateReadings:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProgramReadings:
+    """Programs of single classes of kernels, by name.
+
+    Attributes:
+        trials: seconds of a call, in several trials.
+        kernels: what a call launches; empty on a real one.
+        failed: why a program could not be run.
+    """
+
+    trials: Mapping[str, tuple[float, ...]]
+    kernels: Mapping[str, tuple[KernelWork, ...]]
+    failed: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
 class MeasuringOutcome(Exchanged):
     """What a measuring process wrote: readings, or why there are none.
 
@@ -92,6 +107,7 @@ class MeasuringOutcome(Exchanged):
     memory: MemoryReadings | None = None
     workspaces: WorkspaceReadings | None = None
     rates: RateReadings | None = None
+    programs: ProgramReadings | None = None
     error: str = ""
     without_gpu: bool = False
 

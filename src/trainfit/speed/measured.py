@@ -1,0 +1,192 @@
+"""A machine whose GPU was measured: the model's constants from a calibration profile.
+
+The model gives the shares of the peaks that kinds of kernels reach. A profile measures some
+kernels on the GPU itself (``trainfit calibrate``). What the model says of the very same kernels is
+brought to that in two steps: peaks are changed until square matmuls and a copy take what they
+took, so that all kernels follow; what is then still off of a class of kernels
+(:data:`trainfit.speed.spread.CLASSES`) is a factor on the whole class, by its programs' median,
+and how far the programs are apart is the class's part of the prediction interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.results.gpus import Figure, KernelWork, MeasuredProgram, Rates
+from trainfit.results.runs.recording import IntArray
+from trainfit.results.runs.steps import DTYPES
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.spread import CLASSES, ClassCost, classes_of
+from trainfit.speed.step import Machine, TimedWork
+from trainfit.speed.work import CODES, COLUMNS, Floats, Work
+
+#: What :mod:`trainfit.speed.calibration` measures: sides of square matmuls, bytes of a copy on the
+#: device.
+_SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
+_COPY_BYTES: Final = 256 << 20
+#: No measured peak is so many times the datasheet's.
+_MOST_FACTOR: Final = 10.0
+#: The measured time from one launch to the next is the CPU's if it is so many times what any
+#: kernel takes; else the GPU may have been the limit.
+_BY_CPU: Final = 1.2
+#: Programs of a class from which on their distance says how well the class is known; what it is
+#: taken to be at least (the repeats of one program differ by a few per cent).
+_ENOUGH: Final = 3
+_LEAST_SPREAD: Final = 0.04
+#: Nine of ten values of a normal distribution lie within so many standard deviations.
+_NINE_OF_TEN: Final = 1.645
+#: A program that takes so many times more or less than the model says was disturbed, or ran
+#: something else than the model thinks: it says nothing of its class.
+_UNLIKELY: Final = 5.0
+
+
+def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
+    """``machine`` with what was measured in place of the datasheet's and of what is assumed.
+
+    ``title`` is the profile's name. What the profile lacks stays as it is.
+    """
+    gpu = machine.gpu
+    tensor = dict(gpu.tensor_flops)
+    changes: dict[str, Any] = {}
+    for dtype, side in _SIDES.items():
+        measured = _value(rates.matmul.get(dtype))
+        if measured is None:
+            continue
+        factor = _rate_factor(machine, dtype, side, measured)
+        if dtype in tensor:
+            tensor[dtype] *= factor
+        elif dtype == "float32":
+            changes["fp32_flops"] = gpu.fp32_flops * factor
+    if (copied := _value(rates.memory_bandwidth)) is not None:
+        factor = copied / _copy_bytes_per_s(machine)
+        changes["bandwidth_bytes_per_s"] = gpu.bandwidth_bytes_per_s * factor
+    gpu = dataclasses.replace(gpu, tensor_flops=tensor, **changes)
+    found = dataclasses.replace(machine, gpu=gpu, datasheet=machine.rated, profile=title)
+    found = dataclasses.replace(found, classes=class_costs(found, rates.programs))
+    return _with_host(found, rates)
+
+
+def _with_host(machine: Machine, rates: Rates) -> Machine:
+    """Copies, and how fast the core that launched is."""
+    changes: dict[str, Any] = {}
+    if (pinned := _value(rates.host_to_device_pinned)) is not None:
+        changes["pinned_bytes_per_s"] = pinned
+    if (pageable := _value(rates.host_to_device_pageable)) is not None:
+        changes["pageable_bytes_per_s"] = pageable
+    launch = _value(rates.launch)
+    if launch is not None and launch > _BY_CPU * machine.efficiency.least_s:
+        # The measured loop is an operator without gradient, which launches one kernel.
+        usual = machine.host.forward_s + machine.host.launch_s
+        changes |= {"core_speed": usual / launch, "core_measured": True}
+    return dataclasses.replace(machine, **changes)
+
+
+def product_flops(machine: Machine, dtype: str, side: int) -> float:
+    """FLOP/s of a square matmul, as the model has it."""
+    return 2 * side**3 / float(_square(dtype, side, machine).seconds(machine.efficiency)[0])
+
+
+def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
+    """By how much the peak changes where a square matmul runs at ``measured`` FLOP/s: its
+    arithmetic follows the peak, its launch and its pipelines do not."""
+    times = _square(dtype, side, machine)
+    arithmetic = float(times.arithmetic(machine.efficiency)[0])
+    others = float(times.seconds(machine.efficiency)[0]) - arithmetic
+    return arithmetic / max(2 * side**3 / measured - others, arithmetic / _MOST_FACTOR)
+
+
+def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
+    flops = 2 * side**3
+    sizes = {"rows": side, "columns": side, "depth": side}
+    return KernelTimes(_kernel("matmul", dtype, flops=flops, **sizes), machine.gpu)
+
+
+def _copy_bytes_per_s(machine: Machine) -> float:
+    """Bytes read and written by a copy on the device, as the model has it."""
+    row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
+    seconds = KernelTimes(row, machine.gpu).traffic(machine.efficiency)
+    return 2 * _COPY_BYTES / float(seconds[0])
+
+
+def _kernel(kind: str, dtype: str, **columns: int) -> IntArray:
+    values = {"kind": CODES[kind], "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
+    return np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
+
+
+def _value(figure: Figure | None) -> float | None:
+    """A rate that was measured on the GPU itself."""
+    measured = figure is not None and figure.basis == "measured" and figure.value > 0
+    return figure.value if measured and figure is not None else None
+
+
+# ---
+# Classes of kernels, by programs that were measured.
+
+
+def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mapping[str, ClassCost]:
+    """Of each class that a program was measured of; ``machine`` has the measured peaks."""
+    logs: dict[str, list[float]] = {}
+    for program in programs:
+        measured = _value(program.seconds)
+        modelled = modelled_seconds(program.kernels, machine)
+        if measured is None or modelled is None:
+            continue
+        ratio = math.log(measured / modelled)
+        if abs(ratio) < math.log(_UNLIKELY):
+            logs.setdefault(class_of(program.kernels, machine), []).append(ratio)
+    return {name: _cost(values) for name, values in logs.items()}
+
+
+def _cost(logs: Sequence[float]) -> ClassCost:
+    middle = statistics.median(logs)
+    if len(logs) < _ENOUGH:
+        return ClassCost(math.exp(middle))
+    apart = math.sqrt(statistics.fmean((value - middle) ** 2 for value in logs))
+    return ClassCost(math.exp(middle), max(_LEAST_SPREAD, _NINE_OF_TEN * apart))
+
+
+def modelled_seconds(kernels: Sequence[KernelWork], machine: Machine) -> float | None:
+    """What the model says of a program's kernels one after the other; ``None`` of no kernels, or
+    where this version knows none such."""
+    seconds = _seconds(kernels, machine)
+    total = 0.0 if seconds is None else float(seconds.sum())
+    return total if total > 0 else None
+
+
+def class_of(kernels: Sequence[KernelWork], machine: Machine) -> str:
+    """The class in which most of a program's time lies; its kernels must be known."""
+    seconds = _seconds(kernels, machine)
+    assert seconds is not None
+    totals = np.bincount(classes_of(work_of(*kernels)), weights=seconds, minlength=len(CLASSES))
+    return CLASSES[int(np.argmax(totals))]
+
+
+def _seconds(kernels: Sequence[KernelWork], machine: Machine) -> Floats | None:
+    if not kernels or any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):
+        return None
+    return TimedWork(work_of(*kernels), dataclasses.replace(machine, classes={})).seconds
+
+
+def work_of(*kernels: KernelWork) -> Work:
+    """Kernels one after the other on one stream, each of an operator of its own."""
+    rows = [
+        [CODES[each.kind], DTYPES.index(each.dtype), *dataclasses.astuple(each)[2:]]
+        for each in kernels
+    ]
+    place = np.arange(len(rows), dtype=np.int64)
+    none = np.zeros(len(rows), dtype=np.int64)
+    return Work(np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)), none, place, none)
+
+
+def kernels_of(table: IntArray) -> tuple[KernelWork, ...]:
+    """Rows of a table (:data:`trainfit.speed.work.COLUMNS`), with names in place of codes."""
+    kinds = list(CODES)
+    return tuple(
+        KernelWork(kinds[kind], DTYPES[dtype], *sizes) for kind, dtype, *sizes in table.tolist()
+    )
