@@ -47,7 +47,7 @@ class Job:
     """A job: ``gpus`` above 1 shards by FSDP; ``rank`` above 0 trains adapters of that rank.
 
     ``loop``: "trainer" (Transformers' Trainer with gradient checkpointing) or "peft" (PEFT's method
-    comparison: adapters in float32, no checkpointing). Weights are bfloat16 in both.
+    comparison, no checkpointing). Weights are bfloat16 in both, adapters float32.
     """
 
     model: str
@@ -108,7 +108,7 @@ def _model(job: Job) -> Any:
         targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if job.loop == "trainer" else None
         lora = LoraConfig(r=job.rank, lora_alpha=job.rank, target_modules=targets,
                           lora_dropout=0.1 if targets else 0.0, task_type="CAUSAL_LM")  # fmt: skip
-        model = get_peft_model(model, lora, autocast_adapter_dtype=job.loop != "trainer")
+        model = get_peft_model(model, lora)  # whose own weights are float32
     return model
 
 
@@ -122,7 +122,7 @@ def _trainer(job: Job, model: Any, out: str) -> None:
         layer = type(_layers(model)[0]).__name__
         sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
             "transformer_layer_cls_to_wrap": [layer], "backward_prefetch": "backward_pre",
-            "use_orig_params": bool(job.rank), "sync_module_states": False}}  # fmt: skip
+            "use_orig_params": False, "sync_module_states": False}}  # fmt: skip
     if job.rank:
         model.enable_input_require_grads()
     arguments = TrainingArguments(
@@ -131,7 +131,12 @@ def _trainer(job: Job, model: Any, out: str) -> None:
         weight_decay=0.01, dataloader_pin_memory=False, optim="adamw_torch", **sharded)  # fmt: skip
     tokens = torch.zeros(job.tokens, dtype=torch.long)
     rows = [{"input_ids": tokens, "labels": tokens}] * (job.batch * job.gpus * job.steps)
-    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    if sharded and job.rank:  # as fms-hf-tuning does: adapters are units of their own
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        trainer.accelerator.state.fsdp_plugin.auto_wrap_policy = fsdp_auto_wrap_policy(model)
+    trainer.train()
 
 
 def _layers(model: Any) -> Any:

@@ -1,14 +1,17 @@
 """Published peaks of fine-tuning, and what the simulated GPU says of the same jobs.
 
 fms: foundation-model-stack/fms-acceleration, scripts/benchmarks: fms-hf-tuning on 1 and 2 A100 80
-GB, 4,096 packed tokens a sample, torch 2.4.1, transformers 4.45.2, peft 0.13.2, accelerate 1.0.1.
-Those packages (without PyTorch) belong into a folder of their own, named by --packages:
+GB, 4,096 packed tokens a sample, PyTorch 2.4.1. Its tables are of two dates, and Transformers keeps
+the logits in another dtype since 4.46, which changes peaks by gigabytes. --packages DIR has the
+packages of then, without PyTorch, in a folder for each version of Transformers (4.48.1 for
+Mistral-7B, 4.45.2 for PowerLM-3B):
 
-    pip install --no-deps --target DIR transformers==4.45.2 tokenizers==0.20.3 peft==0.13.2 \\
-        accelerate==1.0.1 huggingface-hub==0.26.2 requests urllib3 certifi idna \\
-        charset-normalizer regex
+    pip install --no-deps --target DIR/4.48.1 transformers==4.48.1 tokenizers==0.21.0 \\
+        peft==0.14.0 accelerate==1.0.1 huggingface-hub==0.28.1 MORE
+    pip install --no-deps --target DIR/4.45.2 transformers==4.45.2 tokenizers==0.20.3 \\
+        peft==0.13.2 accelerate==1.0.1 huggingface-hub==0.26.2 MORE
 
-With newer ones the logits are kept in another dtype, which changes peaks by gigabytes.
+MORE: requests urllib3 certifi idna charset-normalizer regex.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from _llm_job import Job
 
 GIB = 1 << 30
 LIMIT_S = 900
+#: The Transformers of each model's rows.
+VERSIONS = {"mistralai/Mistral-7B-v0.1": "4.48.1", "ibm/PowerLM-3b": "4.45.2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +53,11 @@ class Row:
 def options(about: str | None, argv: Sequence[str] | None) -> Any:
     """Checked: the table's folder, and where the packages lie."""
     made = parser(about, quick="the smallest batch of PowerLM-3b", data="folder of the tables")
-    made.add_argument("--packages", type=Path, help="folder of the packages of then (see below)")
+    made.add_argument("--packages", type=Path, help="folder of the packages of then (_llm_rows.py)")
     found = made.parse_args(argv)
-    if found.packages is not None and not (found.packages / "transformers").is_dir():
-        leave(f"--packages {found.packages}: there is no transformers; see bench/_llm_rows.py")
+    for version in VERSIONS.values() if found.packages is not None else ():
+        if not (found.packages / version / "transformers").is_dir():
+            leave(f"--packages {found.packages}: no {version}/transformers; see _llm_rows.py")
     if found.packages is None:
         needs("transformers", "peft", "accelerate")
     return found
@@ -88,7 +94,8 @@ def quick(rows: Sequence[Row]) -> list[Row]:
 def simulated(row: Row, packages: Path | None) -> dict[str, int] | str:
     """What the job's process said, or why it said nothing."""
     say(f"{row.name} ...")
-    path = os.pathsep.join(filter(None, [str(packages or ""), os.environ.get("PYTHONPATH", "")]))
+    then = "" if packages is None else str(packages / VERSIONS[row.job.model])
+    path = os.pathsep.join(filter(None, [then, os.environ.get("PYTHONPATH", "")]))
     script = Path(__file__).with_name("_llm_job.py")
     done = subprocess.run(
         [sys.executable, str(script), json.dumps(dataclasses.asdict(row.job))],
