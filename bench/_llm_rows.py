@@ -11,7 +11,10 @@ Mistral-7B, 4.45.2 for PowerLM-3B):
     pip install --no-deps --target DIR/4.45.2 transformers==4.45.2 tokenizers==0.20.3 \\
         peft==0.13.2 accelerate==1.0.1 huggingface-hub==0.26.2 MORE
 
-MORE: requests urllib3 certifi idna charset-normalizer regex.
+    pip install --no-deps --target DIR/5 peft==0.21.2
+
+MORE: requests urllib3 certifi idna charset-normalizer regex. DIR/5 is beside the installed
+Transformers 5, for PEFT's own rows (bench/llm_memory.py), which are of 5.13 and peft 0.19.
 """
 
 from __future__ import annotations
@@ -33,7 +36,11 @@ from _llm_job import Job
 GIB = 1 << 30
 LIMIT_S = 900
 #: The Transformers of each model's rows.
-VERSIONS = {"mistralai/Mistral-7B-v0.1": "4.48.1", "ibm/PowerLM-3b": "4.45.2"}
+VERSIONS = {
+    "mistralai/Mistral-7B-v0.1": "4.48.1",
+    "ibm/PowerLM-3b": "4.45.2",
+    "meta-llama/Llama-3.2-3B": "5",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +63,8 @@ def options(about: str | None, argv: Sequence[str] | None) -> Any:
     made.add_argument("--packages", type=Path, help="folder of the packages of then (_llm_rows.py)")
     found = made.parse_args(argv)
     for version in VERSIONS.values() if found.packages is not None else ():
-        if not (found.packages / version / "transformers").is_dir():
-            leave(f"--packages {found.packages}: no {version}/transformers; see _llm_rows.py")
+        if not (found.packages / version / "peft").is_dir():
+            leave(f"--packages {found.packages}: there is no {version}/peft; see _llm_rows.py")
     if found.packages is None:
         needs("transformers", "peft", "accelerate")
     return found

@@ -26,8 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = fms(found.data, lambda gpus: gpus == 1)
     rows = quick(rows) if found.quick else rows
     figures, shown, details = compared("fms", rows, found.packages, "allocated", (0.7, 4.0))
-    # PEFT's rows are of transformers 5 and peft 0.19: those that are installed.
-    more, other, others = compared("peft", peft(found.data), None, "reserved", (3.0, 3.0))
+    more, other, others = compared("peft", peft(found.data), found.packages, "reserved", (3, 3))
     return finish([*figures, *more], found.json, {"fms": details, "peft": others}, [shown, other])
 
 

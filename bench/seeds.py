@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,8 @@ PAGE: Final = ROOT / "docs" / "seeds.md"
 LINKS: Final = ("bench", "data", "examples", "tests")
 #: Verbs that take seconds: recorded machines and the catalogue.
 QUICK: Final = ("doctor", "gpus", "show")
+#: The file that a command writes, which others read.
+OUTPUT: Final = re.compile(r"--output[= ](\S+)")
 LIMIT_S: Final = 900
 
 
@@ -41,8 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         leave(f"--only {', '.join(sorted(unknown))}: not on {PAGE.name}")
     named = {name: there[name] for name in options.only or there}
     if options.quick:
-        named = {name: line for name, line in named.items() if verb(line) in QUICK}
-        named.pop("gpus-for-vgg", None)  # it reads a plan's result
+        written = {name for line in there.values() for name in OUTPUT.findall(line)}
+        named = {
+            name: line
+            for name, line in named.items()
+            if verb(line) in QUICK and not written.intersection(shlex.split(line))
+        }
     if any("data/act-example" in line for line in named.values()):
         make_dataset(ROOT / "data" / "act-example")
     rows = list(answers(named))
