@@ -16,7 +16,7 @@
 #   make golden     what trainfit prints and saves of results, machines, watched runs and scripts,
 #                   compared with bench/golden.json.xz (WRITE=1 stores what comes out)
 #   make package    wheel and sdist in dist/; installs the wheel elsewhere and runs it
-#   make bench      every script bench/*.py; TRUTH=DIR holds the published measurements
+#   make bench      every bench, the long ones in short; TRUTH=DIR holds the published measurements
 #   make clean      removes the environments, the example's data and all caches
 
 # Modules are compiled once, not by each process of each run; without it collecting the tests
@@ -114,15 +114,14 @@ package: .venv/.dev-ready
 bench: .venv/.dev-ready
 	$(BIN)/python bench/newcomer.py --quick --torch pinned --lend $(BIN)/python
 	$(BIN)/python bench/doctor.py
-	$(BIN)/python bench/loader_model.py
-	$(BIN)/python bench/loader_split.py
+	$(BIN)/python bench/loader_model.py --quick
 	$(BIN)/python bench/loader_accuracy.py --quick
 	$(BIN)/python bench/launch.py --quick
-	$(BIN)/python bench/launch_choice.py --quick
 	$(BIN)/python bench/cases.py --quick
 	$(BIN)/python bench/watch_rules.py --quick
 	$(BIN)/python bench/watch_overhead.py --quick
-	$(BIN)/python bench/pace.py
+	$(BIN)/python bench/noise_scale.py --quick
+	$(BIN)/python bench/pace.py --quick
 	$(BIN)/python bench/report_page.py
 	$(BIN)/python bench/trace.py
 	$(BIN)/python bench/act.py
@@ -130,12 +129,10 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/generation.py --quick
 	$(BIN)/python bench/seeds.py --quick
 	$(BIN)/python bench/memory_accuracy.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
-	$(BIN)/python bench/memory_hf_guide.py
-	$(BIN)/python bench/memory_peers.py --data $(TRUTH)/gpumemnet_timm_a100_fp32.csv
-	$(BIN)/python bench/speed_cost.py
-	$(BIN)/python bench/speed_knee.py
-	$(BIN)/python bench/speed_products.py
-	$(BIN)/python bench/kernel_accuracy.py --truth $(TRUTH)
+	$(BIN)/python bench/llm_memory.py --data $(TRUTH) --quick || test $$? -eq 3  # 3: a package lacks
+	$(BIN)/python bench/distributed_memory.py --data $(TRUTH) --quick || test $$? -eq 3
+	$(BIN)/python bench/distributed_speed.py --truth $(TRUTH)
+	$(BIN)/python bench/kernel_accuracy.py --data $(TRUTH)
 	$(BIN)/python bench/speed_accuracy.py --data $(TRUTH) --quick
 	$(BIN)/python bench/memory_truth.py || test $$? -eq 3  # 3: nothing was recorded yet
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3

@@ -1,11 +1,30 @@
-"""What the bench scripts share: figures with goals, how they are printed, the exit status."""
+"""What every bench shares: its options, its tables, its figures with goals, its exit status.
+
+    options = parser(__doc__, quick="what is left out").parse_args()
+    return finish([Figure("NAME", value, goal, at_most=True, unit="%")], options.json, details)
+
+The last lines of a bench are ``NAME: FIGURE (goal GOAL) holds``, or ``short``; the line before them
+says on which machine and by which versions. Exit status: 0 every goal holds, 1 one does not, 2 bad
+input (one line, by :func:`leave`), 3 what the bench needs is not here.
+"""
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.util
 import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+ABSENT: Final = 3
 
 
 @dataclass(frozen=True)
@@ -35,22 +54,102 @@ class Figure:
         return f"{self.name}: {value} (goal {side} {goal}) {verdict}"
 
 
-def quick_options(about: str | None) -> argparse.Namespace:
-    """``--quick`` and ``--json`` of a script that takes seconds anyway."""
-    parser = argparse.ArgumentParser(
+def parser(
+    about: str | None, *, quick: str = "the same: it takes seconds", data: str = ""
+) -> argparse.ArgumentParser:
+    """With ``--quick`` and ``--json``, and a required ``--data`` where ``data`` says of what."""
+    made = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="the same: it takes seconds")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser.parse_args()
+    if data:
+        made.add_argument("--data", "--truth", type=Path, required=True, help=data)
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return made
 
 
-def finish(figures: list[Figure], as_json: bool, details: dict[str, Any] | None = None) -> int:
-    """Print a line for each figure, or one JSON document; 0 if every goal holds, else 1."""
+def quick_options(about: str | None) -> argparse.Namespace:
+    """``--quick`` and ``--json`` of a script that takes seconds anyway."""
+    return parser(about).parse_args()
+
+
+def leave(why: object, status: int = 2) -> NoReturn:
+    """End with one line on stderr that names the bench and the reason."""
+    print(f"bench/{Path(sys.argv[0]).name}: {why}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def needs(*packages: str) -> None:
+    """End with status 3 and one line where a package is not installed."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            leave(f"{package} is not installed: pip install {package}", ABSENT)
+
+
+def say(text: str) -> None:
+    """What is going on, on stderr: stdout has the results alone."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns under their heads: the first to the left, the others to the right.
+
+    Floats have four digits, what is ``None`` stays empty.
+    """
+    cells = [list(heads), *([_cell(each) for each in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def machine() -> str:
+    """The day, the processor, its load, and the versions, in one line."""
+    model = next(
+        (line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line),
+        platform.machine(),
+    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    torch = metadata.version("torch") if importlib.util.find_spec("torch") else "none"
+    return (
+        f"{datetime.date.today()}: {cores} cores of {model}, load {os.getloadavg()[0]:.1f}; "
+        f"Python {platform.python_version()}, PyTorch {torch}"
+    )
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def finish(
+    figures: Sequence[Figure],
+    as_json: bool,
+    details: dict[str, Any] | None = None,
+    tables: Iterable[str] = (),
+) -> int:
+    """Print tables, the machine and a line for each figure, or one JSON document with figures and
+    details; 0 if every goal holds, else 1."""
     if as_json:
         rows = [{**asdict(figure), "holds": figure.holds} for figure in figures]
-        print(json.dumps({"figures": rows, "details": details or {}}, indent=2))
+        document = {"machine": machine(), "figures": rows, "details": details or {}}
+        print(json.dumps(document, indent=2, default=str))
     else:
+        for each in tables:
+            print(each, end="\n\n")
+        print(machine())
         for figure in figures:
             print(figure.line)
     return 0 if all(figure.holds for figure in figures) else 1

@@ -19,10 +19,8 @@ from _bench import Figure
 from trainfit.loader.tuner import RUN_S
 from trainfit.results.dataloader import LoaderSettings, steady
 
-FORMAT = "trainfit-loader-accuracy-2"
+FORMAT = "trainfit-loader-accuracy-3"
 OURS = "trainfit"
-#: Consumers: one that takes batches as fast as it can, and one with a step of some time.
-FAST, PACED = "fast", "paced"
 GOALS = {"median": 5.0, "p90": 12.0, "regret": 3.0, "share": 10.0, "workloads": 8}
 
 
@@ -69,7 +67,7 @@ class Choice:
 
 @dataclass
 class Study:
-    """One workload with one consumer.
+    """One workload, with a consumer that takes batches as fast as it can.
 
     ``sweep`` has every setting of the grid, in rounds; ``finals`` the choices and the sweep's
     best few again. ``full_grid`` is how many settings an exhaustive sweep has, of which
@@ -80,8 +78,6 @@ class Study:
     """
 
     workload: str
-    consumer: str
-    step_s: float
     full_grid: int
     predictions: list[Prediction] = field(default_factory=list)
     sweep: list[Reading] = field(default_factory=list)
@@ -117,18 +113,13 @@ def drift(study: Study) -> float:
     return math.exp(statistics.fmean(ratios)) if ratios else 1.0
 
 
-def errors_percent(
-    study: Study, as_run: bool = False, drifting: bool = False
-) -> dict[LoaderSettings, float]:
+def errors_percent(study: Study, drifting: bool = False) -> dict[LoaderSettings, float]:
     """Predicted over measured less one, of each setting that was both.
 
     Measured rates are those of the machine as it was around the probe; ``drifting``: as it was
     minutes later.
     """
-    sweep = study.sweep
-    if as_run:
-        sweep = [dataclasses.replace(each, batches_per_s=each.as_run) for each in sweep]
-    measured, times = rates(sweep), 1.0 if drifting or as_run else drift(study)
+    measured, times = rates(study.sweep), 1.0 if drifting else drift(study)
     return {
         each.settings: 100 * (each.batches_per_s / (times * measured[each.settings]) - 1)
         for each in study.predictions
@@ -165,13 +156,8 @@ def regret_percent(study: Study, who: str) -> float | None:
     pairs = [(halves[0], halves[1]), (halves[1], halves[0])] if all(halves) else []
     regrets = [_regret(study, who, judges, runs) for judges, runs in pairs]
     if not regrets or None in regrets:
-        return regret_by_best_percent(study, who)
+        return _regret(study, who, study.finals, study.finals)
     return statistics.fmean(regret for regret in regrets if regret is not None)
-
-
-def regret_by_best_percent(study: Study, who: str) -> float | None:
-    """The same against the highest of all medians, which luck has raised."""
-    return _regret(study, who, study.finals, study.finals)
 
 
 def _regret(
@@ -227,8 +213,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[Figure]:
-    """Errors are those without a step: a step of the consumer would hide most of them."""
-    errors = _fast_errors(studies)
+    """Of all studies together."""
+    errors = _errors(studies)
     regrets = [r for study in studies if (r := regret_percent(study, OURS)) is not None]
     whole = {
         study.workload
@@ -244,12 +230,11 @@ def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[
     ]
 
 
-def _fast_errors(studies: Iterable[Study], drifting: bool = False) -> list[float]:
-    """Of all settings without a step, in percent."""
+def _errors(studies: Iterable[Study], drifting: bool = False) -> list[float]:
+    """Of all settings, in percent."""
     return [
         abs(error)
         for study in studies
-        if study.consumer == FAST
         for error in errors_percent(study, drifting=drifting).values()
     ]
 
@@ -266,34 +251,15 @@ def time_share_percent(studies: Iterable[Study], who: str) -> float:
 
 
 def details(studies: Sequence[Study]) -> dict[str, Any]:
-    """What is behind the figures, by study and by who chose."""
+    """What is behind the figures."""
     spread = spread_percent(studies)
-    drifting = _fast_errors(studies, drifting=True)
+    drifting = _errors(studies, drifting=True)
     return {
         "studies": [study_row(study) for study in studies],
-        "choosers": {who: chooser_row(studies, who) for who in choosers(studies)},
         "drifting_median_percent": median(drifting),
         "drifting_p90_percent": percentile_90(drifting),
         "single_run_median_percent": median(spread),
         "single_run_p90_percent": percentile_90(spread),
-    }
-
-
-def choosers(studies: Iterable[Study]) -> list[str]:
-    """Ours first, then in the order of the studies."""
-    names = dict.fromkeys(choice.who for study in studies for choice in study.choices)
-    return sorted(names, key=lambda who: who != OURS)
-
-
-def chooser_row(studies: Sequence[Study], who: str) -> dict[str, Any]:
-    regrets = [r for study in studies if (r := regret_percent(study, who)) is not None]
-    times = [c.seconds for study in studies if (c := study.choice(who)) and c.settings]
-    return {
-        "studies": len(regrets),
-        "median_regret_percent": median(regrets),
-        "worst_regret_percent": max(regrets, default=math.nan),
-        "seconds": median(times),
-        "share_percent": time_share_percent(studies, who),
     }
 
 
@@ -305,8 +271,6 @@ def study_row(study: Study) -> dict[str, Any]:
     failed = {each.settings for each in study.sweep} - set(rates(study.sweep))
     return {
         "workload": study.workload,
-        "consumer": study.consumer,
-        "step_s": study.step_s,
         "settings": len({each.settings for each in study.sweep}),
         "settings_failed": len(failed),
         "median_error_percent": median(errors),
@@ -318,12 +282,6 @@ def study_row(study: Study) -> dict[str, Any]:
         "probe_seconds": study.probe_s,
         "core_speed_percent": core_speed_percent(study),
         "drift_percent": 100 * (drift(study) - 1),
-        "median_error_drifting_percent": median(
-            [abs(error) for error in errors_percent(study, drifting=True).values()]
-        ),
-        "median_error_as_run_percent": median(
-            [abs(error) for error in errors_percent(study, as_run=True).values()]
-        ),
         "choices": [
             {
                 "who": choice.who,
@@ -331,7 +289,6 @@ def study_row(study: Study) -> dict[str, Any]:
                 "seconds": choice.seconds,
                 "note": choice.note,
                 "regret_percent": regret_percent(study, choice.who),
-                "regret_by_best_percent": regret_by_best_percent(study, choice.who),
             }
             for choice in study.choices
         ],

@@ -1,4 +1,4 @@
-"""Image files for loader_workloads.py, and data sets that decode them."""
+"""Image files for _loader_workloads.py, and data sets that decode them."""
 
 from __future__ import annotations
 
@@ -95,30 +95,6 @@ class Pngs(Images):
         return pixels.permute(2, 0, 1).contiguous(), index % 10
 
 
-class Boxes(Images):
-    """For detection: an image (3, 240, 320) uint8 with boxes, labels, masks and an id each."""
-
-    def __getitem__(self, index: int) -> Any:
-        pixels = torch.from_numpy(np.array(self.decoded(index))).permute(2, 0, 1).contiguous()
-        count = 3 + index % 9
-        corner = torch.rand(count, 2) * 160
-        boxes = torch.cat((corner, corner + 8 + torch.rand(count, 2) * 70), 1)
-        masks = torch.zeros(count, 120, 160, dtype=torch.uint8)
-        for mask, (left, top, right, bottom) in zip(masks, (boxes / 2).int().tolist(), strict=True):
-            mask[top:bottom, left:right] = 1
-        return pixels, {
-            "boxes": boxes,
-            "labels": torch.randint(0, 80, (count,)),
-            "masks": masks,
-            "image_id": torch.tensor(index),
-        }
-
-
-def as_lists(samples: list[Any]) -> tuple[list[Any], ...]:
-    """Images and targets as lists (detection's usual collation): tensors are not stacked."""
-    return tuple(list(each) for each in zip(*samples, strict=True))
-
-
 def image_paths(
     folder: Path, samples: int, kind: str, height: int, width: int, **options: Any
 ) -> list[str]:
@@ -138,7 +114,3 @@ def jpegs(folder: Path, samples: int) -> Dataset[Any]:
 
 def pngs(folder: Path, samples: int) -> Dataset[Any]:
     return Pngs(image_paths(folder, samples, "png", 288, 384))
-
-
-def boxes(folder: Path, samples: int) -> Dataset[Any]:
-    return Boxes(image_paths(folder, samples, "jpg", 240, 320, quality=85))

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import os
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from _loader_figures import FAST, OURS, PACED, Choice, Prediction, Reading, Study, rates, top
-from loader_workloads import SEED, Case
+from _loader_figures import OURS, Choice, Prediction, Reading, Study, top
+from _loader_workloads import SEED, Case
 
 from trainfit.hardware.machine.core_speed import CoreSpeeds
 from trainfit.loader.measure.loop import is_disturbed
@@ -34,9 +33,6 @@ from trainfit.results.runs.measurement import Consumer
 
 WORKERS, PREFETCH = (0, 1, 2, 3, 4, 6, 8), (1, 2, 4, 8)
 QUICK_WORKERS, QUICK_PREFETCH = (0, 1, 2, 4), (2,)
-#: The paced consumer's step, as a share of the time between two batches of the best setting:
-#: a loader that hides its work behind the step is just as fast, one that cannot is slower.
-PACE = 0.8
 #: What a run is for.
 SWEEP, FINALS, ANCHORS = "sweep", "finals", "anchors"
 #: Settings that are measured right before and after the probe, as far as the grid has them: how
@@ -45,6 +41,8 @@ ANCHORED = (
     *(LoaderSettings(0), LoaderSettings(1, 4), LoaderSettings(2, 4), LoaderSettings(4, 2)),
     LoaderSettings(2, 4, pin_memory=True),
 )
+#: What a loader has of which nothing is said.
+DEFAULT = Choice("PyTorch's default", LoaderSettings(0), 0.0)
 #: Of the sweep's best, so many are measured again next to the choices.
 FINALISTS = 3
 #: A reading taken while the cores ran below this share of their full speed, or next to other
@@ -54,8 +52,8 @@ QUIET = 0.9
 SLOWED = 0.85
 
 Say = Callable[[str], None]
-#: Which reading: of which consumer and stage, of which setting, in which round.
-_Key = tuple[str, str, LoaderSettings, int]
+#: Which reading: of which stage, of which setting, in which round.
+_Key = tuple[str, LoaderSettings, int]
 
 
 class Probed(Protocol):
@@ -93,7 +91,6 @@ class Plan:
     grid: tuple[LoaderSettings, ...]
     seconds: float
     rounds: int
-    paced_rounds: int
     final_rounds: int
     repeats: int = 0
 
@@ -117,10 +114,7 @@ FULL_GRID = grid(WORKERS, PREFETCH)
 
 
 class Bench:
-    """Studies one workload: ``rivals`` gives the others' choices for a consumer's step.
-
-    ``run`` is replaced in tests.
-    """
+    """Studies one workload; ``run`` is replaced in tests."""
 
     def __init__(
         self,
@@ -128,73 +122,47 @@ class Bench:
         data: Path,
         plan: Plan,
         tool: Tool,
-        rivals: Callable[[float], list[Choice]],
         say: Say,
         run: Callable[..., Run] = run_loader,
     ) -> None:
         self.case, self.data, self.plan = case, data, plan
-        self.tool, self.rivals, self.say, self.run = tool, rivals, say, run
+        self.tool, self.say, self.run = tool, say, run
         self._taken: dict[_Key, list[tuple[Reading, Run]]] = {}
         self._watch = CoreSpeeds()
 
-    def again(self, study: Study) -> Study:
-        """The same sweep with a new probe: predictions for settings that were measured before."""
-        consumer = Consumer(study.step_s)
+    def study(self) -> Study:
+        """The tool's turn is amid the sweep's rounds: the machine's speed drifts."""
+        consumer = Consumer(0.0)
+        found = Study(self.case.name, len(FULL_GRID), run_s=self.plan.seconds)
+        before = (self.plan.rounds + 1) // 2
         with self._watch:
-            # The sweep was read in a process that had loaded batches: workers inherit from it how
-            # its allocator keeps memory (glibc's thresholds grow with the blocks that are freed).
-            self._read(LoaderSettings(0), consumer, 0)
-            self._predict(study, consumer, None)
-        return study
+            self._sweep(found, consumer, range(before))
+            self._predict(found, consumer)
+            found.choices = [self._choose(found, consumer), DEFAULT]
+            self._sweep(found, consumer, range(before, self.plan.rounds))
+            self._finals(found, consumer)
+        return found
 
-    def studies(self) -> list[Study]:
-        """With the consumer that takes all it gets, and (if planned) with a paced one."""
-        with self._watch:
-            fast = self._study(FAST, 0.0, None, self.plan.rounds)
-            if not self.plan.paced_rounds or not (best := rates(fast[0].sweep)):
-                return [fast[0]]
-            step_s = PACE / max(best.values())
-            paced = self._study(PACED, step_s, fast[1], self.plan.paced_rounds)
-            return [fast[0], paced[0]]
-
-    def _study(
-        self, kind: str, step_s: float, probed: Probed | None, rounds: int
-    ) -> tuple[Study, Probed | None]:
-        consumer = Consumer(step_s)
-        study = Study(self.case.name, kind, step_s, len(FULL_GRID), run_s=self.plan.seconds)
-        # The tool's turn is amid the sweep's rounds: the machine's speed drifts.
-        before = (rounds + 1) // 2
-        self._sweep(study, consumer, range(before))
-        probed = self._predict(study, consumer, probed)
-        study.choices = [self._choose(study, consumer)]
-        self._sweep(study, consumer, range(before, rounds))
-        study.choices += self.rivals(step_s)
-        self._finals(study, consumer)
-        return study, probed
-
-    def _predict(self, study: Study, consumer: Consumer, probed: Probed | None) -> Probed | None:
-        """Predict every setting of the grid, by a probe between two rounds of the anchors, or by
-        one that was made before."""
-        if probed is None:
-            anchors = [each for each in self.plan.grid if each in ANCHORED]
-            self._round(study, ANCHORS, anchors, consumer, 0)
-            probed = self._probe(study)
-            self._round(study, ANCHORS, anchors, consumer, 1)
+    def _predict(self, study: Study, consumer: Consumer) -> None:
+        """Predict every setting of the grid, by a probe between two rounds of the anchors."""
+        anchors = [each for each in self.plan.grid if each in ANCHORED]
+        self._round(study, ANCHORS, anchors, consumer, 0)
+        probed = self._probe(study)
+        self._round(study, ANCHORS, anchors, consumer, 1)
         if probed is not None:
             study.probe_s, study.probe = probed.seconds, probed.about
             study.predictions = [
                 Prediction(settings, probed.batches_per_s(settings, consumer))
                 for settings in self.plan.grid
             ]
-        return probed
 
     def _sweep(self, study: Study, consumer: Consumer, rounds: range) -> None:
         """Each setting once a round, in another order each time."""
         for number in rounds:
             order = list(self.plan.grid)
-            random.Random(f"{study.workload} {study.consumer} {number}").shuffle(order)
+            random.Random(f"{study.workload} {number}").shuffle(order)
             self._round(study, SWEEP, order, consumer, number)
-            self.say(f"{study.workload}, {study.consumer}: round {number + 1} of the sweep")
+            self.say(f"{study.workload}: round {number + 1} of the sweep")
 
     def _finals(self, study: Study, consumer: Consumer) -> None:
         chosen = [steady(each.settings) for each in study.choices if each.settings is not None]
@@ -202,7 +170,7 @@ class Bench:
         for number in range(self.plan.final_rounds):
             turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]
             self._round(study, FINALS, turn, consumer, number)
-        self.say(f"{study.workload}, {study.consumer}: finals of {len(finalists)} settings")
+        self.say(f"{study.workload}: finals of {len(finalists)} settings")
 
     def _round(
         self,
@@ -216,7 +184,7 @@ class Bench:
         left = list(order)
         for _ in range(1 + self.plan.repeats):
             for settings in left:
-                key = (study.consumer, stage, settings, number)
+                key = (stage, settings, number)
                 self._taken.setdefault(key, []).append(self._read(settings, consumer, number))
             self._keep_the_quietest(study)
             readings = {SWEEP: study.sweep, FINALS: study.finals, ANCHORS: study.anchors}[stage]
@@ -242,24 +210,21 @@ class Bench:
         All get the rates that they would have had at full speed; what full speed is, is known
         the better the more was seen, so earlier readings change, too.
         """
-        taken = {key: pairs for key, pairs in self._taken.items() if key[0] == study.consumer}
-        of_all = [run for pairs in taken.values() for _, run in pairs]
+        of_all = [run for pairs in self._taken.values() for _, run in pairs]
         runs = iter(with_speeds(of_all, self._watch))
         seen = {
-            key: [(reading, next(runs)) for reading, _ in pairs] for key, pairs in taken.items()
+            key: [(reading, next(runs)) for reading, _ in pairs]
+            for key, pairs in self._taken.items()
         }
         of_setting: dict[LoaderSettings, list[Run]] = {}
-        for (_, _, settings, _), pairs in seen.items():
+        for (_, settings, _), pairs in seen.items():
             of_setting.setdefault(settings, []).extend(run for _, run in pairs)
         slowed = slowing(list(of_setting.values()), self._watch)
         found: dict[str, list[Reading]] = {SWEEP: [], FINALS: [], ANCHORS: []}
-        for (_, stage, _, _), pairs in seen.items():
+        for (stage, _, _), pairs in seen.items():
             readings = [at_full_speed(reading, run, slowed) for reading, run in pairs]
             found[stage].append(max(readings, key=quietness))
-        # What was read in another process (a sweep that is predicted again) stays.
-        study.sweep = found[SWEEP] or study.sweep
-        study.finals = found[FINALS] or study.finals
-        study.anchors = found[ANCHORS]
+        study.sweep, study.finals, study.anchors = found[SWEEP], found[FINALS], found[ANCHORS]
 
     def _workload(self) -> Workload:
         return Workload(self.case.loader(self.data))
@@ -363,14 +328,9 @@ def studied(benches: Iterable[Bench], keep: Callable[[Sequence[Study]], None]) -
     """All studies; ``keep`` is given all that there are after each workload."""
     studies: list[Study] = []
     for bench in benches:
-        studies += bench.studies()
+        studies.append(bench.study())
         keep(studies)
     return studies
-
-
-def to_stderr(line: str) -> None:
-    """Progress, with the time."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 def _last_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ are drawn to where they start as far as the steps say little of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy.sparse import csr_matrix
 
 from trainfit.hardware import GpuSpec
 from trainfit.speed.efficiency import DEFAULT, Efficiency
-from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.kernel_times import KernelTimes, peak_flops
 from trainfit.speed.work import COLUMNS
 
 #: How far constants are from their start, as far as is known beforehand (of the logarithm).
@@ -109,3 +109,23 @@ def _efficiency(names: Sequence[tuple[str, str]], values: NDArray[np.float64]) -
             found[name] = value
     found["unaligned"] = min(1.0, found["unaligned"])
     return Efficiency(**found, source="fitted")
+
+
+def whole_model(
+    sets: Sequence[Steps], chosen: Sequence[NDArray[np.bool_]]
+) -> Callable[[Steps], NDArray[np.float64]]:
+    """For comparison: all FLOPs or all bytes, whichever take longer, times one constant."""
+
+    def roofline(steps: Steps) -> NDArray[np.float64]:
+        table = steps.kernels.table.astype(np.float64)
+        flops, read, written = (table[:, COLUMNS.index(n)] for n in ("flops", "read", "written"))
+        rate = peak_flops(steps.gpu)[steps.kernels.table[:, COLUMNS.index("dtype")]]
+        moved = (read + written) / steps.gpu.bandwidth_bytes_per_s
+        found: NDArray[np.float64] = np.maximum(steps.counts @ (flops / rate), steps.counts @ moved)
+        return found
+
+    ratios = [
+        (each.measured_s / roofline(each))[mask] for each, mask in zip(sets, chosen, strict=True)
+    ]
+    constant = float(np.median(np.concatenate(ratios)))
+    return lambda steps: constant * roofline(steps)

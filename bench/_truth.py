@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from _bench import ABSENT, parser
 from _truth_files import AnyTruth, read_truth
 
 TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
-#: The exit status of a script that found nothing to compare with.
-NO_TRUTH = 3
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
@@ -23,19 +22,15 @@ _Found = TypeVar("_Found")
 
 def truth_options(about: str | None, quick: str) -> argparse.ArgumentParser:
     """The options of such a script; ``quick`` is what ``--quick`` does."""
-    parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--jobs", type=_jobs, default=2, help="processes (2)")
-    parser.add_argument(
+    made = parser(about, quick=quick)
+    made.add_argument("--truth", type=Path, default=TRUTH, help="folder of truth files")
+    made.add_argument("--only", default="*", metavar="PATTERN", help="names to compare")
+    made.add_argument("--jobs", type=_jobs, default=2, help="processes (2)")
+    made.add_argument(
         "--rehearsal", action="store_true",
         help="compare files that were recorded on a simulated GPU: checks the machinery only",
     )  # fmt: skip
-    return parser
+    return made
 
 
 def _jobs(text: str) -> int:
@@ -51,7 +46,7 @@ def read_truths(options: argparse.Namespace) -> Iterator[AnyTruth]:
     """
     for path in sorted(options.truth.glob("*.json*")):
         name = path.name.partition(".")[0]
-        other = name in ("kernels", "campaign") or path.name.endswith(".part")
+        other = name == "campaign" or path.name.endswith(".part")
         if other or not fnmatch.fnmatch(name, options.only):
             continue
         found = read_truth(path)
@@ -67,7 +62,7 @@ def say_none(text: str, options: argparse.Namespace) -> int:
         print(text, file=sys.stderr)
     else:
         print(text)
-    return NO_TRUTH
+    return ABSENT
 
 
 def say_rehearsal(options: argparse.Namespace) -> None:

@@ -250,40 +250,6 @@ class LimitTruth:
 
 
 @dataclasses.dataclass(frozen=True)
-class KernelCall:
-    """One call of an operator: the first blocks it asked for as (bytes, kept), in order.
-
-    ``block_count`` is how many there were in all.
-    ``peak_bytes`` is how far allocated memory rose above what it was before the call,
-    ``kept_bytes`` how much of that stayed with the results and with libraries.
-    """
-
-    blocks: tuple[tuple[int, bool], ...]
-    block_count: int
-    kept_bytes: int
-    peak_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelRow:
-    """An operator on fresh operands: its first call and a second one, or why there is none."""
-
-    name: str
-    calls: tuple[KernelCall, ...]
-    error: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelFamily:
-    """The rows of one family of operators (bench/gpu/kernels.py)."""
-
-    simulated: bool
-    family: str
-    machine: Machine
-    rows: tuple[KernelRow, ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class TimedBatch:
     """Steps at one batch size in seconds, each to the GPU's end of it; none if it did not fit."""
 
@@ -307,7 +273,7 @@ class TimedSteps:
     timed: tuple[TimedBatch, ...]
 
 
-AnyTruth = Truth | LimitTruth | KernelFamily | TimedSteps
+AnyTruth = Truth | LimitTruth | TimedSteps
 
 
 def read_json(path: Path) -> Any:
@@ -322,7 +288,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_truth(path: Path) -> AnyTruth | None:
-    """A truth file; ``None`` where it holds nothing to compare (a failure, the context).
+    """A truth file; ``None`` where it holds nothing to compare (a failure).
 
     Raises :class:`ResultFileError` for a damaged, foreign or newer file.
     """
@@ -344,8 +310,6 @@ def _decoded(document: dict[str, Any]) -> AnyTruth | None:
         return _part(LimitTruth, document)
     if "timed" in document:
         return _part(TimedSteps, document)
-    if "rows" in document:
-        return _family(document)
     if "trace" not in document:
         return None
     fields = {key: value for key, value in document.items() if key not in ("format", "version")}
@@ -364,18 +328,3 @@ def _part(cls: type[_Part], document: dict[str, Any]) -> _Part:
     """What ``cls`` has of the document; the rest is for people."""
     names = [field.name for field in dataclasses.fields(cls)]
     return decode(cls, {name: document.get(name) for name in names})
-
-
-def _family(document: dict[str, Any]) -> KernelFamily:
-    """What the names of the rows say already, ``arguments``, is for people."""
-    names = ("simulated", "family", "machine")
-    rows = document["rows"]
-    if not isinstance(rows, list):
-        raise DecodingError("rows is not a list")
-    plain = [
-        {key: value for key, value in row.items() if key != "arguments"}
-        if isinstance(row, dict)
-        else row
-        for row in rows
-    ]
-    return decode(KernelFamily, {**{name: document.get(name) for name in names}, "rows": plain})

@@ -13,7 +13,6 @@ measurement, each cause simulated alone.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,9 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, parser, table
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "act"
 GIB = 1 << 30
 
@@ -66,18 +64,14 @@ GAP: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
-    parser.add_argument("--quick", action="store_true", help="the same: it is quick")
-    parser.add_argument("--gap", action="store_true", help="simulate what could explain 6.5 GiB")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    made = parser(__doc__, quick="the same: it is quick")
+    made.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
+    made.add_argument("--gap", action="store_true", help="simulate what could explain 6.5 GiB")
+    options = made.parse_args()
     make_dataset(options.dataset)
     plan = run_plan(options.dataset)
     now, other = plan["now"], plan["other_amp"]
     least, most = slower_by(plan_policy())
-    if not options.json:
-        print_beside_estimate(now, by_hand(options.dataset))
     allocated = now["memory"]["allocated_bytes"] / GIB
     saved = 1 - now["memory"]["allocated_bytes"] / other["memory"]["allocated_bytes"]
     figures = [
@@ -90,9 +84,8 @@ def main() -> int:
         Figure("act_largest_batch_seconds", search_seconds(options.dataset), 1.0, True, " s"),
     ]
     gap = gap_runs(options.dataset) if options.gap else {}
-    if gap and not options.json:
-        print_gap(gap)
-    return finish(figures, options.json, {"plan": plan, "gap": gap})
+    tables = [beside_estimate(now, by_hand(options.dataset)), *([gap_table(gap)] if gap else [])]
+    return finish(figures, options.json, {"plan": plan, "gap": gap}, tables)
 
 
 def make_dataset(folder: Path) -> None:
@@ -202,39 +195,34 @@ def gap_runs(dataset: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def print_gap(gap: dict[str, dict[str, Any]]) -> None:
+def gap_table(gap: dict[str, dict[str, Any]]) -> str:
     """What each cause adds, GiB."""
     usual = gap["as it is"]["device_bytes"]
-    print(f"\n{'cause':<44}{'allocated':>10}{'reserved':>10}{'device':>10}{'more':>8}")
-    for name, figures in gap.items():
-        columns = [figures[f"{kind}_bytes"] / GIB for kind in ("allocated", "reserved", "device")]
-        more = (figures["device_bytes"] - usual) / GIB
-        print(f"{name:<44}" + "".join(f"{each:>10.2f}" for each in columns) + f"{more:>+8.2f}")
+    rows = [
+        [name, *(found[f"{kind}_bytes"] / GIB for kind in ("allocated", "reserved", "device")),
+         f"{(found['device_bytes'] - usual) / GIB:+.2f}"]
+        for name, found in gap.items()
+    ]  # fmt: skip
+    return table(("cause, GiB", "allocated", "reserved", "device", "more"), rows)
 
 
-def print_beside_estimate(now: dict[str, Any], hand: dict[str, Any]) -> None:
+def beside_estimate(now: dict[str, Any], hand: dict[str, Any]) -> str:
     """Parts of the peak next to the author's estimate; all in GiB."""
     kinds, modules = now["by_kind_bytes"], now["by_module_bytes"]
     states = sum(kinds[kind] for kind in ("parameter", "gradient", "optimizer_state"))
-    rows = [("parameters, gradients, AdamW", states / GIB, (0.9, 1.3))]
-    for title, (span, names) in ESTIMATE.items():
+    rows: list[tuple[object, ...]] = [("parameters, gradients, AdamW", states / GIB, "0.9 to 1.3")]
+    for title, ((low, high), names) in ESTIMATE.items():
         total = sum(modules.get(f"ACTPolicy.{name}", 0) for name in names)
-        rows.append((f"{title} (with its parameters)", total / GIB, span))
+        rows.append((f"{title} (with its parameters)", total / GIB, f"{low} to {high}"))
     memory = now["memory"]
-    rows.append(("allocated", memory["allocated_bytes"] / GIB, (5.0, 7.0)))
-    rows.append(("device (measured 6.5)", memory["device_bytes"] / GIB, (6.5, 9.5)))
-    print(f"{'part':<44}{'simulated':>10}   estimated, GiB")
-    for title, value, (low, high) in rows:
-        print(f"{title:<44}{value:>10.2f}   {low} to {high}")
+    rows.append(("allocated", memory["allocated_bytes"] / GIB, "5.0 to 7.0"))
+    rows.append(("device (measured 6.5)", memory["device_bytes"] / GIB, "6.5 to 9.5"))
     (encoder,) = [part for part in hand["parts"] if part["path"] == "ACTPolicy.encoder"]
-    print(
-        f"\nencoder's results by the author's formula {ENCODER_BY_HAND / GIB:.2f} GiB, by ours "
-        f"{encoder['by_hand_bytes'] / GIB:.2f}, kept at the peak "
-        f"{encoder['simulated_bytes'] / GIB:.2f}; the sum by hand, with 10 to 30%: "
-        + " to ".join(
-            f"{(hand['by_hand_bytes'] + part) / GIB:.2f}" for part in hand["buffer_bytes"]
-        )
-    )
+    rows.append(("encoder, by the author's formula", encoder["by_hand_bytes"] / GIB,
+                 f"{ENCODER_BY_HAND / GIB:.2f}"))  # fmt: skip
+    total = [(hand["by_hand_bytes"] + part) / GIB for part in hand["buffer_bytes"]]
+    rows.append(("sum by hand, with 10 to 30%", f"{total[0]:.2f} to {total[1]:.2f}", None))
+    return table(("part", "simulated", "estimated, GiB"), rows)
 
 
 if __name__ == "__main__":

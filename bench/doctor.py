@@ -11,7 +11,6 @@ garbage, unreadable, not UTF-8; probes that fail or hang) have to give verdicts.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -21,9 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, parser
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_machines import document, machine, mutated, names  # noqa: E402
@@ -35,10 +33,7 @@ MUTATIONS = 100
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one run where three are timed")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__, quick="one run where three are timed").parse_args()
     runs = 1 if options.quick else 3
     plain = min(seconds({}) for _ in range(runs))
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import Figure, finish
+from _bench import Figure, finish, parser
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STORE: Final = ROOT / "bench" / "golden.json.xz"
@@ -303,17 +303,13 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     """Print a line for each figure; 0 if nothing changed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="no simulated scripts")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--write", action="store_true", help="store what comes out")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in the name")
-    parser.add_argument("--whole", action="store_true", help="whole diffs, not 12 lines each")
-    parser.add_argument("--jobs", type=int, default=2, help="cases side by side (default: 2)")
-    parser.add_argument("--python", default=sys.executable, help="the Python that has trainfit")
-    return run(parser.parse_args())
+    made = parser(__doc__, quick="no simulated scripts")
+    made.add_argument("--write", action="store_true", help="store what comes out")
+    made.add_argument("--only", default="", metavar="TEXT", help="cases with this in the name")
+    made.add_argument("--whole", action="store_true", help="whole diffs, not 12 lines each")
+    made.add_argument("--jobs", type=int, default=2, help="cases side by side (default: 2)")
+    made.add_argument("--python", default=sys.executable, help="the Python that has trainfit")
+    return run(made.parse_args())
 
 
 if __name__ == "__main__":

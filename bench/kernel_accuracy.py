@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from _bench import Figure, finish
+from _bench import Figure, finish, leave, parser, say, table
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "src"))
@@ -78,20 +78,18 @@ class Line:
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.left_out:
-        print_table([Line.of(each) for each in left_out(options.truth)], {})
-        return 0
-    lines = [Line.of(each) for each in compared(options.truth, QUICK if options.quick else 1)]
+        apart = [Line.of(each) for each in left_out(options.data)]
+        return finish([], options.json, {}, [shown(apart, {})])
+    lines = [Line.of(each) for each in compared(options.data, QUICK if options.quick else 1)]
     accepted = read_accepted()
     worse = list(worsened(lines, accepted, QUICK_LEEWAY if options.quick else LEEWAY))
-    if not options.json:
-        print_table(lines, accepted)
-        for text in worse:
-            print(f"worse{', accepted' if options.accept else ''}: {text}")
+    for text in worse:
+        say(f"worse{', accepted' if options.accept else ''}: {text}")
     if options.accept:
         write_accepted(lines)
         worse = []
     details = {"lines": [dataclasses.asdict(line) for line in lines], "worse": worse}
-    return finish(figures(lines, worse), options.json, details)
+    return finish(figures(lines, worse), options.json, details, [shown(lines, accepted)])
 
 
 def compared(folder: Path, every: int) -> Iterable[rows.Compared]:
@@ -143,16 +141,15 @@ def figures(lines: Iterable[Line], worse: list[str]) -> list[Figure]:
     return [*found, Figure("classes_worse_than_accepted", len(worse), 0, True)]
 
 
-def print_table(lines: Iterable[Line], accepted: Mapping[str, Line]) -> None:
-    print(f"{'GPU':<15}{'class':<31}{'rows':>5}{'median':>9}{'p90':>8}{'bias':>8}   accepted")
+def shown(lines: Iterable[Line], accepted: Mapping[str, Line]) -> str:
+    """The table: each class with what was accepted."""
+    rows = []
     for line in lines:
         before = accepted.get(line.key)
         then = f"{before.median:.1f}% ({before.p90:.0f}%)" if before is not None else "-"
-        print(
-            f"{line.gpu:<15}{line.kind:<31}{line.rows:>5}{line.median:>8.1f}%{line.p90:>7.0f}%"
-            f"{line.bias:>+7.1f}%   {then}"
-        )
-    print()
+        percents = f"{line.median:.1f}%", f"{line.p90:.0f}%", f"{line.bias:+.1f}%"
+        rows.append((line.gpu, line.kind, line.rows, *percents, then))
+    return table(("GPU", "class", "rows", "median", "p90", "bias", "accepted"), rows)
 
 
 def read_accepted() -> dict[str, Line]:
@@ -169,20 +166,15 @@ def write_accepted(lines: Iterable[Line]) -> None:
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--truth", type=Path, required=True, help="folder of the tables")
-    parser.add_argument("--quick", action="store_true", help=f"one row of {QUICK}")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--left-out", action="store_true", help="each by another architecture")
-    parser.add_argument("--accept", action="store_true", help=f"write {ACCEPTED.name}")
-    options = parser.parse_args(argv)
+    made = parser(__doc__, quick=f"one row of {QUICK}", data="folder of the tables")
+    made.add_argument("--left-out", action="store_true", help="each by another architecture")
+    made.add_argument("--accept", action="store_true", help=f"write {ACCEPTED.name}")
+    options = made.parse_args(argv)
     for name in FILES:
-        if not (options.truth / name).is_file():
-            parser.error(f"{options.truth / name}: no such file; --truth takes the folder with it")
+        if not (options.data / name).is_file():
+            leave(f"{options.data / name}: no such file; --data takes the folder with it")
     if options.accept and options.quick:
-        parser.error("--accept takes all rows: leave --quick out")
+        leave("--accept takes all rows: leave --quick out")
     return options
 
 

@@ -1,269 +1,281 @@
-"""`trainfit plan`'s launch lines against exhaustive sweeps of threads × workers × prefetch.
+"""`trainfit plan`'s launch lines against sweeps of threads × workers × prefetch.
 
-Eight scripts (launch_scripts/, and the ACT example), each bound by something else, are planned with
-the CLI as a user would. What the launch line says (variables of the environment, cores, DataLoader
-settings) is measured next to every other setting, and next to what the user's own line has.
+Five scripts (launch_scripts/, and the ACT example), each bound by something else, are planned with
+the CLI as a user would. Then `trainfit rehearse` runs the script's real DataLoader, in the real
+environment of a line, against a GPU whose step takes what the plan predicts:
 
-A measurement runs the script's real DataLoader in the real environment of a line: a process
-that was started with its variables and wrappers has run the script up to its first step, and then
-runs the loader with given settings against a consumer whose step takes what the plan predicts
-for the GPU (as `trainfit rehearse` does; batches that are not pinned are copied). All lines have
-the batch size of the launch line. Counted is the steady state.
-
-    sweep    threads of the libraries (as the user has them, 1, 2; a value that the user's line
-             has anyway is not measured twice) × workers × prefetch, everything else as in the
-             launch line: each setting once, in random order; what is clearly slower than the best
-             is dropped then, the others are measured again
+    sweep    threads of the libraries (as the user has them, 1, 2) × workers × prefetch, everything
+             else as in the launch line: each setting once, in random order
     finals   the sweep's best three, the launch line and the user's own in turns: only these rounds
-             count, and which setting is best is told by other rounds than how fast it is
-    regret   1 - rate of the launch line / rate of the best
-    slower   the launch line's rate below that of the user's own line by more than the noise: half
-             of the 95% interval of the rounds' ratios, taken to be 1% at least and 5% at most
-    line     planned before and after all that: is it the same, letter by letter, and are the
-             settings, also those that it cannot say?
+             count, by their medians
+    regret   1 - rate of the launch line / rate of the best; the best is told by every other round,
+             its rate by the rounds between, and the other way round
+    slower   1 - rate of the launch line / rate of the user's own line
+    line     planned before and after all that: is it the same, letter by letter?
 
-Rates are at the cores' full speed, which is watched meanwhile, as in loader_accuracy.py. What a
-line cannot say and the plan shows as a line to change by hand is set as it says; the table marks
-it. Data files are made where they are absent (data/loader-bench).
+Rates are what the clock said: run it on a quiet machine. What a line cannot say, and the plan shows
+as a line to change by hand, is not set. Data files are made where they are absent.
 
-    python bench/launch.py [--quick] [--only NAME ...] [--rounds N] [--record FILE] [--json]
-    python bench/launch.py --read FILE ... [--json]
+    python bench/launch.py [--quick] [--only NAME ...] [--rounds N] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import json
 import os
-import platform
+import random
+import shlex
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from _bench import finish
+from _bench import ROOT, Figure, finish, leave, needs, parser, say, table
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import _launch_figures as found  # noqa: E402
-from _launch_cases import BY_CASE, CASES, QUICK  # noqa: E402
-from _launch_figures import Key, Study  # noqa: E402
-from _launch_rig import Effort  # noqa: E402
-from _launch_study import GPU, Grid, studied  # noqa: E402
-from _loader_sweep import to_stderr  # noqa: E402
-from loader_workloads import DATA, NotInstalledError  # noqa: E402
+from _loader_workloads import BY_NAME, DATA
 
-from trainfit.results.dataloader import LoaderSettings  # noqa: E402
+from trainfit.plan.command.parsing import split_line
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.files.errors import TrainfitError
+from trainfit.results.plan import PlanResult
 
-THREADS, WORKERS, PREFETCH = (1, 2), (0, 1, 2, 3, 4), (1, 2, 4)
-QUICK_THREADS, QUICK_WORKERS, QUICK_PREFETCH = (1,), (0, 1, 2), (2,)
-QUICK_PROBE_S = 5.0
+GPU = "RTX 4090"
+SCRIPTS = ROOT / "bench" / "launch_scripts"
+#: What sets the threads of libraries from outside.
+THREADS: Final = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"),
+    *("NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
+)
+FINALISTS = 3
+QUICK = ("blas", "python")
+#: By script: the user's words after "python".
+CASES: Final[Mapping[str, str]] = {
+    "blas": f"{SCRIPTS}/whiten.py --batch-size=4 --num-workers=2",
+    "python": f"{SCRIPTS}/tokenise.py -b 16 -j {{num_workers:1}}",
+    "memmap": f"{SCRIPTS}/recording_windows.py RECORDING --workers={{num_workers:0}} "
+    "--prefetch={prefetch_factor:2}",
+    "gpu_bound": f"{SCRIPTS}/language_model.py",
+    "act": f"{ROOT}/examples/act/train.py --dataset=VIDEOS --batch_size=8 --image_scale=0.5 "
+    "--amp=true --num_workers={num_workers:4} --prefetch_factor={prefetch_factor:2}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What is measured: a line (as words), and the settings of its DataLoader."""
+
+    line: tuple[str, ...]
+    settings: LoaderSettings
+
+    @property
+    def text(self) -> str:
+        at = self.settings
+        variables = " ".join(word for word in self.line if "THREADS" in word and "=" in word)
+        return f"{at.num_workers} × {at.prefetch_factor}" + (f" {variables}" if variables else "")
+
+
+#: Batches a second of each round that ran.
+Rates = dict[Key, list[float | None]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    if options.read:
-        return read(options)
-    names = options.only or (QUICK if options.quick else tuple(BY_CASE))
-    whole = Grid(options.threads, options.workers, options.prefetch)
-    effort = Effort(options.sweep_rounds, options.rounds, options.seconds, options.repeats)
-    studies: list[Study] = []
-    left_out: dict[str, str] = {}
-    about = {
-        "cpus": len(os.sched_getaffinity(0)),
-        "processor": platform.processor() or platform.machine(),
-        "quick": options.quick,
-        "gpu": GPU,
-        "began": time.time(),
-        "wanted": len(names),
-    }
-    for name in names:
-        try:
-            command = BY_CASE[name].command(options.data)
-        except NotInstalledError as error:
-            left_out[name] = str(error)
-            to_stderr(f"{name} is left out: {error}")
-            continue
-        studies.append(studied(BY_CASE[name], command, whole, effort, options.probe_time))
-        if options.record is not None:
-            found.save(options.record, studies, {**about, "left_out": left_out})
-    return report(studies, len(names), options.json, left_out)
+    made = parser(__doc__, quick=f"{', '.join(QUICK)} on a small grid")
+    made.add_argument("--only", nargs="+", choices=list(CASES), metavar="NAME", default=[])
+    made.add_argument("--rounds", type=int, default=0, help="of the finals (4; quick: 2)")
+    made.add_argument("--seconds", type=float, default=4.0, help="of a rehearsal (4)")
+    options = made.parse_args(argv)
+    rounds = options.rounds or (2 if options.quick else 4)
+    if rounds < 2 or options.seconds <= 0:
+        leave("--rounds is 2 or more, --seconds above 0")
+    names = options.only or (QUICK if options.quick else list(CASES))
+    needs(*(("av",) if "act" in names else ()))
+    grid = ((1,), (0, 1, 2), (2,)) if options.quick else ((1, 2), (0, 1, 2, 3, 4), (1, 2, 4))
+    rows = [studied(name, grid, rounds, options.seconds) for name in names]
+    heads = ("script", "user's line", "launch line", "best", "its settings", "regret", "same twice")
+    shown = [
+        (row["script"], row["own"], row["launch"], row["best"], row["best_is"], row["regret"],
+         row["same_line"]) for row in rows
+    ]  # fmt: skip
+    return finish(figures(rows), options.json, {"scripts": rows}, [table(heads, shown)])
 
 
-def read(options: argparse.Namespace) -> int:
-    """The figures of kept records."""
-    studies: list[Study] = []
-    left_out: dict[str, str] = {}
-    wanted = 0
+def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """A script whose plan or loader failed has no regret, and reaches no goal."""
+    nan = float("nan")
+    regrets = [nan if row["regret"] is None else row["regret"] for row in rows]
+    slower = [nan if row["slower"] is None else row["slower"] for row in rows]
+    same = sum(row["same_line"] for row in rows)
+    failed = any(each != each for each in regrets)
+    return [
+        Figure("launch_median_regret", nan if failed else statistics.median(regrets), 5, True, "%"),
+        Figure("launch_worst_regret", nan if failed else max(regrets), 15, True, "%"),
+        Figure("launch_slower_than_own", nan if failed else max(slower), 5, True, "%"),
+        Figure("launch_same_line_twice", same, len(rows), False),
+    ]
+
+
+def studied(
+    name: str, grid: tuple[Sequence[int], ...], rounds: int, seconds: float
+) -> dict[str, Any]:
+    """Plan, sweep, finals, and plan again."""
+    began = time.monotonic()
+    row: dict[str, Any] = dict.fromkeys(("own", "launch", "best", "best_is", "regret", "slower"))
+    row |= {"script": name, "same_line": False}
+    words = ["python", *shlex.split(with_data(CASES[name]))]
     try:
-        for file in options.read:
-            kept, about = found.load(file)
-            studies += kept
-            left_out |= about["left_out"]
-            wanted += about["wanted"]
-    except (OSError, ValueError) as error:
-        print(f"launch: error: {error}", file=sys.stderr)
-        return 2
-    return report(studies, wanted, options.json, left_out)
+        first = planned(words)
+        row |= measured(name, words, first, grid, rounds, seconds)
+        lines = [first.launch, planned(words).launch]
+        row |= {"lines": lines, "same_line": lines[0] == lines[1]}
+    except (TrainfitError, subprocess.SubprocessError, ValueError) as error:
+        row["failure"] = str(error)
+        say(f"{name}: {error}")
+    return row | {"seconds": time.monotonic() - began}
 
 
-# What is printed ---------------------------------------------------------------------------------
+def with_data(words: str) -> str:
+    """Files are made where they are absent."""
+    for mark, name, field in (("RECORDING", "memmap", "path"), ("VIDEOS", "act_video", "root")):
+        if mark in words:
+            words = words.replace(mark, str(getattr(BY_NAME[name].dataset(DATA), field)))
+    return words
 
 
-def report(studies: Sequence[Study], wanted: int, as_json: bool, left_out: dict[str, str]) -> int:
-    rows = [row(study) for study in studies]
-    if not as_json:
-        for name, reason in left_out.items():
-            print(f"{name}: left out, {reason}")
-        print_rows(rows)
-    details = {"scripts": rows, "left_out": left_out}
-    return finish(found.figures(studies, wanted), as_json, details)
+def planned(words: Sequence[str]) -> PlanResult:
+    """By the CLI, as a user would; raises ``ValueError`` with its last lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "plan.json"
+        done = trainfit("plan", "--loader", "--gpu", GPU, "--output", str(output), "--", *words)
+        if not output.is_file():
+            raise ValueError(" / ".join(done.stderr.strip().splitlines()[-3:]))
+        found = PlanResult.load(output)
+    if found.loading is None or found.loading.result is None:
+        raise ValueError("the plan did not tune the DataLoader")
+    return found
 
 
-def row(study: Study) -> dict[str, Any]:
-    """One script's figures."""
-    versus, finals = found.versus_own(study), found.rates(study.of(found.FINALS))
-    best = max(finals, key=lambda key: finals[key], default=None)
+def trainfit(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainfit", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+
+
+def measured(
+    name: str,
+    words: Sequence[str],
+    plan: PlanResult,
+    grid: tuple[Sequence[int], ...],
+    rounds: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """The rates of the launch line, the user's own, and the best of the grid."""
+    assert plan.loading is not None and plan.loading.result is not None
+    tuned = plan.loading.result
+    launch = Key(tuple(split_line(plan.launch)), tuned.recommended)
+    there = rehearsed(launch, tuned.step_s, 1.0) or {}
+    step = plan.speed.at(there.get("batch_size")) if plan.speed is not None else None
+    step_s = tuned.step_s if step is None else step.seconds
+    own = Key(in_place(words, launch.line), tuned.present)
+    keys = settings_of(own, launch, grid)
+    say(f"{name}: {plan.launch}\n{name}: {len(keys)} settings, step {1e3 * step_s:.2f} ms")
+    order = random.Random(0).sample(keys, len(keys))
+    swept: Rates = {key: [rate(key, step_s, seconds)] for key in order}
+    finalists = list(dict.fromkeys([launch, own, *best_of(swept)[:FINALISTS]]))
+    finals: Rates = {key: [] for key in finalists}
+    for turn in range(rounds):
+        at = turn % len(finalists)
+        for key in finalists[at:] + finalists[:at]:
+            finals[key].append(rate(key, step_s, seconds))
+    best = best_of(finals)[0]
     return {
-        "script": study.script,
-        "command": study.command,
-        "launch_lines": list(study.lines),
-        "recommended": list(study.said),
-        "same_line": study.same_line,
-        "plan_seconds": list(study.plan_seconds),
-        "seconds": study.seconds,
-        "step_s": study.step_s,
-        "tuned_step_s": study.tuned_step_s,
-        "batch_size": study.batch_size,
-        "regret_percent": found.regret_percent(study),
-        "gain_percent": None if versus is None else 100 * versus.gain,
-        "noise_percent": None if versus is None else 100 * versus.noise,
-        "slower": None if versus is None else versus.slower,
-        "own": shown(study.own, finals),
-        "launch": shown(study.launch, finals),
-        "best": shown(best, finals),
-        "by_hand": list(study.by_hand),
-        "places": dict(study.places),
-        "disturbed": found.disturbed(study),
-        "failure": study.failure,
+        **{what: middle(finals[key]) for what, key in (("own", own), ("launch", launch))},
+        "best": middle(finals[best]),
+        "best_is": best.text,
+        "regret": regret(finals, launch),
+        "slower": 100 * max(0.0, 1 - middle(finals[launch]) / middle(finals[own])),
+        "step_s": step_s,
     }
 
 
-def shown(key: Key | None, rates: dict[Key, float]) -> str:
-    """A setting with its rate in the finals."""
-    if key is None:
-        return ""
-    rate = f"{rates[key]:.1f}/s " if key in rates else ""
-    return f"{rate}{words(key.settings)}, {key.place}"
+def in_place(words: Sequence[str], launch: Sequence[str]) -> tuple[str, ...]:
+    """The user's environment with the arguments of the launch line: a plan may choose another batch
+    size, and only lines at the same one can be compared."""
+    at = next(i for i, word in enumerate(launch) if word.endswith(".py"))
+    return (words[0], *launch[at:])
 
 
-def words(settings: LoaderSettings) -> str:
-    """The settings in short."""
-    if not settings.num_workers:
-        text = "0 workers"
-    else:
-        text = f"{settings.num_workers} × {settings.prefetch_factor}"
-    text += ", pinned" if settings.pin_memory else ""
-    held = settings.library_threads
-    return text + (f", held to {held} in workers" if held is not None else "")
+def settings_of(own: Key, launch: Key, grid: tuple[Sequence[int], ...]) -> list[Key]:
+    """The grid: the user's line as it is and with threads limited, workers, prefetch."""
+    threads, workers, prefetch = grid
+    lines = [own.line]
+    lines += [(*(f"{name}={count}" for name in THREADS), *own.line) for count in threads]
+    found = []
+    for line in lines:
+        for count in workers:
+            for factor in prefetch if count else (2,):
+                at = dataclasses.replace(
+                    launch.settings, num_workers=count, prefetch_factor=factor,
+                    persistent_workers=False, library_threads=None,
+                )  # fmt: skip
+                found.append(Key(line, at))
+    return found
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    for each in rows:
-        if each["failure"]:
-            print(f"{each['script']}: {each['failure']}")
-            continue
-        gain, noise = each["gain_percent"], each["noise_percent"]
-        print(
-            f"{each['script']}: regret {each['regret_percent']:.1f}%; against the user's own line "
-            f"{gain:+.1f}% ± {noise:.1f}%{' SLOWER' if each['slower'] else ''}; "
-            f"step {1e3 * each['step_s']:.2f} ms, batch {each['batch_size']}; "
-            f"{each['seconds']:.0f} s, of them plans "
-            + " and ".join(f"{seconds:.0f} s" for seconds in each["plan_seconds"])
-        )
-        for name in ("own", "launch", "best"):
-            print(f"    {name:<8}{each[name]}")
-        for line in dict.fromkeys(each["launch_lines"]):
-            print(f"    line    {line}")
-        for line in each["by_hand"]:
-            print(f"    by hand {line}")
-        if each["same_line"] is False:
-            print("    planned twice, not the same: " + " / ".join(each["recommended"]))
-        if abs(each["tuned_step_s"] - each["step_s"]) > 0.05 * each["step_s"]:
-            tuned = 1e3 * each["tuned_step_s"]
-            print(f"    the plan tuned the loader for a step of {tuned:.2f} ms")
-        beside, finals = each["disturbed"]
-        if beside:
-            print(f"    {beside} of {finals} final readings alongside other processes: in doubt")
-    print()
+def rate(key: Key, step_s: float, seconds: float) -> float | None:
+    """Batches a second of a rehearsal in its steady part; ``None`` where it has none."""
+    found = rehearsed(key, step_s, seconds)
+    part = found and (found["steady"] or found["overall"])
+    return float(part["batches_per_s"]) if part else None
 
 
-# Options -----------------------------------------------------------------------------------------
+def rehearsed(key: Key, step_s: float, seconds: float) -> dict[str, Any] | None:
+    """What the CLI says of the line with these settings."""
+    at = key.settings
+    options = [f"--num-workers={at.num_workers}"]
+    options += [f"--prefetch-factor={at.prefetch_factor}"] if at.num_workers else []
+    options += ["--pin-memory" if at.pin_memory else "--no-pin-memory"]
+    done = trainfit(
+        "rehearse", "--json", f"--step-time={1e3 * step_s:.4f}ms", f"--duration={seconds:g}s",
+        *options, "--", *key.line,
+    )  # fmt: skip
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        say(f"{key.text}: {' '.join(done.stderr.split())[-200:]}")
+        return None
+    return found
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [case.name for case in CASES]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", default=[])
-    parser.add_argument("--quick", action="store_true", help="three scripts, a small grid")
-    parser.add_argument("--rounds", type=int, help="of the finals (5)")
-    parser.add_argument("--sweep-rounds", type=int, help="of the sweep (2)")
-    parser.add_argument("--seconds", type=float, help="counted seconds of a run (0.8)")
-    parser.add_argument("--repeats", type=int, help="of what was disturbed, at most (1)")
-    parser.add_argument("--probe-time", type=float, help="of the plans (their default)")
-    parser.add_argument("--threads", type=int, nargs="+", help="of the grid (1 2)")
-    parser.add_argument("--workers", type=int, nargs="+", help="of the grid (0 1 2 3 4)")
-    parser.add_argument("--prefetch", type=int, nargs="+", help="of the grid (1 2 4)")
-    parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the files ({DATA})")
-    parser.add_argument("--record", type=Path, help="keep all readings here, as JSON")
-    parser.add_argument("--read", type=Path, nargs="+", help="figures of kept records alone")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
-    for name, value in (QUICK_DEFAULTS if options.quick else DEFAULTS).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    check(parser, options)
-    return options
+def middle(rates: Sequence[float | None]) -> float:
+    """The median; 0 where a line did not run."""
+    return statistics.median(each or 0.0 for each in rates) if rates else 0.0
 
 
-DEFAULTS: dict[str, Any] = {
-    "rounds": 5,
-    "sweep_rounds": 2,
-    "seconds": 0.8,
-    "repeats": 1,
-    "probe_time": None,
-    "threads": THREADS,
-    "workers": WORKERS,
-    "prefetch": PREFETCH,
-}
-QUICK_DEFAULTS: dict[str, Any] = {
-    "rounds": 2,
-    "sweep_rounds": 1,
-    "seconds": 0.5,
-    "repeats": 0,
-    "probe_time": QUICK_PROBE_S,
-    "threads": QUICK_THREADS,
-    "workers": QUICK_WORKERS,
-    "prefetch": QUICK_PREFETCH,
-}
+def best_of(rates: Rates) -> list[Key]:
+    """The fastest first."""
+    return sorted(rates, key=lambda key: -middle(rates[key]))
 
 
-def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Leave with one line for options that cannot work."""
-    if min(options.workers) < 0 or min(options.prefetch) < 1 or min(options.threads) < 1:
-        parser.error("--workers are 0 or more, --prefetch and --threads 1 or more")
-    if options.seconds <= 0 or min(options.rounds, options.sweep_rounds) < 1:
-        parser.error("--seconds, --rounds and --sweep-rounds are above 0")
-    if options.repeats < 0 or (options.probe_time is not None and options.probe_time <= 0):
-        parser.error("--repeats are 0 or more, --probe-time is above 0")
-    for file in options.read or ():
-        if not file.is_file():
-            parser.error(f"{file}: no such file; give what --record wrote")
-    if options.record is not None and not options.record.parent.is_dir():
-        parser.error(f"{options.record}: there is no folder {options.record.parent}; make it")
+def regret(finals: Rates, launch: Key) -> float:
+    """Per cent that the launch line lacks to the best, never below 0: rounds that tell which is the
+    best do not say how fast it is, as the best of several noisy medians is too high."""
+    found = []
+    for half in (0, 1):
+        judge = {key: rates[half::2] for key, rates in finals.items()}
+        other = {key: rates[1 - half :: 2] for key, rates in finals.items()}
+        best = best_of(judge)[0]
+        reached = middle(other[best])
+        found.append(100 * (1 - middle(other[launch]) / reached) if reached else 100.0)
+    return max(0.0, statistics.fmean(found))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ once, in three runs with one worker; everything else is computed.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import statistics
@@ -18,13 +17,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, parser, table
 from torch.utils.data import DataLoader, Dataset
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_costs import lognormal_costs  # noqa: E402
@@ -84,10 +81,7 @@ class Sleeping(Dataset[torch.Tensor]):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer configurations")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser(__doc__, quick="fewer configurations").parse_args()
     torch.set_num_threads(1)
     extra = overheads()
     batches = 300 if options.quick else 500
@@ -96,17 +90,15 @@ def main() -> int:
         costs = lognormal_costs(MEAN_S, case.variation, batches, seed=3)
         predicted = predict(case, [cost.wait_s for cost in costs], extra)
         measured = measure(case, [cost.wait_s for cost in costs])
-        error = 100 * (predicted / measured - 1)
         rows.append({"case": case.name, "measured": measured, "predicted": predicted})
-        if not options.json:
-            print(f"{case.name:58} {measured:7.2f} {predicted:7.2f} batch/s {error:+.1f}%")
     errors = [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
     figures = [
         Figure("sleeping_loader_median_error", statistics.median(errors), 2.0, True, "%"),
         Figure("sleeping_loader_p90_error", statistics.quantiles(errors, n=10)[-1], 8.0, True, "%"),
     ]
     details = {"overheads": dataclasses.asdict(extra), "rows": rows}
-    return finish(figures, options.json, details)
+    shown = table(("batches/s", "measured", "predicted"), (row.values() for row in rows))
+    return finish(figures, options.json, details, [shown])
 
 
 def cases(quick: bool) -> Iterator[Case]:

@@ -20,7 +20,6 @@ through the two next smaller batch sizes of the model leaves the GPU.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import functools
@@ -33,7 +32,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import Figure, finish, leave, parser, say, table
 
 GPU = "A100-SXM4-40GB"
 CONTEXT_MIB = 1700
@@ -76,14 +75,14 @@ def main() -> int:
         for name, job in zip(names, jobs, strict=True):
             found = job.get()
             if isinstance(found, str):
-                print(f"{name}: not simulated: {found}", file=sys.stderr)
+                say(f"{name}: not simulated: {found}")
                 continue
             rows += found
         vgg16_rows = vgg16.get()
-    if not options.json:
-        print_table(rows + vgg16_rows)
     details = {"rows": [dataclasses.asdict(row) for row in rows + vgg16_rows]}
-    return finish(figures(rows, vgg16_rows, len(names)), options.json, details)
+    heads = ("model", "batch", "measured, MiB", "low", "predicted", "high", "error")
+    tables = [table(heads, map(cells, rows + vgg16_rows))]
+    return finish(figures(rows, vgg16_rows, len(names)), options.json, details, tables)
 
 
 def figures(rows: list[Row], vgg16_rows: list[Row], models: int) -> list[Figure]:
@@ -108,20 +107,13 @@ def share(flags: Iterable[bool]) -> float:
     return 100 * statistics.fmean(flags)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("--data", type=Path, required=True, help="GPUMemNet's table (CSV)")
-    parser.add_argument("--limit", type=int, help="number of timm models (default: all)")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MODELS} models")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def parse() -> Any:
+    made = parser(__doc__, quick=f"{QUICK_MODELS} models", data="GPUMemNet's table (CSV)")
+    made.add_argument("--limit", type=int, help="number of timm models (default: all)")
+    options = made.parse_args()
     if not options.data.is_file():
-        parser.error(f"{options.data}: no such file; it is published with GPUMemNet (see --help)")
+        leave(f"{options.data}: no such file; it is published with GPUMemNet (see --help)")
     return options
-
-
-class _Plain(argparse.RawDescriptionHelpFormatter):
-    pass
 
 
 def read_truth(path: Path) -> dict[str, dict[int, int]]:
@@ -292,15 +284,9 @@ def train_plainly(job: Job, batch: int) -> None:
         job.optimizer.step()
 
 
-def print_table(rows: list[Row]) -> None:
-    print(
-        f"{'model':<38}{'batch':>6}{'measured':>10}{'low':>8}{'predicted':>10}{'high':>8}{'error':>8}"
-    )
-    for row in rows:
-        print(
-            f"{row.model:<38}{row.batch:>6}{row.measured:>10}{row.low:>8.0f}"
-            f"{row.predicted:>10.0f}{row.high:>8.0f}{row.error_percent:>+7.1f}%"
-        )
+def cells(row: Row) -> tuple[object, ...]:
+    sizes = (f"{each:.0f}" for each in (row.low, row.predicted, row.high))
+    return (row.model, row.batch, row.measured, *sizes, f"{row.error_percent:+.1f}%")
 
 
 if __name__ == "__main__":

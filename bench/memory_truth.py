@@ -2,8 +2,7 @@
 
 For every truth file: the same job on the simulated GPU of that name, its peaks next to the
 measured ones; the recorded history of the allocator replayed through our model of it; for
-limits, the largest batch from two simulated ones next to the one that ran; for single kernels,
-the memory of a call (shown, without a goal: cuDNN chooses as it likes). Files are what
+limits, the largest batch from two simulated ones next to the one that ran. Files are what
 `python bench/gpu/campaign.py` writes on a machine with an NVIDIA GPU; see bench/gpu/README.md.
 
     python bench/memory_truth.py [--truth DIR] [--only PATTERN] [--quick] [--json]
@@ -18,25 +17,16 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Iterable
-from typing import Any
 
-from _bench import Figure, finish
+from _bench import Figure, finish, leave, table
 from _device_trace import replay_trace
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
-from _truth_files import (
-    KernelCall,
-    KernelFamily,
-    LimitTruth,
-    TimedSteps,
-    Truth,
-    TruthCase,
-)
+from _truth_files import LimitTruth, TimedSteps, Truth, TruthCase
 from gpu import cases, simulated
 
 from trainfit.results.files.errors import ResultFileError
 
 QUICK_FILES = 8
-WORST_KERNELS = 5
 MIB = 1 << 20
 
 ALLOCATED_PERCENT = 0.5
@@ -93,51 +83,32 @@ class ComparedLimit:
         return True if self.full == self.measured + 1 else None
 
 
-@dataclasses.dataclass(frozen=True)
-class ComparedKernels:
-    """A family's rows: (name, peak bytes of the second call measured, and simulated)."""
-
-    family: str
-    gpu: str
-    rows: tuple[tuple[str, int, int | None], ...]
-    exact: int
-    problem: str | None = None
-
-
 def main(argv: list[str] | None = None) -> int:
     options = truth_options(__doc__, f"{QUICK_FILES} files").parse_args(argv)
     try:
         truths = read_all(options)
     except ResultFileError as error:
-        print(f"bench/memory_truth.py: error: {error}", file=sys.stderr)
-        return 2
+        leave(error)
     if not truths:
         return say_none(NONE_YET, options)
     found = in_processes(compare_any, truths, options.jobs)
     rows = [each for each in found if isinstance(each, Compared)]
     limits = [each for each in found if isinstance(each, ComparedLimit)]
-    kernels = [each for each in found if isinstance(each, ComparedKernels)]
-    if not options.json:
-        say_rehearsal(options)
-        print_rows(rows)
-        print_limits(limits)
-        print_kernels(kernels)
+    say_rehearsal(options)
     details = {
         "rehearsal": options.rehearsal,
         "cases": [dataclasses.asdict(row) for row in rows],
         "limits": [dataclasses.asdict(row) for row in limits],
-        "kernels": [dataclasses.asdict(row) for row in kernels],
     }
-    return finish(figures(rows, limits, prefix(options)), options.json, details)
+    tables = [shown(rows), limits_shown(limits)]
+    return finish(figures(rows, limits, prefix(options)), options.json, details, tables)
 
 
-OfMemory = Truth | LimitTruth | KernelFamily
+OfMemory = Truth | LimitTruth
 
 
-def compare_any(truth: OfMemory) -> Compared | ComparedLimit | ComparedKernels:
-    if isinstance(truth, Truth):
-        return compare(truth)
-    return compare_limit(truth) if isinstance(truth, LimitTruth) else compare_kernels(truth)
+def compare_any(truth: OfMemory) -> Compared | ComparedLimit:
+    return compare(truth) if isinstance(truth, Truth) else compare_limit(truth)
 
 
 def read_all(options: argparse.Namespace) -> list[OfMemory]:
@@ -216,39 +187,6 @@ def compare_limit(truth: LimitTruth) -> ComparedLimit:
     return dataclasses.replace(row, predicted=predicted)
 
 
-def compare_kernels(truth: KernelFamily) -> ComparedKernels:
-    """The same calls on the simulated GPU: the memory that each takes at its peak."""
-    try:
-        spec = simulated.spec_of(dataclasses.asdict(truth.machine))
-        with simulated.simulated(spec, conf=""):
-            from gpu.kernels import FAMILIES, measure_row
-
-            wanted = {row.name for row in truth.rows}
-            mine = {
-                row.name: measure_row(row)["calls"]
-                for row in FAMILIES[truth.family]()
-                if row.name in wanted
-            }
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"[:200]
-        return ComparedKernels(truth.family, truth.machine.gpu, (), 0, problem)
-    rows, exact = [], 0
-    for row in truth.rows:
-        if len(row.calls) < 2:
-            continue
-        calls = mine.get(row.name, [])
-        found = calls[1] if len(calls) == 2 else None
-        rows.append((row.name, row.calls[1].peak_bytes, found and found["peak_bytes"]))
-        if found is not None:
-            exact += same_blocks(found, row.calls[1])
-    return ComparedKernels(truth.family, truth.machine.gpu, tuple(rows), exact)
-
-
-def same_blocks(found: dict[str, Any], wanted: KernelCall) -> bool:
-    blocks = tuple((nbytes, kept) for nbytes, kept in found["blocks"])
-    return blocks == wanted.blocks and found["block_count"] == wanted.block_count
-
-
 def case_of(case: TruthCase) -> cases.Case:
     return cases.Case(**dataclasses.asdict(case))
 
@@ -280,44 +218,24 @@ def figures(rows: list[Compared], limits: list[ComparedLimit], prefix: str) -> l
     return found
 
 
-def print_rows(rows: list[Compared]) -> None:
-    if not rows:
-        return
-    print(f"{'case':<40}{'allocated, MiB':>22}{'':>8}{'reserved, MiB':>22}{'':>8}  replay")
+def shown(rows: list[Compared]) -> str:
+    """A row for each case; MiB."""
+    lines: list[tuple[object, ...]] = []
     for row in rows:
-        parts = []
+        cells: list[object] = []
         for which in (0, 1):
-            measured = f"{row.measured[which] / MIB:.0f}"
-            if row.simulated is None:
-                parts.append(f"{measured:>22}{'':>8}")
-                continue
-            pair = f"{row.simulated[which] / MIB:.0f} of {measured}"
-            parts.append(f"{pair:>22}{row.error_percent(which):>+7.1f}%")
-        print(f"{row.name:<40}{''.join(parts)}  {row.replay or f'{row.replayed_events} exact'}")
-        if row.problem is not None:
-            print(f"    not simulated: {row.problem}")
-        if not row.same_end:
-            print("    one of them ran out of memory, the other did not")
+            cells.append(f"{row.measured[which] / MIB:.0f}")
+            simulated = row.simulated
+            cells.append(None if simulated is None else f"{simulated[which] / MIB:.0f}")
+        end = row.problem or ("" if row.same_end else "one of them ran out of memory")
+        lines.append((row.name, *cells, row.replay or f"{row.replayed_events} exact", end))
+    heads = ("case, MiB", "allocated", "simulated", "reserved", "simulated", "replay", "")
+    return table(heads, lines)
 
 
-def print_limits(limits: list[ComparedLimit]) -> None:
-    for each in limits:
-        predicted = each.problem if each.predicted is None else str(each.predicted)
-        full = "no larger one tried" if each.full is None else f"{each.full} was too large"
-        print(f"{each.name:<40}batch {each.measured} ran, {full}; predicted {predicted}")
-
-
-def print_kernels(kernels: list[ComparedKernels]) -> None:
-    """A line for each family, and its worst rows."""
-    for each in kernels:
-        if each.problem is not None:
-            print(f"kernels, {each.family}: not simulated: {each.problem}")
-            continue
-        print(f"kernels, {each.family}: {each.exact} of {len(each.rows)} calls block by block")
-        off = [(abs(mine - peak), name, peak, mine) for name, peak, mine in each.rows
-               if mine is not None and mine != peak]  # fmt: skip
-        for _, name, peak, mine in sorted(off, reverse=True)[:WORST_KERNELS]:
-            print(f"    {mine / MIB:.1f} of {peak / MIB:.1f} MiB  {name}")
+def limits_shown(limits: list[ComparedLimit]) -> str:
+    heads = ("limit", "ran", "too large", "predicted")
+    return table(heads, ((e.name, e.measured, e.full, e.problem or e.predicted) for e in limits))
 
 
 if __name__ == "__main__":

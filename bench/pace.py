@@ -21,19 +21,16 @@ back to back (where other processes use the cores: `sudo chrt -f 10 python bench
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, parser, table
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import numpy as np  # noqa: E402
@@ -51,34 +48,19 @@ ROUNDS, QUICK_ROUNDS, BLOCK_S = 10, 4, 2.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_RUNS} runs of each machine")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
+    options = parser(__doc__, quick=f"{QUICK_RUNS} runs of each machine").parse_args(argv)
     pace = pacing(QUICK_ROUNDS if options.quick else ROUNDS)
     cost = overhead()
     warmed = rehearsal(QUICK_ROUNDS if options.quick else ROUNDS)
     shares = attribution(QUICK_RUNS if options.quick else RUNS)
     seed = the_seeds_case()
-    if not options.json:
-        for name, (right, said) in shares.items():
-            print(f"{name:<28}{right:>6.0%}   {said}")
-        print(
-            f"{'the seed':<28}offline {1e3 * seed['offline_s']:.1f} ms, 60 Hz "
-            f"{1e3 * seed['fast_s']:.1f}, 30 Hz {1e3 * seed['slow_s']:.1f}, 30 Hz under "
-            f"performance {1e3 * seed['cured_s']:.1f}"
-        )
-        print(
-            f"{'starts late, p99':<28}sleep {1e6 * pace['sleep_s']:.0f} us, sleep then busy-wait "
-            f"{1e6 * pace['hybrid_s']:.0f} us, busy-wait {1e6 * pace['spin_s']:.0f} us"
-        )
-        print(
-            f"{'20 linear layers':<28}back to back {1e6 * warmed['back_to_back']:.0f} us, 30 Hz "
-            f"{1e6 * warmed['sleep']:.0f} us, with a rehearsal call {1e6 * warmed['rehearse']:.0f} "
-            f"us ({warmed['made']:.0%} of the ticks had one)"
-        )
+    rows = [(name, f"{right:.0%}", said) for name, (right, said) in shares.items()]
+    milliseconds = [
+        *((f"the seed, {arm[:-2]}", 1e3 * value) for arm, value in seed.items()),
+        *((f"starts late (p99), {arm[:-2]}", 1e3 * value) for arm, value in pace.items()),
+        *((f"20 linear layers, {arm}", 1e3 * warmed[arm]) for arm in warmed if arm != "made"),
+    ]
+    tables = [table(("machine", "right", "wrong"), rows), table(("arm", "ms"), milliseconds)]
     excess = warmed["sleep"] - warmed["back_to_back"]
     single = [shares[name][0] for name, *_ in SINGLE]
     healthy = [shares[name][0] for name, *_ in SOUND]
@@ -97,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     details: dict[str, Any] = {"shares": shares, "seed": seed, "late": pace, "overhead_s": cost}
     details["rehearsal"] = warmed
-    return finish(figures, options.json, details)
+    return finish(figures, options.json, details, tables)
 
 
 def attribution(runs: int) -> dict[str, tuple[float, str]]:

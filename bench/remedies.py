@@ -10,7 +10,6 @@ CPU time of all processes, of which two cores need half as wall time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -19,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish
+from _bench import Figure, finish, parser, table
 from act import EXAMPLE, ROOT, make_dataset
 
 #: What --quick tries: one of each sort.
@@ -28,20 +27,15 @@ GIB = 1 << 30
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
-    parser.add_argument("--quick", action="store_true", help=f"only {QUICK}")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    made = parser(__doc__, quick=f"only {QUICK}")
+    made.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
+    options = made.parse_args()
     make_dataset(options.dataset)
     load = os.getloadavg()[0]
     plan = run_plan(options.dataset, QUICK if options.quick else None)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime
     remedies = plan["remedies"]
-    if not options.json:
-        print_list(remedies)
-        print(f"load of the machine before: {load:.1f}; CPU time: {cpu:.0f} s")
     tried = [item for item in remedies["items"] if item["status"] != "not applicable"]
     failed = [item for item in tried if item["status"] == "failed"]
     figures = [
@@ -55,7 +49,7 @@ def main() -> int:
         "load_before": load,
         "cpu_seconds": cpu,
     }
-    return finish(figures, options.json, details)
+    return finish(figures, options.json, details, [listed(remedies)])
 
 
 def run_plan(dataset: Path, names: str | None) -> dict[str, Any]:
@@ -70,21 +64,18 @@ def run_plan(dataset: Path, names: str | None) -> dict[str, Any]:
     return document
 
 
-def print_list(remedies: dict[str, Any]) -> None:
-    """One line for each remedy with figures, best first; GiB."""
-    before = remedies["before"]
-    print(f"{'remedy':<24}{'allocated':>10}{'reserved':>10}{'largest':>9}{'FLOPs':>8}")
-    largest = remedies["largest_batch"]
-    print(f"{'(as written)':<24}{_gib(before)}{largest or '':>9}")
+def listed(remedies: dict[str, Any]) -> str:
+    """A row for each remedy with figures, best first; GiB."""
+    rows = [("(as written)", *_gib(remedies["before"]), remedies["largest_batch"], None)]
     for item in remedies["items"]:
         if item["memory"] is not None:
             flops = f"{100 * item['extra']['flops_share']:+.0f}%" if item["extra"] else "?"
-            most = item["largest_batch"] or ""
-            print(f"{item['name']:<24}{_gib(item['memory'])}{most:>9}{flops:>8}")
+            rows.append((item["name"], *_gib(item["memory"]), item["largest_batch"], flops))
+    return table(("remedy, GiB", "allocated", "reserved", "largest", "FLOPs"), rows)
 
 
-def _gib(memory: dict[str, Any]) -> str:
-    return "".join(f"{memory[f'{kind}_bytes'] / GIB:>10.2f}" for kind in ("allocated", "reserved"))
+def _gib(memory: dict[str, Any]) -> tuple[float, ...]:
+    return tuple(memory[f"{kind}_bytes"] / GIB for kind in ("allocated", "reserved"))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bench import Figure, finish, quick_options
+from _bench import ROOT, Figure, finish, quick_options, say
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 from helpers_page import large_recording  # noqa: E402
@@ -45,7 +44,7 @@ def main() -> int:
         ]
         drawn = drawn_after(page)
     if drawn is None:
-        print("no browser: the time until it is drawn was not measured", file=sys.stderr)
+        say("no browser: the time until it is drawn was not measured")
     else:
         figures.append(Figure("drawn after", drawn, SECONDS, True, " s"))
     return finish(figures, options.json, {"allocations": ALLOCATIONS})

@@ -9,9 +9,7 @@ image size. Figures:
              steps of that half, then to this GPU's, drawn to the first
     A to B   constants fitted to all rows of A; B's own are not used
 
-Beside it, in the same halves: a roofline of the whole model (its constant fitted), a roofline of
-each operator (two constants fitted), and the formula of PyTorch's own estimator
-(torch/utils/_runtime_estimation.py 2.13: half of the FLOPs at 0.75 of the peak).
+Beside it, in the same halves: a roofline of the whole model, its constant fitted.
 
 Models that the installed timm does not have are named and left out: --timm PATH takes another
 one (pip install --no-deps --target PATH timm). Steps are kept (--cache) and read again.
@@ -27,23 +25,22 @@ import dataclasses
 import multiprocessing
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, leave, parser, say
+from _bench import table as columns
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import _speed_fit as fitting  # noqa: E402
-import _speed_rivals as rivals  # noqa: E402
-from _speed_fit import Steps  # noqa: E402
-from _timm_steps import Job, steps  # noqa: E402
+import _speed_fit as fitting
+from _speed_fit import Steps, whole_model
+from _timm_steps import Job, steps
 
-from trainfit.hardware import find_gpu  # noqa: E402
-from trainfit.speed.efficiency import Efficiency  # noqa: E402
+from trainfit.hardware import find_gpu
+from trainfit.speed.efficiency import Efficiency
 
 CACHE = ROOT / "data" / "speed-bench"
 QUICK_ROWS = 40
@@ -91,9 +88,8 @@ ZERO_SHOT = {
 def main() -> int:
     options = parse()
     sets, left_out = simulated(options)
-    if not options.json:
-        for name, reason in left_out.items():
-            print(f"left out: {name}: {reason}", file=sys.stderr)
+    for name, reason in left_out.items():
+        say(f"left out: {name}: {reason}")
     found = {gpu: own(sets, gpu) for gpu in dict.fromkeys(table.gpu for table in TABLES)}
     shots = {pair: zero_shot(sets, *pair) for pair in ZERO_SHOT}
     figures = []
@@ -105,10 +101,9 @@ def main() -> int:
     for (one, other), errors in shots.items():
         name = f"{short(one)}_to_{short(other)}_median_error"
         figures.append(Figure(name, median(errors["trainfit"]), ZERO_SHOT[one, other], True, "%"))
-    if not options.json:
-        print_tables(found, shots)
     details = {"left_out": left_out, "own": plain(found), "zero_shot": plain(shots)}
-    return finish(figures, options.json, details)
+    heads = ("steps of", "predicted by", "rows", "median", "p90", "bias")
+    return finish(figures, options.json, details, [columns(heads, lines(found, shots))])
 
 
 # --- Steps ----------------------------------------------------------------------------------------
@@ -143,7 +138,7 @@ def simulated(options: argparse.Namespace) -> tuple[dict[str, Steps], dict[str, 
                 tables.append(made["table"])
             gpu = find_gpu(table.gpu)
             found[table.file] = Steps(gpu, names, np.array(measured), tables)
-            print(f"{table.file}: {len(names)} steps", file=sys.stderr, flush=True)
+            say(f"{table.file}: {len(names)} steps")
     return found, left_out
 
 
@@ -198,12 +193,7 @@ def by_own(fitter: Callable[..., Predictor]) -> Fitter:
     return lambda own, _: fitter(*own)
 
 
-FITTERS: dict[str, Fitter] = {
-    "trainfit": ours,
-    "each operator's roofline": by_own(rivals.per_operator),
-    "the whole model's roofline": by_own(rivals.whole_model),
-    "PyTorch's estimator": by_own(rivals.pytorchs),
-}
+FITTERS: dict[str, Fitter] = {"trainfit": ours, "the whole model's roofline": by_own(whole_model)}
 
 
 def own(sets: dict[str, Steps], gpu: str) -> dict[str, np.ndarray]:
@@ -271,23 +261,14 @@ def p90(values: np.ndarray) -> float:
 # --- What is printed ------------------------------------------------------------------------------
 
 
-def print_tables(found: dict[str, Any], shots: dict[Any, Any]) -> None:
-    print(f"{'steps of':<34}{'predicted by':<30}{'rows':>6}{'median':>9}{'p90':>8}{'bias':>8}")
-    for gpu, result in found.items():
-        print_rows(f"{gpu}, half and half", result)
-    for (one, other), result in shots.items():
-        print_rows(f"{other} from {one}", result)
-
-
-def print_rows(what: str, result: dict[str, np.ndarray]) -> None:
-    for who, values in result.items():
-        bias = float(np.median(values))
-        print(
-            f"{what:<34}{who:<30}{len(values):>6}{median(values):>8.1f}%{p90(values):>7.1f}%"
-            f"{bias:>+7.1f}%"
-        )
-        what = ""
-    print()
+def lines(found: dict[str, Any], shots: dict[Any, Any]) -> Iterator[tuple[object, ...]]:
+    """A row for each set of steps and way to predict them."""
+    named = {f"{gpu}, half and half": result for gpu, result in found.items()}
+    named |= {f"{other} from {one}": result for (one, other), result in shots.items()}
+    for what, result in named.items():
+        for who, values in result.items():
+            bias = f"{float(np.median(values)):+.1f}%"
+            yield what, who, len(values), f"{median(values):.1f}%", f"{p90(values):.1f}%", bias
 
 
 def plain(results: dict[Any, Any]) -> dict[str, Any]:
@@ -310,23 +291,17 @@ def short(gpu: str) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    made = parser(
+        __doc__, quick=f"{QUICK_ROWS} rows of each table", data="folder with timm's tables"
     )
-    parser.add_argument("--data", type=Path, required=True, help="folder with timm's tables")
-    parser.add_argument("--timm", default="", help="folder of another timm than the installed")
-    parser.add_argument("--cache", type=Path, default=CACHE, help=f"simulated steps ({CACHE})")
-    parser.add_argument("--rows", type=int, help="so many of each table, by chance (all)")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS} rows of each table")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args()
+    made.add_argument("--timm", default="", help="folder of another timm than the installed")
+    made.add_argument("--cache", type=Path, default=CACHE, help=f"simulated steps ({CACHE})")
+    made.add_argument("--rows", type=int, help="so many of each table, by chance (all)")
+    options = made.parse_args()
     options.rows = options.rows or (QUICK_ROWS if options.quick else None)
-    for table in TABLES:
-        if not (options.data / table.file).is_file():
-            parser.error(
-                f"{options.data / table.file}: no such file; it is published in timm's "
-                "repository (see --help)"
-            )
+    for each in TABLES:
+        if not (options.data / each.file).is_file():
+            leave(f"{options.data / each.file}: no such file; timm's repository has it")
     return options
 
 

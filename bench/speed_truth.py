@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench import Figure, finish
+from _bench import Figure, finish, leave, table
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
 from _truth_files import TimedSteps
 from gpu import simulated
@@ -74,26 +74,22 @@ def main(argv: list[str] | None = None) -> int:
         profile = Profile.load(options.profile) if options.profile is not None else None
         work = read_all(options, profile)
     except ResultFileError as error:
-        print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
-        return 2
+        leave(error)
     if not work:
         return say_none(NONE_YET, options)
     try:
         rows = in_processes(compare, work, options.jobs)
     except (ProfileMismatch, ValueError) as error:
-        print(f"bench/speed_truth.py: error: {error}", file=sys.stderr)
-        return 2
-    if not options.json:
-        say_rehearsal(options)
-        print_rows(rows)
+        leave(error)
+    say_rehearsal(options)
     details = {"rehearsal": options.rehearsal, "steps": [dataclasses.asdict(row) for row in rows]}
-    return finish(figures(rows, prefix(options)), options.json, details)
+    return finish(figures(rows, prefix(options)), options.json, details, [shown(rows)])
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = truth_options(__doc__, "two batch sizes of each job")
-    parser.add_argument("--profile", type=Path, metavar="FILE", help="of `trainfit calibrate`")
-    return parser.parse_args(argv)
+    made = truth_options(__doc__, "two batch sizes of each job")
+    made.add_argument("--profile", type=Path, metavar="FILE", help="of `trainfit calibrate`")
+    return made.parse_args(argv)
 
 
 def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work]:
@@ -134,15 +130,17 @@ def compare(work: _Work) -> Compared:
     return Compared(gpu.name, case.job, work.batch, work.measured_s, predicted, by_profile)
 
 
-def print_rows(rows: Sequence[Compared]) -> None:
-    print(f"{'job':<24} {'batch':>5} {'measured':>9} {'predicted':>10} {'':>5}  by profile")
+def shown(rows: Sequence[Compared]) -> str:
+    """A row for each step."""
+    lines = []
     for row in rows:
-        line = f"{row.name:<24} {row.batch:>5} {1e3 * row.measured_s:>6.1f} ms "
-        line += f"{1e3 * row.predicted_s:>7.1f} ms {row.off(row.predicted_s):>+5.0%}"
+        both = [None, None]
         if row.by_profile_s is not None:
-            line += f"  {1e3 * row.by_profile_s:.1f} ms {row.off(row.by_profile_s):+.0%}"
-        print(line)
-    print()
+            both = [1e3 * row.by_profile_s, f"{row.off(row.by_profile_s):+.0%}"]
+        mine = 1e3 * row.predicted_s, f"{row.off(row.predicted_s):+.0%}"
+        lines.append((row.name, row.batch, 1e3 * row.measured_s, *mine, *both))
+    heads = ("job", "batch", "measured, ms", "predicted", "error", "by profile", "error")
+    return table(heads, lines)
 
 
 def figures(rows: Sequence[Compared], prefix: str) -> list[Figure]:

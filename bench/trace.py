@@ -15,7 +15,6 @@ not. A warm step is the median of three after a first one; the first ("cold") is
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from _bench import Figure, finish
+from _bench import Figure, finish, needs, parser, table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -51,34 +50,23 @@ class Timing:
 
 
 def main() -> int:
-    """Exit status: 0 if every goal holds, 1 if not, 2 if timm is absent."""
-    options = parse_options()
+    options = parser(__doc__, quick="one warm step instead of three").parse_args()
     # timm imports torchvision, whose own extension does not load next to a CPU build.
     define_torchvision_operators()
-    try:
-        import timm
-    except ImportError:
-        print("bench/trace.py: error: timm is needed (pip install timm)", file=sys.stderr)
-        return 2
+    needs("timm")
+    import timm
+
     repeats = 1 if options.quick else REPEATS
     figures: list[Figure] = []
     details: dict[str, dict[str, Any]] = {}
+    rows: list[tuple[object, ...]] = []
     for name, architecture in MODELS.items():
         timings = measure(lambda a=architecture: timm.create_model(a), repeats)
         figures += figures_of(name, timings)
         details[name] = {way: asdict(timing) for way, timing in timings.items()}
-        if not options.json:
-            print_timings(name, timings)
-    return finish(figures, options.json, details)
-
-
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="one warm step instead of three")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    return parser.parse_args()
+        rows += [(f"{name}, {way}", each.warm_s, each.cold_s) for way, each in timings.items()]
+    tables = [table((f"batch {BATCH}, seconds of", "a step", "the first"), rows)]
+    return finish(figures, options.json, details, tables)
 
 
 def figures_of(name: str, timings: dict[str, Timing]) -> list[Figure]:
@@ -89,12 +77,6 @@ def figures_of(name: str, timings: dict[str, Timing]) -> list[Figure]:
         Figure(f"{name}_step_by_fake_tensor_mode", fake, AT_MOST_FAKE, True, "x"),
         Figure(f"{name}_mem_tracker_by_step", tracker, AT_LEAST_TRACKER, False, "x"),
     ]
-
-
-def print_timings(name: str, timings: dict[str, Timing]) -> None:
-    print(f"{name}, batch {BATCH}")
-    for way, timing in timings.items():
-        print(f"  {way:15} {timing.warm_s:8.3f} s a step, {timing.cold_s:8.3f} s the first")
 
 
 # The three ways ---------------------------------------------------------------------------------

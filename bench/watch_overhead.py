@@ -20,7 +20,6 @@ recorder's first steps, which it all records in detail, do not count.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -34,9 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import Figure, finish
+from _bench import ROOT, Figure, finish, parser, say
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
 import numpy as np  # noqa: E402
@@ -78,20 +76,14 @@ FEWER = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help=f"a {FEWER}rd of the starts")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
+    options = parser(__doc__, quick=f"a {FEWER}rd of the starts").parse_args(argv)
     figures, details = [], {}
     for case in CASES:
         found = overhead(case, max(1, case.starts // (FEWER if options.quick else 1)))
         name = f"watch on a step of {case.seconds * 1e3:g} ms"
         figures.append(Figure(name, found["percent"], case.most, True, "%"))
         details[name] = found
-        if not options.json:
-            print(_line(name, found), file=sys.stderr)
+        say(_line(name, found))
     memory = growth(QUICK_STEPS if options.quick else STEPS)
     figures.append(Figure("memory growth of the recorder", memory["mib"], 8.0, True, " MiB"))
     details["memory"] = memory

@@ -1,38 +1,31 @@
-"""What `trainfit watch` says of runs with known causes, beside published rules.
+"""What `trainfit watch` says of runs with known causes.
 
-    python bench/watch_rules.py [--quick] [--json] [--verbose]
+    python bench/watch_rules.py [--quick] [--json]
 
 Runs are simulated (_watch_runs.py: a loop of workers, main thread and GPU; its seeds are fixed):
 each cause alone, in pairs that can be told apart, and 100 without any. A finding is right if it
 names a cause of its run or is true as well (an oversubscribed loader also leaves the GPU waiting).
 Precision is the share of right findings of a kind, recall the share of a cause's runs in which it
-was named. SageMaker's, Kineto's and TraceML's rules judge the same runs, and TraceML's own package
-(traceml-ai) does where it is installed. Where one of their verdicts stands for several kinds of
-ours ("a|b"), it is right and names a cause if one of them does; recall is of all causes.
+was named.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from _watch_published import PUBLISHED
-from _watch_runs import CAUSES, Cause, Sample, make, pairs
-from _watch_traceml import diagnoser
+from _bench import Figure, finish, parser, say, table
+from _watch_runs import CAUSES, Sample, make, pairs
 
 from trainfit.results.runs.watched import RunRecord
 from trainfit.watch.judge import judge
 
-Namer = Callable[[RunRecord], set[str]]
-
 
 @dataclass
 class Score:
-    """Of one set of rules. Counters are by kind of finding, and by cause."""
+    """Counters are by kind of finding, and by cause."""
 
     right: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
@@ -47,11 +40,10 @@ class Score:
             self.healthy += 1
             self.silent += not kinds
         for kind in kinds:
-            is_right = not sample.allowed.isdisjoint(kind.split("|"))
+            is_right = kind in sample.allowed
             (self.right if is_right else self.wrong)[kind] += 1
             if not is_right:
                 self.confused["+".join(c.name for c in sample.causes) or "none"][kind] += 1
-        kinds = {one for kind in kinds for one in kind.split("|")}
         for cause in sample.causes:
             self.seen[cause.name] += 1
             found = not kinds.isdisjoint(cause.kinds)
@@ -71,12 +63,6 @@ class Score:
         told = [self.precision(kind) for kind in {*self.right, *self.wrong}]
         return min((each for each in told if each is not None), default=0.0)
 
-    @property
-    def overall(self) -> tuple[float, float]:
-        """Precision and recall of all findings and causes together."""
-        right, wrong = sum(self.right.values()), sum(self.wrong.values())
-        return right / max(1, right + wrong), sum(self.named.values()) / sum(self.seen.values())
-
 
 def ours(run: RunRecord) -> set[str]:
     """Findings that weigh: notes ("info") claim nothing."""
@@ -95,66 +81,23 @@ def samples(each: int, of_pairs: int, healthy: int) -> Iterable[Sample]:
         yield make((), 500_000 + turn)
 
 
-def table(scores: dict[str, Score]) -> str:
-    lines = ["| cause | " + " | ".join(f"recall: {name}" for name in scores) + " |"]
-    lines.append("|---" * (1 + len(scores)) + "|")
-    for cause in CAUSES:
-        cells = [f"{score.recall(cause.name):.0%}" for score in scores.values()]
-        lines.append(f"| {cause.name} | " + " | ".join(cells) + " |")
-    wholes = [score.overall for score in scores.values()]
-    lines.append("| all causes, recall | " + " | ".join(f"{r:.0%}" for _, r in wholes) + " |")
-    lines.append("| all findings, precision | " + " | ".join(f"{p:.0%}" for p, _ in wholes) + " |")
-    quiet = [f"{score.silent} of {score.healthy}" for score in scores.values()]
-    lines.append("| healthy runs without a finding | " + " | ".join(quiet) + " |")
-    return "\n".join(lines)
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="3 runs a cause, one a pair")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--verbose", action="store_true", help="what was wrong or missed")
-    options = parser.parse_args()
-    namers: dict[str, Namer] = {"trainfit": ours, **PUBLISHED}
-    if package := diagnoser():
-        namers["traceml-ai"] = package
-    scores = {name: Score() for name in namers}
+    options = parser(__doc__, quick="3 runs a cause, one a pair").parse_args()
+    score = Score()
     for sample in samples(*((3, 1, 100) if options.quick else (20, 4, 100))):
-        for name, namer in namers.items():
-            scores[name].note(sample, namer(sample.run))
-    mine = scores["trainfit"]
-    recalls = {cause.name: mine.recall(cause.name) for cause in CAUSES}
+        score.note(sample, ours(sample.run))
+    recalls = {cause.name: score.recall(cause.name) for cause in CAUSES}
+    for cause, kinds in score.confused.items():
+        say(f"{cause}: {dict(kinds)}")
     figures = [
-        ("watch_precision_worst", mine.worst_precision, 0.95),
-        ("watch_recall_worst", min(recalls.values()), 0.90),
-        ("watch_healthy_silent", 100 * mine.silent / mine.healthy, 98.0),
+        Figure("watch_precision_worst", score.worst_precision, 0.95, False),
+        Figure("watch_recall_worst", min(recalls.values()), 0.90, False),
+        Figure("watch_healthy_silent", 100 * score.silent / score.healthy, 98.0, False, "%"),
     ]
-    if options.json:
-        whole = {name: score.overall for name, score in scores.items()}
-        print(json.dumps({
-            "recall": recalls, "overall": whole,
-            "precision": {kind: mine.precision(kind) for kind in {*mine.right, *mine.wrong}},
-            "figures": {name: value for name, value, _ in figures},
-        }))  # fmt: skip
-    else:
-        print(table(scores))
-    if options.verbose:
-        for cause, kinds in mine.confused.items():
-            print(f"{cause}: {dict(kinds)}", file=sys.stderr)
-        for kind in sorted({*mine.right, *mine.wrong}):
-            print(f"{kind}: precision {mine.precision(kind):.3f}", file=sys.stderr)
-    out = sys.stderr if options.json else sys.stdout
-    for name, value, goal in figures:
-        print(f"{name}: {value:.3g} (goal at least {goal:g}) "
-              f"{'holds' if value >= goal else 'short'}", file=out)  # fmt: skip
-    return 0 if all(value >= goal for _, value, goal in figures) else 1
-
-
-def cause_of(name: str) -> Cause:
-    """By its name; raises ``KeyError``."""
-    return {cause.name: cause for cause in CAUSES}[name]
+    precisions = {kind: score.precision(kind) for kind in {*score.right, *score.wrong}}
+    shown = table(("cause", "recall"), ((name, f"{each:.0%}") for name, each in recalls.items()))
+    details = {"recall": recalls, "precision": precisions}
+    return finish(figures, options.json, details, [shown])
 
 
 if __name__ == "__main__":

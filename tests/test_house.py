@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def test_the_architecture_names_every_room_and_nothing_else() -> None:
     below = {str(room.relative_to(SOURCE)) for room in ROOMS}
     inner = {room for room in below if "/" in room} - {"hardware/profiles"}
     assert named - {"hardware/probes"} == inner
+
+
+def test_the_modules_that_the_architecture_names_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", text))
+    named |= set(re.findall(r"^ +([a-z_]+(?:/[a-z_]+)+)", text, flags=re.MULTILINE))
+    assert len(named) > 60
+    for name in named:
+        places = (SOURCE / name, SOURCE / f"{name}.py", ROOT / name, ROOT / f"{name}.py")
+        assert any(place.exists() for place in places), name
+
+
+def test_the_architecture_has_the_order_of_the_packages() -> None:
+    text = " ".join((ROOT / "docs" / "architecture.md").read_text().split())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    layers = [
+        [name.strip("() ") for name in layer.split("|")]
+        for layer in contracts["contracts"][0]["layers"]
+    ]
+    named = [[each for each in layer if each != "integrations"] for layer in layers]
+    assert f"`{' > '.join(', '.join(layer) for layer in named)}`" in text
 
 
 def test_the_readme_is_one_page() -> None:

@@ -1,6 +1,6 @@
 """The truth campaign: measures GPU memory in at least 60 training jobs, each in a process of
-its own, and in some 900 single kernels, and the step times of ten jobs at five batch sizes each.
-One command, resumable; see README.md next to this.
+its own, and the step times of ten jobs at five batch sizes each. One command, resumable; see
+README.md next to this.
 
     python bench/gpu/campaign.py [--out DIR] [--only PATTERN] [--quick] [--time-limit S]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gzip
-import itertools
 import json
 import os
 import signal
@@ -35,13 +34,6 @@ from gpu.measure import FORMAT, VERSION, write
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
-#: Families of kernels.py, by name, so that this process needs no torch.
-FAMILIES = (
-    "convolutions", "products", "attention", "selections", "optimizers", "norms", "recurrent",
-    "convolutions-benchmark",
-)  # fmt: skip
-QUICK_FAMILIES = ("convolutions", "optimizers")
-
 #: What each model needs in addition to torch (a test compares this with models.py).
 NEEDS = {"act_lerobot": "lerobot", "tv": "torchvision", "timm": "timm", "hf": "transformers"}
 
@@ -52,7 +44,7 @@ class Job:
 
     name: str
     request: dict[str, Any]
-    case: cases.Case | None = None
+    case: cases.Case
 
     @property
     def file(self) -> str:
@@ -97,7 +89,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         type=float,
         default=120.0,
         metavar="S",
-        help="seconds for one case (120); twice that for a family of kernels",
+        help="seconds for one case (120)",
     )
     parser.add_argument(
         "--ready", type=int, default=3, metavar="N",
@@ -208,24 +200,16 @@ class Campaign:
             "simulate": self.options.simulate,
             "waits": True,
             "profile": not self.options.no_profile,
-            "quick": self.options.quick,
-            "limit_s": self.limit_s(job) * 0.8,
             **job.request,
         }
-        conf = "" if job.case is None else job.case.alloc_conf
-        return children.Child(Path(self.scratch.name), job.name, request, conf)
-
-    def limit_s(self, job: Job) -> float:
-        """Seconds for a job; a family of kernels is many measurements."""
-        return self.options.case_limit * (2.0 if job.case is None else 1.0)
+        return children.Child(Path(self.scratch.name), job.name, request, job.case.alloc_conf)
 
     def finish(self, job: Job, child: children.Child) -> str:
         """Let a child measure, and see what it wrote; returns the result's status."""
         began = time.monotonic()
-        limit = min(self.limit_s(job), max(self.left_s(), 1.0))
+        limit = min(self.options.case_limit, max(self.left_s(), 1.0))
         problem = child.measure(limit)
         path = self.path(job.name)
-        # What a family of kernels wrote before it was ended is good.
         written = path.exists() and path.stat().st_mtime >= child.started - 1
         status = status_of(path) if written else None
         if status is None:
@@ -238,7 +222,7 @@ class Campaign:
         return status
 
     def write_failure(self, job: Job, problem: str, output: str) -> None:
-        case = None if job.case is None else dataclasses.asdict(job.case)
+        case = dataclasses.asdict(job.case)
         result = {
             "format": FORMAT, "version": VERSION, "status": "failed", "message": problem,
             "traceback": output[-6000:], "case": case, "simulated": bool(self.options.simulate),
@@ -249,11 +233,9 @@ class Campaign:
         result = read(self.path(name)) or {}
         if status in ("failed", "skipped"):
             return f"{status}: {str(result.get('message', '')).partition(chr(10))[0]}"
-        memory = result.get("memory")
         if "timed" in result:
             return f"{status}, steps at {len(result['timed'])} batch sizes"
-        if memory is None:
-            return f"{status}, {len(result.get('rows', result.get('device_memory', ())))} rows"
+        memory = result["memory"]
         mib = 1 << 20
         return (
             f"{status}, allocated {memory['max_allocated_bytes'] / mib:.0f} MiB, "
@@ -339,11 +321,10 @@ class Campaign:
         self.scratch.cleanup()
 
     def report(self) -> int:
-        """Merge the kernels' rows, write the list of what was skipped, and sum up."""
+        """Write the list of what was skipped, and sum up."""
         if self.options.list:
             return 0
         out = self.options.out
-        merge_kernels(out)
         write(out / "campaign.json", {"outcomes": self.outcomes})
         if self.options.bundle is not None:
             rebuild(self.options.bundle, out)
@@ -360,22 +341,11 @@ def _is_short(text: str) -> bool:
 
 
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
-    """Plain jobs in their order: the context, then kernels among the cases."""
+    """Plain jobs, with step times among them: whatever comes of the time, there is some of all."""
     plain = [
         job_of(case) for case in cases.chosen(options.only, options.quick) if case.cap_bytes is None
     ]
-    families = [
-        Job(f"kernels-{name}", {"kind": "kernels", "family": name})
-        for name in (QUICK_FAMILIES if options.quick else FAMILIES)
-    ]
-    extra = [Job("context", {"kind": "context"}), *families]
-    timed = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
-    if options.only:
-        patterns = [word.strip("*") for word in options.only]
-        extra = [job for job in extra if any(word in job.name for word in patterns)]
-    # A family after every few cases: whatever comes of the time, there is some of everything.
-    yield from extra[:2]
-    rest = [job for pair in itertools.zip_longest(timed, extra[2:]) for job in pair if job]
+    rest = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
     for index, job in enumerate(plain):
         yield job
         if index % 4 == 3 and rest:
@@ -392,10 +362,8 @@ def timed_job(timed: cases.TimedCase) -> Job:
     return Job(timed.name, {"kind": "timed", **request}, timed.case)
 
 
-def lacking(case: cases.Case | None) -> str | None:
+def lacking(case: cases.Case) -> str | None:
     """The package that the case's model needs and that is not installed."""
-    if case is None:
-        return None
     for prefix, package in NEEDS.items():
         if case.model == prefix or case.model.startswith(f"{prefix}_"):
             return cases.missing((package,))
@@ -425,20 +393,6 @@ def read(path: Path) -> dict[str, Any] | None:
 def status_of(path: Path) -> str | None:
     found = read(path)
     return None if found is None else str(found.get("status"))
-
-
-def merge_kernels(out: Path) -> None:
-    """All families' rows in one table, kernels.json."""
-    families = {}
-    for path in sorted(out.glob("kernels-*.json.gz")):
-        found = read(path)
-        if found is not None and found.get("status") == "ran":
-            families[found["family"]] = {
-                name: found[name] for name in ("simulated", "machine", "recorded_at", "rows")
-            }
-    if families:
-        table = {"format": "trainfit-gpu-kernels", "version": VERSION, "families": families}
-        write(out / "kernels.json", table)
 
 
 def rebuild(bundle: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Measures one thing in this process, which is fresh: a case, step times or a family of kernels.
+"""Measures one thing in this process, which is fresh: a case or step times.
 
 Started by campaign.py with a request (a JSON file); not meant to be run by hand. It prepares
 everything that needs no GPU, prints "ready", waits for a line on standard input, and only
@@ -89,19 +89,6 @@ def write(path: Path, result: dict[str, Any]) -> None:
 
 def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Everything that needs no GPU; returns what to do on it."""
-    if request["kind"] == "kernels":
-        from gpu.kernels import Family
-
-        family = Family(request["family"], request["limit_s"], quick=request["quick"])
-        header = {"format": FORMAT, "version": VERSION}
-        target = Path(request["output"])
-        return lambda: family.measure(
-            bool(request["simulate"]), lambda partial: write(target, header | partial)
-        )
-    if request["kind"] == "context":
-        from gpu.context import measure
-
-        return lambda: measure(bool(request["simulate"]))
     from gpu.cases import Case
     from gpu.training import Job
 

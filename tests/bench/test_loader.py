@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
 import importlib.util
 import json
 import math
-import os
 import pickle
 import statistics
 import sys
@@ -30,9 +28,8 @@ MODULES = (
     "_bench",
     "_loader_figures",
     "_loader_images",
-    "_loader_rivals",
     "_loader_sweep",
-    "loader_workloads",
+    "_loader_workloads",
 )
 
 ONE, TWO, FOUR = LoaderSettings(1), LoaderSettings(2), LoaderSettings(4)
@@ -59,7 +56,7 @@ def reading(
 
 
 def study(**parts: Any) -> Any:
-    return figures().Study("a", figures().FAST, 0.0, 3, **parts)
+    return figures().Study("a", 3, **parts)
 
 
 # Arithmetic --------------------------------------------------------------------------------------
@@ -108,7 +105,7 @@ def test_a_failure_of_ours_costs_everything_and_the_workload() -> None:
         choices=[figures().Choice(figures().OURS, ONE, 1.0)],
         finals=[reading(ONE, 10.0)],
     )
-    bad = figures().Study("b", figures().FAST, 0.0, 3, sweep=[reading(ONE, 10.0)])
+    bad = figures().Study("b", 3, sweep=[reading(ONE, 10.0)])
     bad.choices = [figures().Choice(figures().OURS, None, 1.0, "failed")]
     bad.finals = [reading(ONE, 10.0)]
     values = {each.name: each for each in figures().figures([good, bad], wanted=2)}
@@ -123,11 +120,9 @@ def test_figures_of_injected_tables() -> None:
         choices=[figures().Choice(figures().OURS, ONE, 2.4)],
         finals=[reading(ONE, 9.9), reading(FOUR, 10.0)],
     )
-    # A consumer's step hides errors: paced studies count for regret and time alone.
-    paced = figures().Study("a", figures().PACED, 0.1, 3, sweep=fast.sweep, finals=fast.finals)
-    paced.predictions = [figures().Prediction(TWO, 8.0)]
-    paced.choices = [figures().Choice(figures().OURS, FOUR, 0.6)]
-    values = {each.name: each.value for each in figures().figures([fast, paced])}
+    other = figures().Study("a", 3, sweep=fast.sweep, finals=fast.finals)
+    other.choices = [figures().Choice(figures().OURS, FOUR, 0.6)]
+    values = {each.name: each.value for each in figures().figures([fast, other])}
     assert values["loader_median_error"] == pytest.approx(20.0)
     # 0, 20 and 25% (inclusive): 0.8 of the way from the second to the third.
     assert values["loader_p90_error"] == pytest.approx(24.0)
@@ -148,7 +143,7 @@ def test_a_single_run_is_compared_with_the_others_of_its_setting() -> None:
     assert figures().spread_percent([one]) == pytest.approx(apart)
 
 
-def test_the_cores_speed_and_the_errors_of_what_the_clock_said() -> None:
+def test_the_cores_speed() -> None:
     one = study(
         predictions=[figures().Prediction(ONE, 10.0)],
         sweep=[
@@ -159,7 +154,6 @@ def test_the_cores_speed_and_the_errors_of_what_the_clock_said() -> None:
     assert figures().core_speed_percent(one) == pytest.approx(90.0)
     assert math.isnan(figures().core_speed_percent(study()))
     assert figures().errors_percent(one)[ONE] == pytest.approx(0.0)
-    assert figures().errors_percent(one, as_run=True)[ONE] == pytest.approx(25.0)
 
 
 def test_a_sweep_is_priced_by_runs_as_long_as_ours() -> None:
@@ -229,43 +223,36 @@ def fake_run(rate: Callable[[LoaderSettings], float], broken: LoaderSettings) ->
 
 
 def test_a_study_measures_the_grid_then_choices_and_the_best_again(tmp_path: Path) -> None:
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     grid = (LoaderSettings(0), ONE, TWO, FOUR)
-    chosen, other = LoaderSettings(3), LoaderSettings(8)
+    chosen = LoaderSettings(3)
     persistent = LoaderSettings(3, persistent_workers=True)  # which no steady state shows
 
     def rate(settings: LoaderSettings) -> float:
         return 10.0 * (1 + min(settings.num_workers, 3))
 
     tool = StandIn(lambda settings: 1.1 * rate(settings), persistent)
-    steps: list[float] = []
-
-    def rivals(step_s: float) -> list[Any]:
-        steps.append(step_s)
-        return [figures().Choice("rule", other, 0.0), figures().Choice("absent", None, 0.0)]
-
-    plan = sweep.Plan(grid, 0.1, rounds=3, paced_rounds=1, final_rounds=2)
+    plan = sweep.Plan(grid, 0.1, rounds=3, final_rounds=2)
     run = fake_run(rate, broken=FOUR)
     case = workloads.BY_NAME["heavy_tail"]
     said: list[str] = []
-    bench = sweep.Bench(case, tmp_path, plan, tool, rivals, said.append, run)
+    bench = sweep.Bench(case, tmp_path, plan, tool, said.append, run)
     kept: list[int] = []
-    fast, paced = sweep.studied([bench], lambda studies: kept.append(len(studies)))
-    assert kept == [2] and said and tool.probes == 1
+    (found,) = sweep.studied([bench], lambda studies: kept.append(len(studies)))
+    assert kept == [1] and said and tool.probes == 1
 
-    assert [len(each.sweep) for each in (fast, paced)] == [12, 4]
-    rounds = [[each.settings for each in fast.sweep[4 * n : 4 * n + 4]] for n in range(3)]
+    assert len(found.sweep) == 12
+    rounds = [[each.settings for each in found.sweep[4 * n : 4 * n + 4]] for n in range(3)]
     assert all(set(order) == set(grid) for order in rounds) and len(set(map(tuple, rounds))) > 1
-    assert {each.failure for each in fast.sweep if each.settings == FOUR} == {"RuntimeError: no"}
-    # Without FOUR, TWO is the fastest of the grid at 30 a second.
-    assert steps == tool.steps == [0.0, pytest.approx(0.8 / 30)]
-    finalists = {each.settings for each in fast.finals}
-    assert finalists == {chosen, other, TWO, ONE, LoaderSettings(0)}
-    assert len(fast.finals) == 2 * len(finalists)
-    errors = figures().errors_percent(fast)
+    assert {each.failure for each in found.sweep if each.settings == FOUR} == {"RuntimeError: no"}
+    # Without FOUR, TWO is the fastest of the grid.
+    finalists = {each.settings for each in found.finals}
+    assert finalists == {chosen, TWO, ONE, LoaderSettings(0)}
+    assert len(found.finals) == 2 * len(finalists)
+    errors = figures().errors_percent(found)
     assert errors == {each: pytest.approx(10.0) for each in grid[:3]}
-    assert figures().regret_percent(fast, figures().OURS) == pytest.approx(0.0)
-    row = figures().study_row(fast)
+    assert figures().regret_percent(found, figures().OURS) == pytest.approx(0.0)
+    row = figures().study_row(found)
     assert row["settings_failed"] == 1 and row["bias_percent"] == pytest.approx(10.0)
 
 
@@ -276,7 +263,7 @@ def test_a_probe_on_slowed_cores_is_made_again(
     tmp_path: Path, speeds: tuple[float, ...], kept: float
 ) -> None:
     """Once more where one repeat is allowed; the quietest counts."""
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
 
     class Watching(StandIn):
         def probe(self, workload: Any, watch: Any) -> Any:
@@ -287,17 +274,17 @@ def test_a_probe_on_slowed_cores_is_made_again(
             return found
 
     tool = Watching(lambda settings: 10.0, ONE)
-    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
-    case = workloads.BY_NAME["remote"]  # without files
+    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
+    case = workloads.BY_NAME["lock_bound"]  # without files
     run = fake_run(lambda settings: 10.0, FOUR)
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
-    (study,) = bench.studies()
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    study = bench.study()
     assert tool.probes == len(speeds) and study.probe == {"core_speed": kept}
 
 
 def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
     """A fifth slower around the probe than in the sweep's first round and second."""
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     runs: list[LoaderSettings] = []
     grid = (LoaderSettings(0), ONE, LoaderSettings(1, 4), LoaderSettings(2, 4))
 
@@ -312,10 +299,10 @@ def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
         return plain(workload, settings, **options)
 
     tool = StandIn(lambda settings: 8.0 * (1 + settings.num_workers), ONE)
-    plan = sweep.Plan(grid, 0.01, rounds=2, paced_rounds=0, final_rounds=1)
-    case = workloads.BY_NAME["remote"]  # without files
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
-    (study,) = bench.studies()
+    plan = sweep.Plan(grid, 0.01, rounds=2, final_rounds=1)
+    case = workloads.BY_NAME["lock_bound"]  # without files
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    study = bench.study()
     assert len(study.anchors) == 6
     assert figures().drift(study) == pytest.approx(0.8)
     assert figures().errors_percent(study) == {each: pytest.approx(0.0) for each in grid}
@@ -325,21 +312,10 @@ def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
     assert row["drift_percent"] == pytest.approx(-20.0)
     assert figures().details([study])["drifting_median_percent"] == pytest.approx(20.0)
 
-    kept = tmp_path / "kept.json"
-    figures().save(kept, [study], {})
-    (read,) = figures().load(kept)
-    runs.clear()
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
-    predicted = bench.again(read)
-    # One to load some batches first, then the anchors: before the probe at 10, after it at 8.
-    assert len(runs) == 1 + 6 and runs[0] == LoaderSettings(0)
-    assert predicted.sweep == study.sweep and predicted.finals == study.finals
-    assert figures().drift(predicted) == pytest.approx(0.9)
-
 
 def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None:
     """Once, where one repeat is allowed; the one without them counts."""
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     runs: list[LoaderSettings] = []
     plain = fake_run(lambda settings: 10.0 + runs.count(settings), FOUR)
 
@@ -349,17 +325,17 @@ def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None
         return dataclasses.replace(plain(workload, settings, **options), others_cores=others)
 
     tool = StandIn(lambda settings: 10.0, ONE)
-    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 0, 1, repeats=1)
-    case = workloads.BY_NAME["remote"]  # without files
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda step_s: [], lambda line: None, run)
-    (study,) = bench.studies()
+    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
+    case = workloads.BY_NAME["lock_bound"]  # without files
+    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    study = bench.study()
     (kept,) = [each for each in study.sweep if each.settings == ONE]
     assert kept.others_cores == 0.1 and kept.batches_per_s == pytest.approx(12.0)
     assert runs[:3].count(ONE) == 2 and len(study.sweep) == 2
 
 
 def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
 
     class Raises:
         def probe(self, _workload: Any, _watch: Any) -> Any:
@@ -369,23 +345,23 @@ def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
             raise ValueError("no")
 
     run = fake_run(lambda _: 10.0, broken=FOUR)
-    plan = sweep.Plan((ONE, TWO), 0.1, rounds=1, paced_rounds=0, final_rounds=1)
+    plan = sweep.Plan((ONE, TWO), 0.1, rounds=1, final_rounds=1)
     case = workloads.BY_NAME["heavy_tail"]
-    bench = sweep.Bench(case, tmp_path, plan, Raises(), lambda _: [], lambda _: None, run)
-    (only,) = bench.studies()
+    bench = sweep.Bench(case, tmp_path, plan, Raises(), lambda _: None, run)
+    only = bench.study()
     assert only.choices[0].settings is None and only.choices[0].note == "failed: ValueError: no"
     assert "nothing came" in only.probe and not only.predictions
     assert figures().regret_percent(only, figures().OURS) == 100.0
 
 
 def test_one_real_run_of_the_shared_decoder_by_two_workers(tmp_path: Path) -> None:
-    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "loader_workloads"))
+    sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     tool = StandIn(lambda _: 1.0, ONE)
-    plan = sweep.Plan((TWO,), 0.05, rounds=1, paced_rounds=0, final_rounds=1)
+    plan = sweep.Plan((TWO,), 0.05, rounds=1, final_rounds=1)
     case = workloads.BY_NAME["lock_bound"]
-    (only,) = sweep.Bench(case, tmp_path, plan, tool, lambda _: [], lambda _: None).studies()
+    only = sweep.Bench(case, tmp_path, plan, tool, lambda _: None).study()
     runs = [*only.sweep, *only.finals]
-    assert [each.failure for each in runs] == [""] * 3
+    assert [each.failure for each in runs] == [""] * 4
     assert all(each.batches_per_s and each.seconds > 0.05 for each in runs)
 
 
@@ -399,7 +375,6 @@ def test_kept_readings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
         sweep=[reading(ONE, 10.0, 20.0)],
         choices=[
             figures().Choice(figures().OURS, LoaderSettings(4, 8, True, False), 1.0),
-            figures().Choice("loadtune", None, 0.0, "not installed: pip install loadtune"),
         ],
         finals=[reading(ONE, 10.0), reading(LoaderSettings(4, 8, True, False), 9.8)],
     )
@@ -411,7 +386,7 @@ def test_kept_readings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "loader_median_regret: 2% (goal at most 3%) holds" in text
     assert "loader_time_share: 1.667% (goal at most 10%) holds" in text
     assert "loader_workloads: 1 (goal at least 8) short" in text
-    assert "4 × 8, pinned, any order" in text and "pip install loadtune" in text
+    assert "4 × 8, pinned, any order" in text
     assert accuracy.main(["--read", str(file), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     (row,) = document["details"]["studies"]
@@ -436,62 +411,6 @@ def test_wrong_options_are_named(
     assert stopped.value.code == 2 and reason in capsys.readouterr().err
 
 
-# Rivals ------------------------------------------------------------------------------------------
-
-
-def test_rules_of_thumb(monkeypatch: pytest.MonkeyPatch) -> None:
-    rivals = importlib.import_module("_loader_rivals")
-    monkeypatch.setattr(rivals.psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
-    chosen = {each.who: each.settings for each in rivals.rules()}
-    assert chosen["PyTorch's default"] == LoaderSettings(0)
-    assert chosen["physical cores / 2"] == LoaderSettings(4)
-    assert chosen["all CPUs"] == LoaderSettings(16)
-
-
-@pytest.mark.parametrize("cpus", [1, 2, 3, 12])
-def test_lightnings_number_is_that_of_its_own_code(
-    cpus: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rivals = importlib.import_module("_loader_rivals")
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)))
-    choice = rivals.lightning()
-    assert ("no warning" in choice.note) == (choice.settings.num_workers == 1)
-    if (spec := importlib.util.find_spec("lightning")) is None or spec.origin is None:
-        pytest.skip("Lightning is not installed")
-    # Its two functions alone: the package imports all that is installed beside it.
-    source = Path(spec.origin).parent / "fabric" / "utilities" / "data.py"
-    wanted = ("suggested_max_num_workers", "_num_cpus_available")
-    body = [
-        node
-        for node in ast.parse(source.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name in wanted
-    ]
-    names: dict[str, Any] = {"os": os}
-    exec(compile(ast.Module(body, []), str(source), "exec"), names)
-    assert choice.settings == LoaderSettings(names["suggested_max_num_workers"](1))
-
-
-def test_an_absent_rival_is_named_with_what_to_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rivals = importlib.import_module("_loader_rivals")
-    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda _: None)
-    choice = rivals.loadtune(rivals.BY_NAME["heavy_tail"], tmp_path, 0.0)
-    assert choice.settings is None and choice.note == "not installed: pip install loadtune"
-
-
-def test_loadtunes_knobs_are_settings() -> None:
-    settings_of = importlib.import_module("_loader_rivals").settings_of
-    knobs = {"num_workers": 2, "prefetch_factor": None, "persistent_workers": True}
-    assert settings_of({**knobs, "pin_memory": False}) == LoaderSettings(
-        2, 2, persistent_workers=True
-    )
-    assert settings_of({**knobs, "prefetch_factor": 4, "pin_memory": True}) == LoaderSettings(
-        2, 4, pin_memory=True, persistent_workers=True
-    )
-    assert settings_of({"num_workers": 0, "prefetch_factor": None}) == LoaderSettings(0)
-
-
 # Workloads ---------------------------------------------------------------------------------------
 
 SHAPES = {
@@ -503,13 +422,12 @@ SHAPES = {
     "tiny_in_memory": ((2048, 32), (2048,)),
     "heavy_tail": (1, 64, 64),
     "lock_bound": (8, 64, 64),
-    "remote": (8, 64, 64),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_batches_have_their_shape_and_are_finite(name: str, tmp_path: Path) -> None:
-    case = importlib.import_module("loader_workloads").BY_NAME[name]
+    case = importlib.import_module("_loader_workloads").BY_NAME[name]
     if case.needs and importlib.util.find_spec(case.needs) is None:
         pytest.skip(f"{case.needs} is not installed")
     batch = next(iter(case.loader(tmp_path, samples=2 * case.batch_size)))
@@ -528,19 +446,8 @@ def test_batches_have_their_shape_and_are_finite(name: str, tmp_path: Path) -> N
     assert tensors[0].float().std() > 0.01
 
 
-def test_detection_hands_over_many_tensors(tmp_path: Path) -> None:
-    from trainfit.loader.measure.loop import weigh
-
-    case = importlib.import_module("loader_workloads").BY_NAME["detection"]
-    images, targets = batch = next(iter(case.loader(tmp_path, samples=12)))
-    assert len(images) == len(targets) == 12 and images[0].shape == (3, 240, 320)
-    assert weigh(batch)[1] == 12 * 5
-    assert all(len(each["boxes"]) == len(each["masks"]) > 0 for each in targets)
-    assert all(each["masks"].flatten(1).any(1).all() for each in targets)
-
-
 def test_files_are_made_once_and_the_same_each_time(tmp_path: Path) -> None:
-    workloads = importlib.import_module("loader_workloads")
+    workloads = importlib.import_module("_loader_workloads")
     jpegs = workloads.BY_NAME["jpeg_augment"]
     one, other = (jpegs.dataset(tmp_path / name, 3) for name in "ab")
     data = [Path(path).read_bytes() for path in one.paths]
@@ -551,7 +458,7 @@ def test_files_are_made_once_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_files_that_were_not_finished_are_made_anew(tmp_path: Path) -> None:
-    kept = importlib.import_module("loader_workloads").kept
+    kept = importlib.import_module("_loader_workloads").kept
 
     def stops(scratch: Path) -> None:
         (scratch / "half").write_text("")
@@ -565,16 +472,16 @@ def test_files_that_were_not_finished_are_made_anew(tmp_path: Path) -> None:
 
 
 def test_heavy_tail_is_one_and_an_epoch_holds_all_of_it() -> None:
-    case = importlib.import_module("loader_workloads").BY_NAME["heavy_tail"]
+    case = importlib.import_module("_loader_workloads").BY_NAME["heavy_tail"]
     amounts = case.dataset(Path()).amounts
     assert statistics.pstdev(amounts) / statistics.fmean(amounts) >= 1
     assert statistics.fmean(amounts) == pytest.approx(200, rel=0.01)
     assert (case.dataset(Path()).amounts == amounts).all()
 
 
-@pytest.mark.parametrize("name", ["jpeg_augment", "memmap", "heavy_tail", "remote"])
+@pytest.mark.parametrize("name", ["jpeg_augment", "memmap", "heavy_tail"])
 def test_data_sets_can_be_pickled(name: str, tmp_path: Path) -> None:
-    case = importlib.import_module("loader_workloads").BY_NAME[name]
+    case = importlib.import_module("_loader_workloads").BY_NAME[name]
     dataset = case.dataset(tmp_path, 4)
     dataset[1]
     assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset) == 4
@@ -583,7 +490,7 @@ def test_data_sets_can_be_pickled(name: str, tmp_path: Path) -> None:
 def test_a_workload_whose_package_is_absent_says_what_to_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workloads = importlib.import_module("loader_workloads")
+    workloads = importlib.import_module("_loader_workloads")
     monkeypatch.setattr(workloads.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(workloads.NotInstalledError, match="pip install h5py"):
         workloads.BY_NAME["hdf5"].loader(tmp_path)

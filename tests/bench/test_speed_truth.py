@@ -16,7 +16,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import speed_truth  # noqa: E402
-from _truth import NO_TRUTH  # noqa: E402
+from _bench import ABSENT  # noqa: E402
 from _truth_files import TimedSteps, read_truth  # noqa: E402
 from gpu import measure, timing  # noqa: E402
 from gpu.cases import case  # noqa: E402
@@ -89,16 +89,18 @@ def test_without_truth_it_says_how_to_record(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rehearsal is none."""
-    assert speed_truth.main(["--truth", str(folder)]) == NO_TRUTH
+    assert speed_truth.main(["--truth", str(folder)]) == ABSENT
     said = capsys.readouterr().out
     assert "python bench/gpu/campaign.py --only steps-" in said and "holds" not in said
 
 
 def test_bad_input_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert speed_truth.main(["--profile", str(folder / "none.json")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        speed_truth.main(["--profile", str(folder / "none.json")])
     assert "none.json" in capsys.readouterr().err
     (folder / "steps-other.json.gz").write_bytes(b"\x1f\x8b cut short")
-    assert speed_truth.main(["--truth", str(folder), "--rehearsal"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        speed_truth.main(["--truth", str(folder), "--rehearsal"])
     assert "damaged" in capsys.readouterr().err
 
 
@@ -109,5 +111,6 @@ def test_a_gpu_of_unknown_rates_is_not_judged(
     machine = {**result["machine"], "gpu": "NVIDIA GeForce RTX 9999"}
     measure.write(tmp_path / "steps-x.json", {**result, "machine": machine})
     words = ["--truth", str(tmp_path), "--rehearsal", "--jobs", "1"]
-    assert speed_truth.main(words) == 2
+    with pytest.raises(SystemExit, match="2"):
+        speed_truth.main(words)
     assert "NVIDIA GeForce RTX 9999: not in the catalogue" in capsys.readouterr().err

@@ -24,7 +24,7 @@ sys.path.insert(0, str(BENCH))
 
 import _truth_files as types_of_truth  # noqa: E402
 from _truth_files import TruthCase, read_truth  # noqa: E402
-from gpu import campaign, cases, children, events, kernels, machine, measure, models, operators  # noqa: E402
+from gpu import campaign, cases, children, events, machine, measure, models, operators  # noqa: E402
 from gpu.capped import CappedSearch  # noqa: E402
 
 MIB = 1 << 20
@@ -72,7 +72,6 @@ def test_what_one_side_writes_the_other_reads() -> None:
     assert types_of_truth.VERSION == measure.VERSION
     assert types_of_truth.SIZED == events.SIZED
     assert set(events.LETTERS.values()) | {"f"} == types_of_truth.LETTERS
-    assert tuple(kernels.FAMILIES) == campaign.FAMILIES
 
 
 def test_packages_are_those_that_the_models_need() -> None:
@@ -107,32 +106,6 @@ def test_models_train_on_the_cpu(name: str) -> None:
     unused = {"trunk.head.2.weight", "trunk.head.2.bias"} if name == "ssd" else set()
     missing = {n for n, p in module.named_parameters() if p.grad is None}
     assert missing == unused
-
-
-# -- kernels ---------------------------------------------------------------------------------------
-
-
-def test_there_are_enough_kernels_and_each_has_its_name() -> None:
-    rows = [row for family in kernels.FAMILIES.values() for row in family()]
-    names = [row.name for row in rows]
-    assert len(set(names)) == len(names)
-    forward = [row for row in rows if row.arguments.get("part") == "forward"]
-    convolutions = [row for row in forward if row.name.startswith("convolution ")]
-    assert len(convolutions) >= 150
-    assert {row.arguments["benchmark"] for row in convolutions} == {True, False}
-    assert sorted(row.name for row in kernels.spread(rows)) == sorted(names)
-
-
-def test_blocks_of_a_call() -> None:
-    trace = [
-        {"action": "free_requested", "addr": 9, "size": 1},
-        {"action": "alloc", "addr": 1, "size": 100},
-        {"action": "alloc", "addr": 2, "size": 200},
-        {"action": "free_requested", "addr": 2, "size": 200},
-        {"action": "free_completed", "addr": 2, "size": 200},
-        {"action": "alloc", "addr": 2, "size": 50},
-    ]
-    assert kernels.blocks(trace) == [[100, True], [200, False], [50, True]]
 
 
 # -- the profiler ----------------------------------------------------------------------------------
@@ -309,7 +282,7 @@ def test_a_pattern_that_nothing_matches_is_named(
 
 
 def _results() -> int:
-    return len(cases.all_cases()) + len(cases.timed_cases()) + len(kernels.FAMILIES) + 1
+    return len(cases.all_cases()) + len(cases.timed_cases())
 
 
 def test_the_list_names_everything_once(tmp_path: Path) -> None:
@@ -339,7 +312,8 @@ def test_a_failed_or_skipped_result_is_made_again(tmp_path: Path) -> None:
 
 def test_no_child_is_left_behind(tmp_path: Path) -> None:
     request = {"output": str(tmp_path / "x.json"), "simulate": None, "waits": True,
-               "kind": "context"}  # fmt: skip
+               "kind": "case", "profile": False,
+               "case": dataclasses.asdict(cases.all_cases()[0])}  # fmt: skip
     child = children.Child(tmp_path, "x", request, "")
     process = child._process
     children.stop_all()

@@ -24,13 +24,7 @@ BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
 from _device_trace import replay_trace  # noqa: E402
-from _truth_files import (  # noqa: E402
-    KernelFamily,
-    LimitTruth,
-    Truth,
-    read_json,
-    read_truth,
-)
+from _truth_files import LimitTruth, Truth, read_truth  # noqa: E402
 
 GPU = "H100 SXM"
 CASES = (
@@ -43,8 +37,7 @@ CASES = (
     "mlp-fp32-momentum-loop-b256",
 )
 LIMIT = "cap3-resnet18-fp32-expandable"
-FAMILIES = ("optimizers", "products")
-PATTERNS = [f"--only={name}" for name in (*CASES, LIMIT, "context", *FAMILIES)]
+PATTERNS = [f"--only={name}" for name in (*CASES, LIMIT)]
 
 #: Makes the machine look as if it had a GPU, to whoever measures on it.
 PRETENCE = f"""
@@ -82,8 +75,7 @@ def test_every_file_is_there_and_complete(recorded: Path) -> None:
     assert isinstance(limit, LimitTruth)
     best = limit.capped.largest_ran
     runs = {f"{LIMIT}-b{best}", f"{LIMIT}-b{best + 1}"}
-    families = {f"kernels-{name}" for name in FAMILIES}
-    assert set(found) == {*CASES, LIMIT, *runs, *families, "context"}
+    assert set(found) == {*CASES, LIMIT, *runs}
     for name in {*CASES, *runs}:
         truth = found[name]
         assert isinstance(truth, Truth)
@@ -94,16 +86,6 @@ def test_every_file_is_there_and_complete(recorded: Path) -> None:
         stages = [stage.stage for stage in truth.device_memory]
         assert stages[:3] == ["before", "context", "moved"] and stages[-1] == "end"
         assert (recorded / f"{name}.json.gz").stat().st_size < 300_000
-    for name in families:
-        family = found[name]
-        assert isinstance(family, KernelFamily)
-        assert all(row.error is None and len(row.calls) == 2 for row in family.rows)
-    assert set(read_json(recorded / "kernels.json")["families"]) == set(FAMILIES)
-    context = read_json(recorded / "context.json.gz")
-    assert not context["failed_stages"]
-    assert [stage["stage"] for stage in context["device_memory"]][:3] == [
-        "before", "context", "first tensor",
-    ]  # fmt: skip
 
 
 def test_marks_are_those_of_a_training_step(recorded: Path) -> None:
@@ -141,9 +123,6 @@ def test_simulated_again_all_is_the_same_to_the_byte(recorded: Path) -> None:
         assert row["measured"] == row["simulated"], row["name"]
     (limit,) = document["details"]["limits"]
     assert limit["measured"] == limit["predicted"]
-    for family in document["details"]["kernels"]:
-        assert family["problem"] is None
-        assert family["exact"] == len(family["rows"]) > 0
     assert {figure["name"].partition("_")[0] for figure in document["figures"]} == {"rehearsal"}
 
 
@@ -164,7 +143,7 @@ def test_what_is_there_is_not_measured_again(recorded: Path) -> None:
     with tarfile.open(bundle) as archive:
         names = archive.getnames()
     assert len(names) == len(set(names))
-    assert set(names) == {*before, "kernels.json", "campaign.json"}
+    assert set(names) == {*before, "campaign.json"}
 
 
 def test_a_stopped_campaign_keeps_what_it_has_and_goes_on(tmp_path: Path) -> None:
@@ -182,13 +161,12 @@ def test_without_an_option_it_measures_the_gpu_that_is_there(tmp_path: Path) -> 
     (tmp_path / "sitecustomize.py").write_text(PRETENCE)
     path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
     out = tmp_path / "truth"
-    name, families = "resnet18-fp32-sgd-b16", "--only=kernels-optimizers"
+    name = "resnet18-fp32-sgd-b16"
     done = run(
-        "gpu/campaign.py", "--out", out, f"--only={name}", f"--only={LIMIT}", families,
-        "--only=context", PYTHONPATH=path,
-    )  # fmt: skip
+        "gpu/campaign.py", "--out", out, f"--only={name}", f"--only={LIMIT}", PYTHONPATH=path
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("NVIDIA H100 80GB HBM3: 3 results and 1 limits to measure")
+    assert done.stdout.startswith("NVIDIA H100 80GB HBM3: 1 results and 1 limits to measure")
     found = truths(out)
     assert not found[name].simulated
     assert found[LIMIT].capped.predicted == found[LIMIT].capped.largest_ran > 100

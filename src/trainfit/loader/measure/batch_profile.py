@@ -32,7 +32,7 @@ from trainfit.scripts.cost_rules import StackFrame, judge
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
 #: they do not fall into step with the batches.
 _LOOK_S: Final = 2e-3
-#: ``sys.setswitchinterval`` while we look (the default is 5 ms): ``bench/loader_split.py`` sees
+#: ``sys.setswitchinterval`` while we look (the default is 5 ms): decision 21's study sees
 #: file calls, which give up the lock, get too much with ten times that.
 _SWITCH_S: Final = 5e-6
 #: Of deeper stacks, those between are left out.

@@ -25,7 +25,7 @@ from trainfit.results.text import percent
 _NAME: Final = "grad_accum"
 #: By how much the ratio of two rates on one curve may be wrong, though both steps may be wrong by
 #: far more: ResNet-50's images/s on a T4, measured from 4 to 256 a batch, lie between 4% below and
-#: 2% above the curve (``bench/speed_knee.py``; docs/figures.md). Below 4 the curve was up to three
+#: 2% above the curve (docs/figures.md). Below 4 the curve was up to three
 #: times too fast.
 CURVE_ERROR: Final = 0.06
 #: Steps of an epoch that a larger batch leaves at least.

@@ -2,21 +2,16 @@
 
 Files are made once, below a folder that is given, from fixed seeds. Samples are of the kinds
 that people train on; images are smooth random fields, because noise decodes unlike pictures.
-
-    python bench/loader_workloads.py [--data DIR]     make the files; what each batch costs here
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib
 import importlib.util
 import multiprocessing
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _loader_images import SEED, as_lists, boxes, jpegs, kept, pngs
+from _loader_images import SEED, jpegs, kept, pngs
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -50,7 +45,6 @@ class Case:
     batch_size: int
     samples: int
     make: Callable[[Path, int], Dataset[Any]]
-    collate: Callable[[list[Any]], Any] | None = None
     needs: str = ""
 
     def dataset(self, folder: Path, samples: int | None = None) -> Dataset[Any]:
@@ -66,7 +60,6 @@ class Case:
             self.batch_size,
             shuffle=True,
             drop_last=True,
-            collate_fn=self.collate,
         )
 
 
@@ -260,27 +253,6 @@ def shared_decoder(_folder: Path, samples: int) -> Dataset[Any]:
     return SharedDecoder(samples)
 
 
-class Remote(Dataset[Tensor]):
-    """Samples from afar: some milliseconds' wait each (lognormal), then a little work."""
-
-    ROUNDS = 4
-
-    def __init__(self, seconds: np.ndarray) -> None:
-        self.seconds = seconds
-        self._worker = Worker()
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def __getitem__(self, index: int) -> Tensor:
-        time.sleep(self.seconds[index])
-        return torch.from_numpy(self._worker.rounds(self.ROUNDS)).float()
-
-
-def remote(_folder: Path, samples: int) -> Dataset[Any]:
-    return Remote(quantile_amounts(0.004, 0.5, samples, 5))
-
-
 CASES: tuple[Case, ...] = (
     Case("act_video", "three cameras, H.264 by PyAV", 2, 240, act_video, needs="av"),
     Case("jpeg_augment", "JPEG, crop, flip, colour", 8, 256, jpegs),
@@ -290,53 +262,5 @@ CASES: tuple[Case, ...] = (
     Case("tiny_in_memory", "TensorDataset, 32 features", 2048, 131072, tiny),
     Case("heavy_tail", "lognormal work, CV above 1", 1, 96, uneven),
     Case("lock_bound", "one lock for two thirds", 8, 1024, shared_decoder),
-    Case("remote", "waits for storage", 8, 512, remote),
-    Case("detection", "many tensors a batch, a list each", 12, 256, boxes, collate=as_lists),
 )
 BY_NAME = {case.name: case for case in CASES}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the files ({DATA})")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{'workload':<16}{'batch of':>9}{'ms':>8}{'CV':>7}{'CPU':>6}")
-    for case in CASES:
-        try:
-            loader = case.loader(options.data)
-        except NotInstalledError as error:
-            print(f"{case.name:<16}{error}")
-            continue
-        walls, cpu = batch_seconds(loader, 1.5)
-        mean, deviation = statistics.fmean(walls), statistics.pstdev(walls)
-        share = 100 * cpu / sum(walls)
-        print(
-            f"{case.name:<16}{case.batch_size:>9}{1e3 * mean:>8.1f}{deviation / mean:>7.2f}"
-            f"{share:>5.0f}%"
-        )
-    return 0
-
-
-def batch_seconds(loader: DataLoader[Any], seconds: float) -> tuple[list[float], float]:
-    """What batches take in this process, the first three left out; and the CPU time of all."""
-    walls: list[float] = []
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches, None)
-    cpu, end = time.process_time(), time.monotonic() + seconds
-    while time.monotonic() < end:
-        began = time.monotonic()
-        try:
-            next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            continue
-        walls.append(time.monotonic() - began)
-    return walls, time.process_time() - cpu
-
-
-if __name__ == "__main__":
-    sys.exit(main())
