@@ -112,6 +112,12 @@ def one_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else "…" + line[1 - most :]
 
 
+def exception_text(kind: str, message: object) -> str:
+    """ "KeyError: 'x'", or the kind alone of an exception without a message."""
+    said = str(message)
+    return f"{kind}: {said}" if said else kind
+
+
 def _escape(code: int) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
