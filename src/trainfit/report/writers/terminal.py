@@ -345,8 +345,8 @@ class _Form:
             yield from alone
 
     def item(self, item: Item) -> Iterator[tuple[int, tuple[Line, ...]]]:
-        """Its title and its lines, each with how dispensable it is; on a screen a line that is not
-        for it is left out, and so is one within an item that stays or goes as a whole."""
+        """Its title and its lines, each with how dispensable it is; a screen has no lines that are
+        for the whole alone."""
         tag = f"{item.tag}: " if item.tag else ""
         title = self.lines(f"{tag}{item.title}", "  - ", "    ", _STYLES[item.tone])
         yield item.detail, title
