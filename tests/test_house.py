@@ -64,3 +64,62 @@ def test_the_architecture_has_the_order_of_the_packages() -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+#: Types that say of a named thing why it is so; what is wrong, because, and what to do is a
+#: `results.findings.Finding`.
+REASONED = {
+    *("Finding", "Unknown", "SettingReason", "VariableAdvice", "LaunchPart", "Remedy"),
+    *("Verification", "OptimizerUse", "Applicability", "LeftOption", "LoaderChange", "Hang"),
+}
+#: Calls that take a sentence of a result apart again (the data is to have the part).
+TAKEN_APART = 21
+
+
+def fields_of(node: ast.ClassDef) -> set[str]:
+    """Names of a class's fields of words."""
+    lines = [each for each in node.body if isinstance(each, ast.AnnAssign)]
+    return {ast.unparse(each.target) for each in lines if ast.unparse(each.annotation) == "str"}
+
+
+def test_what_is_wrong_and_why_is_a_finding() -> None:
+    found = {
+        node.name
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and fields_of(node) & {"reason", "cause", "why", "meaning", "summary"}
+        and fields_of(node) & {"name", "kind", "title"}
+    }
+    assert found <= REASONED, found - REASONED
+
+
+#: Fields that hold a sentence, and what stands between its parts.
+SENTENCES = {
+    *("reason", "cause", "title", "text", "message", "meaning", "summary", "detail", "action"),
+    *("why", "note", "by_hand", "source"),
+}
+BETWEEN = re.compile(r"[:;,] | \(|[A-Za-z] [A-Za-z]| [A-Z][a-z]+ ")
+TAKES = ("removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit")
+
+
+def taken_apart(file: Path) -> list[str]:
+    """Places where a sentence is taken apart: a field that holds one, or by what is in one."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr not in TAKES:
+            continue
+        of = node.func.value
+        words = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+        between = any(isinstance(word, str) and BETWEEN.search(word) for word in words)
+        lines = "'\\n'" in [ast.unparse(word) for word in node.args]
+        if not lines and (between or (isinstance(of, ast.Attribute) and of.attr in SENTENCES)):
+            found.append(f"{file.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)[:80]}")
+    return found
+
+
+def test_no_more_sentences_are_taken_apart() -> None:
+    found = [line for file in sorted(SOURCE.rglob("*.py")) for line in taken_apart(file)]
+    assert len(found) <= TAKEN_APART, "\n".join(found)

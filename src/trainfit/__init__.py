@@ -28,9 +28,11 @@ def why_no_gpu() -> str:
     from trainfit.doctor.checks import diagnose
     from trainfit.hardware.machine.survey import survey
     from trainfit.hardware.machine.system import System
-    from trainfit.report.doctor import check_text
+    from trainfit.report.layout import plain_text
+    from trainfit.report.sections.doctor import checks_subject
+    from trainfit.report.writers.terminal import whole
 
-    return "\n\n".join(check_text(check) for check in diagnose(survey(System()), ("gpu",)))
+    return plain_text(whole(checks_subject(diagnose(survey(System()), ("gpu",)))))
 
 
 def load(path: str | os.PathLike[str]) -> ResultFile | Recording:

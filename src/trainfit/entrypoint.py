@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.text import one_line
+from trainfit.results.text import exception_text, one_line
 from trainfit.scripts.fault import own_fault, script_traceback
 from trainfit.simgpu.device.user_location import line_of_user
 
@@ -100,7 +100,7 @@ def _raise(said: str, what: str, error: Exception) -> NoReturn:
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{error.filename}:{error.lineno}"
     at = f" at {place}" if place else ""
-    raised = one_line(f"{type(error).__name__}: {error}".removesuffix(": "))
+    raised = one_line(exception_text(type(error).__name__, error))
     if isinstance(error, SyntaxError | ImportError):
         raise UserCodeError(f"{said} {what}{at} ({raised}); fix that line, then try once more")
     text = script_traceback(error)

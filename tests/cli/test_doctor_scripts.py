@@ -32,7 +32,7 @@ def test_scripts_are_read_together(folder: Path) -> None:
     first = "Script train.py and 2 more scripts: 2 findings in 2 files; 3 files read"
     assert done.stdout.splitlines()[0] == first
     # Named once, though one script imports the other.
-    assert done.stdout.count("net.py:2:9 data-parallel") == 1
+    assert done.stdout.count("data-parallel: net.py:2:9") == 1
     assert "GPU in this machine" not in done.stdout
 
 
@@ -45,7 +45,7 @@ def test_files_without_pytorch_are_silent(folder: Path) -> None:
 def test_a_script_that_cannot_be_read_hides_no_finding(folder: Path) -> None:
     done = trainfit(*ALONE, "broken.py", "net.py", cwd=folder)
     assert done.returncode == 2
-    assert "net.py:2:9 data-parallel" in done.stdout
+    assert "data-parallel: net.py:2:9" in done.stdout
     assert done.stderr.startswith("trainfit: error: script 'broken.py': syntax error at line 1")
     alone = trainfit(*ALONE, "broken.py", cwd=folder)
     assert alone.returncode == 2 and not alone.stdout

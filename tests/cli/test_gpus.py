@@ -19,7 +19,7 @@ from trainfit.hardware.gpu.catalogue import CURATED
 from trainfit.hardware.gpu.figures import ARCHITECTURES, figures
 from trainfit.hardware.gpu.lookup import _database_entries
 from trainfit.hardware.gpu.records import database
-from trainfit.report.sections.gpu_meaning import JETPACK, explained
+from trainfit.report.gpu_meaning import JETPACK, explained
 from trainfit.report.sections.gpus import catalogue_subject
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import GpuFigures, GpusResult

@@ -54,9 +54,9 @@ SCREENS: tuple[tuple[str, ...], ...] = (
 )
 #: Commands to copy are never broken into lines, and a path or a name cannot be.
 WHOLE = re.compile(
-    r"^ *(fix|undo|to try|write:|try the fix:|next:|tried:|next: trainfit|trainfit|python) "
+    r"^ *(fix|undo|to try|now|write:|try the fix:|next:|tried:|next: trainfit|trainfit|python) "
     r"|^ *(Recording: )?\S+$"
-    r"|^ *DataLoader\(|.*; next: trainfit |^Recording: |^ *(\| |.*:\d+:\d+ )|.*\S{50}"
+    r"|^ *DataLoader\(|.*; next: trainfit |^Recording: |^ *(\| |.*:\d+:\d+ )|.*\S{42}"
 )
 
 
@@ -184,10 +184,10 @@ def test_what_is_bad_is_red_and_no_color_leaves_nothing(
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = shown(words, capsys, monkeypatch)
-    assert re.search("\x1b\\[1;31mBAD", coloured)
+    assert re.search("\x1b\\[1;31m  - gpu: ", coloured)
     monkeypatch.setenv("NO_COLOR", "1")
     plain = shown(words, capsys, monkeypatch)
-    assert "\x1b" not in plain and "BAD" in plain
+    assert "\x1b" not in plain and "- gpu: " in plain
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in shown(words, capsys, monkeypatch)

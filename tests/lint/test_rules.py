@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_report import on_one_line, whole
 from trainfit.lint.api import read_script
 from trainfit.lint.source import UnreadableScriptError
-from trainfit.report.doctor import script_text
+from trainfit.report.sections.doctor import script_subject
 from trainfit.results.doctor import ScriptReport
 from trainfit.results.findings import Finding, Fix, Place
-from trainfit.results.text import WIDTH
+from trainfit.results.text import WIDTH, laid_out_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +41,11 @@ for epoch in range(3):
         loss.backward()
         optimizer.step()
 """
+
+
+def script_text(report: ScriptReport) -> str:
+    with laid_out_for(WIDTH):
+        return whole(script_subject(report))
 
 
 def report(folder: Path, text: str, **others: str) -> ScriptReport:
@@ -767,9 +773,9 @@ def test_the_text_names_place_reason_and_rewrite(tmp_path: Path) -> None:
     found = report(tmp_path, HEAD + "import other\n" + EVALUATE, other="x = y.cuda()\n")
     text = script_text(found)
     assert "2 findings in 2 files; 2 files read" in " ".join(text.split())
-    assert f"{tmp_path / 'script.py'}:16:18 no-no-grad" in text
-    assert "| output = net(x.to(device))" in text
-    assert "> @torch.inference_mode() above `def evaluate`" in text
+    assert f"no-no-grad: {tmp_path / 'script.py'}:16:18" in on_one_line(text)
+    assert "now         output = net(x.to(device))" in text
+    assert "write       @torch.inference_mode() above `def evaluate`" in text
     assert text.index("no-no-grad") < text.index("hard-coded-cuda")
 
 
@@ -783,7 +789,9 @@ def test_the_text_is_escaped_and_wrapped() -> None:
     finding = Finding("r", "warning", "", (), "why " * 60, (Fix("do " * 60),), place=place)
     text = script_text(ScriptReport("a\x1b[2J.py", ("a\x1b[2J.py",), (finding,), ("b\x07.py: no",)))
     assert text.isprintable() or all(c.isprintable() or c == "\n" for c in text)
-    assert max(map(len, text.split("\n"))) <= WIDTH
+    # But for a word of the user's that nothing can break.
+    assert all(len(line) <= WIDTH for line in text.split("\n") if "yyy" not in line)
+    assert "y" * 200 not in text
     assert "not read: b\\x07.py: no" in text
 
 

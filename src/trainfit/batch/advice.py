@@ -6,10 +6,18 @@ import math
 from typing import Final
 
 from trainfit.batch.goodput import CRITICAL_WITHIN, Split, epoch, last_micro_batch, left_over
-from trainfit.results.batch import Claim, Interval, LearningRate, Optimizer, Trade, samples_text
+from trainfit.results.batch import (
+    Citation,
+    Claim,
+    Interval,
+    LearningRate,
+    Optimizer,
+    Trade,
+    samples_text,
+)
 from trainfit.results.text import percent
 
-_MCCANDLISH: Final = "McCandlish 2018, arXiv:1812.06162"
+_MCCANDLISH: Final = (Citation("McCandlish 2018", "arXiv:1812.06162"),)
 #: Below this many samples a GPU the error with BatchNorm rises (Wu and He 2018, figure 1).
 _FEW_FOR_BATCH_NORM: Final = 16
 #: Of these multiples of the noise scale a batch is far below, or far above it.
@@ -41,7 +49,10 @@ def doubt_claim() -> Claim:
         "noise scale",
         "grows as the loss falls: measure late in training; the critical batch of a training is "
         f"within {CRITICAL_WITHIN:g} times of it, which all ranges here include",
-        "Merrill 2025, arXiv:2505.23971; docs/figures.md",
+        (
+            Citation("Merrill 2025", "arXiv:2505.23971"),
+            Citation("docs/figures.md"),
+        ),
     )
 
 
@@ -75,7 +86,7 @@ def factor_text(found: Interval) -> str:
 def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
     """The learning rate, both betas and warm-up."""
     if found.factor is None or found.low is None or found.high is None:
-        return Claim("learning rate", found.holds, found.source)
+        return Claim("learning rate", found.holds, found.sources)
     factor = factor_text(Interval(found.factor, found.low, found.high))
     text = f"multiply by {factor.replace(' ×', '', 1)}"
     if found.value is not None:
@@ -91,7 +102,7 @@ def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
     text += f"; {found.holds}"
     if before != after:
         text += "; count warm-up, schedule and EMA in samples"
-    return Claim("learning rate", text, found.source)
+    return Claim("learning rate", text, found.sources)
 
 
 def accumulation_claim(before: int, kept: Split | None) -> Claim | None:
@@ -103,7 +114,7 @@ def accumulation_claim(before: int, kept: Split | None) -> Claim | None:
         "accumulation",
         f"or keep {before}: {kept.text}{same}, learning rate unchanged; below the noise scale the "
         "smaller batch is as good",
-        "Marek 2025, arXiv:2507.07101",
+        (Citation("Marek 2025", "arXiv:2507.07101"),),
     )
 
 
@@ -115,7 +126,7 @@ def accumulating_claim(before: int, then: Split, trade: Trade | None) -> Claim |
         "accumulation",
         f"without more samples/s, as by accumulation alone, {then.batch_size} cost "
         f"{factor_text(trade.samples)} the time of {before}",
-        "Pollux, OSDI 2021",
+        (Citation("Pollux", "OSDI 2021"),),
     )
 
 
@@ -129,12 +140,12 @@ def accumulation_caveats(present: Split, kept: Split | None) -> list[Claim]:
             "contrastive loss",
             f"with accumulation negatives of {kept.micro}, not {present.micro}{of_gpu}, unless "
             "gradients are cached",
-            "GradCache, arXiv:2101.06983",
+            (Citation("GradCache", "arXiv:2101.06983"),),
         ),
         Claim(
             "token mean",
             "with accumulation: divide the sum of losses by the tokens of the whole step",
-            "transformers#34191, #35203",
+            (Citation("transformers#34191", "#35203"),),
         ),
     ]
 
@@ -153,7 +164,7 @@ def batch_norm_claim(present: Split, then: Split, has_batch_norm: bool | None) -
         "batch norm",
         f"{start} {sees} samples, not {present.micro} ({few}): {sync}GroupNorm, or statistics "
         "frozen",
-        "Wu 2018, arXiv:1803.08494",
+        (Citation("Wu 2018", "arXiv:1803.08494"),),
     )
 
 
@@ -172,7 +183,7 @@ def epoch_claim(samples: int, present: Split, then: Split) -> Claim:
         text += f"{then.micro / last:.3g} times"
         if last == 1:
             text += ", and BatchNorm raises an error for a single sample"
-    return Claim("last batch", text, "DataLoader")
+    return Claim("last batch", text, (Citation("DataLoader"),))
 
 
 def generalization_claim(before: int, after: int) -> Claim:
@@ -181,7 +192,7 @@ def generalization_claim(before: int, after: int) -> Claim:
         text = "large batches generalize worse with epochs and rates kept, not with both tuned"
     else:
         text = "no gain by the noise of small batches was found once learning rates are tuned"
-    return Claim("generalization", text, "Shallue 2018, arXiv:1811.03600")
+    return Claim("generalization", text, (Citation("Shallue 2018", "arXiv:1811.03600"),))
 
 
 # ---
@@ -195,9 +206,15 @@ def generalization_claim(before: int, after: int) -> Claim:
 
 _EXPONENT: Final[dict[Optimizer, float]] = {"sgd": 1.0, "adam": 0.5}
 _RULE: Final[dict[Optimizer, str]] = {"sgd": "linear", "adam": "square root"}
-_SOURCE: Final[dict[Optimizer, str]] = {
-    "sgd": "Goyal 2017, arXiv:1706.02677; McCandlish 2018",
-    "adam": "Malladi 2022, arXiv:2205.10287; Marek 2025",
+_SOURCES: Final[dict[Optimizer, tuple[Citation, ...]]] = {
+    "sgd": (
+        Citation("Goyal 2017", "arXiv:1706.02677"),
+        Citation("McCandlish 2018"),
+    ),
+    "adam": (
+        Citation("Malladi 2022", "arXiv:2205.10287"),
+        Citation("Marek 2025"),
+    ),
 }
 #: A learning rate that grows by more than this begins with a warm-up (Goyal et al. 2017, 2.2).
 _WARM_UP: Final = 2.0
@@ -248,7 +265,7 @@ def learning_rate(
         return LearningRate(
             optimizer, "none", None, None, None, None, None, False,
             "no rule is known for this optimizer: tune it, starting from the current value",
-            "Shallue 2018, arXiv:1811.03600: no rule holds for all",
+            (Citation("Shallue 2018", "arXiv:1811.03600: no rule holds for all"),),
         )  # fmt: skip
     adapts = optimizer == "adam"
     low, high = (0.0, math.inf)
@@ -267,7 +284,7 @@ def learning_rate(
         beta2=beta(second, before, after) if adapts and second else None,
         warm_up=found > _WARM_UP,
         holds=_holds(optimizer, max(before, after), noise),
-        source=_SOURCE[optimizer],
+        sources=_SOURCES[optimizer],
         beta1=beta(first, before, after) if adapts and first and after > before else None,
     )
 

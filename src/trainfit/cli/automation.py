@@ -196,8 +196,8 @@ def formatted(result: Metered, options: argparse.Namespace) -> str | None:
     form = options.format
     if form is None:
         return None
-    from trainfit.report.doctor import sarif_text
     from trainfit.report.writers.launch_script import launch_script
+    from trainfit.report.writers.sarif import sarif_text
     from trainfit.results.doctor import DoctorResult
     from trainfit.results.plan import PlanResult
 

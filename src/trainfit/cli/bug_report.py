@@ -13,7 +13,7 @@ from typing import Final
 
 from trainfit.results.files.writing import state_folder
 from trainfit.results.runs.trace import OwnFault
-from trainfit.results.text import one_line, printable
+from trainfit.results.text import exception_text, one_line, printable
 from trainfit.version import ISSUES, __version__
 
 #: Of a failure of trainfit itself (EX_SOFTWARE of sysexits.h).
@@ -30,7 +30,7 @@ def fault_of(error: BaseException) -> OwnFault:
         path = Path(ours[-1].filename)
         inside = path.relative_to(_PACKAGE.parent) if _PACKAGE in path.parents else path
         place = f"{inside}:{ours[-1].lineno}"
-    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    said = exception_text(type(error).__name__, error)
     return OwnFault(said, place, "".join(traceback.format_exception(error)))
 
 

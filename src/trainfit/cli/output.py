@@ -82,18 +82,6 @@ STYLES: Final[dict[Style, str]] = {
     "plain": "",
     "quiet": "dim",
 }
-#: What a result is shown as: its screen, and the whole report.
-Report = Callable[[Any], Sequence[Line] | str]
-
-
-def print_shown(
-    result: Any, options: argparse.Namespace, short: Report, explained: Report, json: str = ""
-) -> None:
-    """As ``--json`` (``json`` or the result's own) and ``--explain`` ask for it."""
-    if options.json:
-        print(json or result.to_json(), flush=True)
-    else:
-        print_lines((explained if options.explain else short)(result))
 
 
 def print_subject(
@@ -104,7 +92,8 @@ def print_subject(
     *,
     explain: bool | None = None,
 ) -> None:
-    """The same of a result that has sections; ``explain`` in the place of the option."""
+    """As ``--json`` (``json`` or the result's own) and ``--explain`` ask for it; ``explain`` in the
+    place of the option."""
     if options.json:
         print(json or result.to_json(), flush=True)
     else:

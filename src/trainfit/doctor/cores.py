@@ -178,9 +178,9 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
             ),
             raise_limit(
                 machine,
-                f"--cpus={len(affinity)}|--cpus={cores(quota)}",
-                f"cpu: {len(affinity)}|cpu: {cores(quota)}",
-                f"CPUQuota={100 * len(affinity)}%|CPUQuota={100 * quota:.0f}%",
+                (f"--cpus={len(affinity)}", f"--cpus={cores(quota)}"),
+                (f"cpu: {len(affinity)}", f"cpu: {cores(quota)}"),
+                (f"CPUQuota={100 * len(affinity)}%", f"CPUQuota={100 * quota:.0f}%"),
                 "CPU time that other users of the machine have now",
             ),
         ],

@@ -90,23 +90,24 @@ def on_host(machine: Machine, cost: str) -> str:
     return f"{cost}; run it on the host, not in this container"
 
 
-def raise_limit(machine: Machine, docker: str, field: str, unit: str, cost: str) -> Fix:
+#: What is written for the value that is wanted, and for the present one.
+Change = tuple[str, str]
+
+
+def raise_limit(machine: Machine, docker: Change, field: Change, unit: Change, cost: str) -> Fix:
     """Raise a limit where this machine's was set: on a pod, a container, or a systemd unit.
 
-    ``docker``, ``field`` and ``unit`` are options with the wanted value and, after a bar, the
-    present one: "--cpus=16|--cpus=4".
+    ``docker``, ``field`` and ``unit`` are options with the wanted value and with the present one.
     """
     kind = (machine.surroundings.container.value or "").lower()
     if "kube" in kind:
-        wanted, former = (f"in the pod's spec: resources.limits.{v}" for v in field.split("|"))
+        wanted, former = (f"in the pod's spec: resources.limits.{v}" for v in field)
         return Fix(wanted, former, cost)
     if kind:
         engine = "podman" if "podman" in kind else "docker"
-        wanted, former = (f"{engine} update {v} CONTAINER" for v in docker.split("|"))
+        wanted, former = (f"{engine} update {v} CONTAINER" for v in docker)
         return Fix(wanted, former, on_host(machine, cost))
-    wanted, former = (
-        f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit.split("|")
-    )
+    wanted, former = (f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit)
     return Fix(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
 
 

@@ -85,9 +85,12 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
             ),
             raise_limit(
                 machine,
-                f"--memory={2 * limit} --memory-swap=-1|--memory={limit} --memory-swap={2 * limit}",
-                f"memory: {2 * limit}|memory: {limit}",
-                f"MemoryMax={2 * limit}|MemoryMax={limit}",
+                (
+                    f"--memory={2 * limit} --memory-swap=-1",
+                    f"--memory={limit} --memory-swap={2 * limit}",
+                ),
+                (f"memory: {2 * limit}", f"memory: {limit}"),
+                (f"MemoryMax={2 * limit}", f"MemoryMax={limit}"),
                 "memory that other users of the machine may need",
             ),
         ],

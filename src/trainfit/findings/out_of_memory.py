@@ -344,3 +344,8 @@ KINDS: Final[Mapping[str, str]] = {
     "before_history": "older: no stack",
     "no_stack": "no stack",
 }
+
+
+def needed_and_there(message: str) -> str:
+    """PyTorch's message without the advice at its end: what was asked for, and what there is."""
+    return message.partition(" If reserved")[0]

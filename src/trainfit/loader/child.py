@@ -40,6 +40,7 @@ from trainfit.results.runs.measurement import (
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import LoaderSpec, RunSpec
 from trainfit.results.runs.trace import OwnFault, TraceOutcome
+from trainfit.results.text import exception_text
 from trainfit.scripts.fault import own_fault
 
 #: The training step of what a script did until its first: what became of the run, and its
@@ -196,7 +197,7 @@ def _json(result: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())[:300]
+    return " ".join(exception_text(type(error).__name__, error).split())[:300]
 
 
 def _line(error: Exception) -> str:

@@ -86,13 +86,21 @@ def thread_reasons(
         else:
             value = None if now is None or name in odd else now.value
             reason, evidence = _of_none(result, name)
-            if name in odd and now is not None:
-                reason, evidence = f"{now.value!r} {odd[name]}; {reason}", "assumed"
-            elif now is not None:
-                reason = f"kept: {reason}"
-        text = now.value if now is not None else None
-        by: SetBy = now.set_by if now is not None else ""
-        found.append(SettingReason(name, value, text, reason, evidence, by, "environment"))
+            evidence = "assumed" if name in odd else evidence
+        useless = odd.get(name, "") if name not in advised else ""
+        found.append(
+            SettingReason(
+                name,
+                value,
+                now.value if now is not None else None,
+                reason,
+                evidence,
+                now.set_by if now is not None else "",
+                "environment",
+                is_kept=now is not None and name not in advised and not useless,
+                misread=useless,
+            )
+        )
     return found
 
 
@@ -220,8 +228,10 @@ def _left_open(result: LoaderResult) -> list[SettingReason]:
     values: dict[str, str | None] = {"num_workers": str(now.num_workers)}
     values["prefetch_factor"] = str(now.prefetch_factor) if now.num_workers else None
     values |= {name: str(getattr(now, name)) for name in ("pin_memory", "persistent_workers")}
-    why = f"kept, as the best value is unknown: {result.reason}"
-    return [SettingReason(name, value, value, why, "") for name, value in values.items()]
+    why = f"the best value is unknown: {result.reason}"
+    return [
+        SettingReason(name, value, value, why, "", is_kept=True) for name, value in values.items()
+    ]
 
 
 # --- Each parameter ---------------------------------------------------------------------------

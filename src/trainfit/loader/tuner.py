@@ -272,7 +272,6 @@ class Tuner:
                 "launches, and busy-waits for the GPU"
             )
         seen = doubts(probe, self._held_probe, trials, is_predicted=decision.is_predicted)
-        notes += [f"{each.summary}: {each.meaning}" for each in seen]
         if note := alone_note([trial.run for trial in trials], self._result.ranks):
             notes.append(note)
         if self._unsafe and (why := _left_by_a_fault(choice, chosen, self._unsafe)):

@@ -11,8 +11,8 @@ from typing import Final, Literal
 from trainfit.loader.confirmation import ConfirmingRun, measured_rate, measured_rates
 from trainfit.loader.measure.probe_runs import RUN_NOISE
 from trainfit.loader.search import WITHIN, Choice, estimated_rates
-from trainfit.results.dataloader import Doubt, LoaderSettings, Probe
-from trainfit.results.findings import Finding
+from trainfit.results.dataloader import LoaderSettings, Probe
+from trainfit.results.findings import Evidence, Finding, Severity
 from trainfit.results.loader import BUSY, Limit
 from trainfit.results.text import core_count, count, percent, times
 
@@ -182,7 +182,7 @@ def is_disturbed(probe: Probe, held: Probe | None) -> bool:
 
 def doubts(
     probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], *, is_predicted: bool
-) -> tuple[Doubt, ...]:
+) -> tuple[Finding, ...]:
     """What is to be doubted of these measurements; ``is_predicted``: the verdict is by the model
     alone."""
     return (*_others(probe, held, trials, is_predicted), *_slowed(probe, held, trials))
@@ -190,7 +190,7 @@ def doubts(
 
 def _others(
     probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun], is_predicted: bool
-) -> list[Doubt]:
+) -> list[Finding]:
     seen = dict(probe.disturbed)
     if held is not None:
         more = held.disturbed.items()
@@ -212,10 +212,12 @@ def _others(
         meaning = "the rates of these runs were not used; the verdict relies on the model instead"
     cores = statistics.fmean(seen.values())
     summary = f"other processes competed for {core_count(cores)} in {_named(list(seen))}"
-    return [Doubt("others", tuple(seen), summary, meaning, cores=cores, decides=is_predicted)]
+    busy = tuple(Evidence(name, kept, "cores") for name, kept in seen.items())
+    severity: Severity = "critical" if is_predicted else "warning"
+    return [Finding("busy_machine", severity, summary, busy, meaning)]
 
 
-def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -> list[Doubt]:
+def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -> list[Finding]:
     speeds = {
         f"real run: {_settings(trial.settings)}": trial.run.core_speed.speed
         for trial in trials
@@ -237,7 +239,8 @@ def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -
         f"the cores ran at {between} of their full speed for a reason outside this "
         "system (other virtual machines on the same processor, or heat)"
     )
-    return [Doubt("slowed", tuple(slow), summary, meaning, speed=(low, high))]
+    speeds_of = tuple(Evidence(name, speed, "of full speed") for name, speed in slow.items())
+    return [Finding("slowed_cores", "warning", summary, speeds_of, meaning)]
 
 
 def _named(runs: Sequence[str]) -> str:

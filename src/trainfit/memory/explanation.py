@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import MOSTLY, of_full_memory
+from trainfit.findings.out_of_memory import MOSTLY, needed_and_there, of_full_memory
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.batches import Device, batch_law
 from trainfit.memory.capacity import context_parts, figures
@@ -172,6 +172,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         device.settings,
         torch=header["torch"],
     )
+    other_run, other_file = ("", "") if second is not None else second_run(first)
     return MemoryReport(
         file=first.file,
         gpu=header["gpu"],
@@ -195,7 +196,8 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         settings=settings,
         best_setting=best_setting(settings),
         batches=batches,
-        second_run="" if second is not None else second_run(first),
+        second_run=other_run,
+        second_file=other_file,
         timeline_bytes=timeline(stream, shown),
         timeline_phases=_phases(recording, len(timeline(stream, shown))),
         notes=tuple(_notes(first)),
@@ -210,16 +212,17 @@ def _findings(recording: Recording, shown: Replay, *, fits: bool) -> tuple[Findi
     return tuple(each for each in found if not fits or each.kind != MOSTLY)
 
 
-def second_run(first: Source) -> str:
-    """The command that records the same script at twice the batch size; empty if unknown."""
+def second_run(first: Source) -> tuple[str, str]:
+    """The command that records the same script at twice the batch size, and its file; empty if
+    unknown."""
     header = first.recording.header
     command = header.get("template")
     if command is None or first.batch_size is None:
-        return ""
+        return "", ""
     batch = 2 * first.batch_size
     output = Path(first.file).with_name(f"batch-{batch}.trainfit")
     words = ["trainfit", "simulate", "--gpu", header["gpu"], "--batch-size", str(batch)]
-    return f"{line_of([*words, '--output', str(output)])} -- {command}"
+    return f"{line_of([*words, '--output', str(output)])} -- {command}", str(output)
 
 
 def _batches(first: Source, second: Source, device: Device) -> BatchLaw:
@@ -262,7 +265,7 @@ def _check_pair(first: Source, second: Source) -> None:
     if first.batch_size == second.batch_size:
         raise ExplainError(
             f"{names} have the same batch size, {first.batch_size}; record one of them at "
-            f"another: {second_run(first) or 'its script accepts it'}"
+            f"another: {second_run(first)[0] or 'its script accepts it'}"
         )
 
 
@@ -299,7 +302,7 @@ def _phases(recording: Recording, points: int) -> tuple[str, ...]:
 def _notes(first: Source) -> list[str]:
     header, notes = first.recording.header, []
     if header.get("out_of_memory"):
-        notes.append(f"does not fit: {str(header['out_of_memory']).partition(' If reserved')[0]}")
+        notes.append(f"does not fit: {needed_and_there(str(header['out_of_memory']))}")
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")
     return notes

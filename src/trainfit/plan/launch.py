@@ -13,7 +13,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.launch_line import LaunchCommand, launch_command
-from trainfit.results.changes import NOT_NEEDED, AllocatorTrial, LaunchPart, PartPlace, PartStatus
+from trainfit.results.changes import AllocatorTrial, LaunchPart, PartPlace, PartStatus
 from trainfit.results.configuration import AmpChoice, BatchLimits
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import LoaderResult, SettingReason
@@ -160,12 +160,14 @@ def _variables(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
 def _misread(line: LaunchCommand) -> Iterator[LaunchPart]:
     """Variables that hold no number of threads: out of the command, or to be unset outside it."""
     found, present = line.found, {**os.environ, **line.command.environment()}
-    told = {each.name: each.reason for each in (found.reasons if found is not None else ())}
+    told = {each.name: each for each in (found.reasons if found is not None else ())}
     for name, what in line.useless.items():
         where = "removed" if name in line.removed else "unset it where it is set"
-        more = told.get(name, "").partition(f"{what}; ")[2]
-        reason = f"{where}: it {what}" + (f"; {more}" if more else "")
-        yield LaunchPart(name, "not set", "environment", reason, "", present[name], "assumed")
+        more = told[name].reason if name in told and told[name].misread else ""
+        yield LaunchPart(
+            name, "not set", "environment", f"{where}: it {what}", "", present[name], "assumed",
+            more=more,
+        )  # fmt: skip
 
 
 def _threads(line: LaunchCommand) -> Iterator[LaunchPart]:
@@ -193,15 +195,16 @@ def _variable(each: SettingReason, line: LaunchCommand) -> LaunchPart:
     """A variable that holds a library's threads."""
     value, present = each.value or "", each.present or ""
     status: PartStatus = "set" if value else "not set"
-    reason = each.reason
+    recommended = ""
     if each.name in line.kept:
-        reason = f"the command's own; recommended is {value}: {reason}"
+        recommended = value
         status, value = "kept", line.kept[each.name]
     elif value and present == value:
-        status, reason = "kept", reason.removeprefix("kept: ")
+        status = "kept"
     return LaunchPart(
-        each.name, status, "environment", reason, value, present, each.evidence, _HERE
-    )
+        each.name, status, "environment", each.reason, value, present, each.evidence, _HERE,
+        recommended=recommended,
+    )  # fmt: skip
 
 
 def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
@@ -212,11 +215,10 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     differs = f"{size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
     reason = f"{other} {differs if saved else 'as much is reserved'}"
     reason += f" ({size(trial.reserved_bytes)}{at})"
-    reason = f"{NOT_NEEDED}; {reason}" if saved > 0 and not trial.present else reason
     status: PartStatus = "kept" if trial.present else "not set"
     return LaunchPart(
         trial.variable, status, "environment", reason, trial.present, trial.present,
-        "predicted", gpu,
+        "predicted", gpu, is_needless=saved > 0 and not trial.present,
     )  # fmt: skip
 
 
@@ -298,7 +300,7 @@ def _loader(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
             name,
             "set",
             "argument",
-            each.reason.removeprefix("kept, ") if each is not None else "",
+            each.reason if each is not None else "",
             str(value),
             str(present),
             each.evidence if each is not None else "",

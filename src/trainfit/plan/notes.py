@@ -151,7 +151,7 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
     rate = learning_rate(family(name), before, after, None)
     rule = ""
     if rate.factor is not None and not given:
-        source = rate.source.partition(",")[0]
+        source = rate.sources[0].work
         rule = f"learning rate × {rate.factor:.3g} by the {rate.rule} rule for {name} ({source}); "
     job.notes.append(
         f"{rule}`trainfit batch explain --batch-size {before} --to {after}{given}` says what "

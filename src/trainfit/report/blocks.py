@@ -34,11 +34,21 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """Something to type or to write, with a button that copies it; ``label`` says what it is."""
+    """Something to type or to write, with a button that copies it; ``label`` says what it is.
+
+    A fix has its ``undo`` and its ``cost``, which are shown wherever it is.
+    """
 
     text: str
     label: str = ""
     detail: int = WHOLE
+    undo: str = ""
+    cost: str = ""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Its undo and its cost, as far as they are told."""
+        return rows(("undo", self.undo), ("cost", self.cost))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +125,8 @@ class Chart:
 @dataclasses.dataclass(frozen=True)
 class Item:
     """One of several findings: a title, a word in front of it, and labelled lines, of which a
-    screen has those with less ``detail`` than :data:`WHOLE`."""
+    screen has those with less ``detail`` than :data:`WHOLE`: those of more than the item's own give
+    way by themselves. Commands of the screen go before the lines, others after them."""
 
     title: str
     tone: Tone = "plain"
@@ -123,6 +134,8 @@ class Item:
     rows: tuple[tuple[str, str] | Row, ...] = ()
     commands: tuple[Command, ...] = ()
     detail: int = WHOLE
+    lines: int = 2
+    """Lines of a text on a screen at most."""
 
 
 @dataclasses.dataclass(frozen=True)

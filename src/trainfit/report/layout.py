@@ -118,11 +118,6 @@ def fact(label: str, text: str, rank: int = 0) -> ScreenBlock:
     return block(text, rank, first=f"  {label:<{LABEL - 2}}", rest=" " * LABEL)
 
 
-def note_block(text: str, rank: int, title: str = "") -> ScreenBlock:
-    """A note as an item of a list, counted where it has no room."""
-    return made(wrapped(text, "  - ", "    "), rank, title=title, notes=1)
-
-
 def blank(rank: int = 90) -> ScreenBlock:
     """An empty line, which goes early."""
     return ScreenBlock((Line(""),), rank)

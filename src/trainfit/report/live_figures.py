@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from trainfit.report.layout import table
+from trainfit.report.blocks import Item, Section, Text, items, rows, section
 from trainfit.results.gpus import MeaningLine
 from trainfit.results.machine import Fact, Gpu
-from trainfit.results.text import GIB, percent, printable, wrapped
+from trainfit.results.text import GIB, percent, printable
 
 _T = TypeVar("_T")
 
@@ -113,37 +113,27 @@ def situation(gpu: Gpu) -> str:
     return text
 
 
-def gpus_now_text(gpus: tuple[Gpu, ...]) -> str:
-    """A block a GPU; their meaning stands next to those of the first GPU that has each."""
-    if not gpus:
-        return ""
+def gpus_now_sections(gpus: tuple[Gpu, ...]) -> list[Section]:
+    """An item a GPU; what a figure means stands next to it at the first GPU that has it."""
     explained: set[str] = set()
-    lines = ["GPUs at this moment (for a longer time: nvidia-smi dmon -s pucm)"]
-    for gpu in gpus:
-        lines += _block(gpu, explained)
-    return "\n".join(lines)
+    longer = Text("For a longer time: nvidia-smi dmon -s pucm")
+    found = items([_gpu(gpu, explained) for gpu in gpus])
+    return section("GPUs at this moment", found, longer) if gpus else []
 
 
-def _block(gpu: Gpu, explained: set[str]) -> list[str]:
-    name = printable(gpu.name.value) if gpu.name.value is not None else "name not known"
-    lines = [wrapped(f"GPU {gpu.index}, {name}: {situation(gpu)}", "", "  ")]
-    known = [line for line in meaning(gpu) if line.value is not None]
-    lines += table(
-        [
-            (line.figure, line.value or "", f"{line.says}; not {line.does_not_say}")
-            for line in known
-            if line.figure not in explained
-        ],
-        "lvw",
+def _gpu(gpu: Gpu, explained: set[str]) -> Item:
+    name = gpu.name.value if gpu.name.value is not None else "name not known"
+    lines = meaning(gpu)
+    missing = _missing([line for line in lines if line.value is None])
+    figures = []
+    for line in lines:
+        if line.value is not None:
+            says = f"; {line.says}; not {line.does_not_say}"
+            figures.append((line.figure, line.value + (says * (line.figure not in explained))))
+            explained.add(line.figure)
+    return Item(
+        f"GPU {gpu.index}, {name}: {situation(gpu)}", rows=rows(*figures, ("not known", missing))
     )
-    explained_above = [f"{line.figure} {line.value}" for line in known if line.figure in explained]
-    if explained_above:
-        lines.append(wrapped("; ".join(explained_above), "  ", "  "))
-    explained.update(line.figure for line in known)
-    missing = [line for line in meaning(gpu) if line.value is None]
-    if missing:
-        lines.append(wrapped(f"not known: {_missing(missing)}", "  ", "    "))
-    return lines
 
 
 def _missing(lines: Iterable[MeaningLine]) -> str:

@@ -24,22 +24,20 @@ from trainfit.report.notes import note_text, plain
 from trainfit.report.sections.batch import noise_subject, trade_subject
 from trainfit.report.sections.comparison import comparison_subject as runs_subject
 from trainfit.report.sections.comparison import tried_subject
+from trainfit.report.sections.doctor import doctor_subject
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.report.sections.loader import loader_subject
-from trainfit.report.sections.machine import doctor_headline, doctor_sections, machine_sections
 from trainfit.report.sections.memory import recording_subject
 from trainfit.report.sections.pace import pace_subject
 from trainfit.report.sections.plan import plan_subject
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
+from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.report.sections.snapshot import snapshot_subject
-from trainfit.report.sections.speed import (
-    rehearsal_headline,
-    rehearsal_sections,
-)
 from trainfit.report.sections.watch import (
     watch_headline,
     watch_sections,
 )
+from trainfit.report.versions import machine_sections
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
@@ -203,7 +201,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     GpuComparison: _of(comparison_subject),
     RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
     LoaderResult: _of(loader_subject),
-    Rehearsal: _both(rehearsal_headline, rehearsal_sections),
+    Rehearsal: _of(rehearsal_subject),
     WatchResult: _both(watch_headline, watch_sections),
     Verification: _of(tried_subject),
     Comparison: _of(runs_subject),
@@ -211,7 +209,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     BatchExplanation: _of(trade_subject),
     NoiseResult: _of(noise_subject),
     SnapshotReport: _of(snapshot_subject),
-    DoctorResult: _both(doctor_headline, doctor_sections),
+    DoctorResult: _of(doctor_subject),
     PlanVerification: _of(prediction_subject),
     GpusResult: _of(catalogue_subject),
     Profile: _of(profile_subject),

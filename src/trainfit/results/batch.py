@@ -319,12 +319,20 @@ Topic = Literal[
 
 
 @dataclasses.dataclass(frozen=True)
+class Citation:
+    """A work that something is from ("Goyal 2017"), and where to find it ("arXiv:1706.02677")."""
+
+    work: str
+    reference: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Claim:
     """Something that is said, with where it is from."""
 
     topic: Topic
     text: str
-    source: str
+    sources: tuple[Citation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +353,7 @@ class LearningRate:
     beta2: float | None
     warm_up: bool
     holds: str
-    source: str
+    sources: tuple[Citation, ...]
     beta1: float | None = None
 
 

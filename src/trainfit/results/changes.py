@@ -147,6 +147,9 @@ class LaunchPart:
     Where ``status`` is "by hand" (or "option", of what the command cannot say), ``line`` is what to
     write ("num_workers=4"), ``call`` the call of which that is an argument ("DataLoader"; empty: it
     is a line of its own) and ``place`` where it stands ("train.py:41"; empty: not known).
+    ``recommended`` is the value that would be set if the command had none of its own, which is
+    kept (empty: it is the same); ``more`` what else there is to say than the reason;
+    ``is_needless``: it would gain what the job does not need, as it fits without.
     """
 
     name: str
@@ -160,6 +163,9 @@ class LaunchPart:
     line: str = ""
     place: str = ""
     call: str = ""
+    recommended: str = ""
+    more: str = ""
+    is_needless: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -195,22 +195,3 @@ class Confirmed:
     def is_disturbed(self) -> bool:
         """Does the rate tell as much of other processes as of these settings?"""
         return (self.others_cores or 0.0) > DISTURBED_CORES
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubt:
-    """Something from outside that bent what was measured.
-
-    ``kind``: "others" (other processes kept ``cores`` busy, on average over ``runs``, beyond those
-    that idled), "slowed" (the cores ran at ``speed`` of their full speed, from the lowest to the
-    highest of ``runs``). ``summary`` says that in a line, and ``meaning`` what it means for the
-    verdict; ``decides``: it leaves the verdict to the model.
-    """
-
-    kind: Literal["others", "slowed"]
-    runs: tuple[str, ...]
-    summary: str
-    meaning: str
-    cores: float | None = None
-    speed: tuple[float, float] | None = None
-    decides: bool = False

@@ -9,7 +9,6 @@ from typing import ClassVar, Final, Literal
 from trainfit.results.dataloader import (
     Candidate,
     Confirmed,
-    Doubt,
     LoaderMachine,
     LoaderSettings,
     Probe,
@@ -59,7 +58,8 @@ class SettingReason:
     ``value`` is the recommended one and ``present`` the user's, as they are written (``None``: it
     is not set, nor is it to be); ``set_by`` is who set a variable. ``reason`` is one line, true of
     what was measured here, and ``evidence`` what it rests on. ``where`` it belongs: arguments are
-    the DataLoader's (files of earlier versions say that of all).
+    the DataLoader's. ``is_kept``: the present value stays, for this reason; ``misread`` is what
+    makes a present value useless ("holds no number of threads"), which is none to keep.
     """
 
     name: str
@@ -69,6 +69,8 @@ class SettingReason:
     evidence: Basis
     set_by: SetBy = ""
     where: Literal["argument", "environment", "wrapper"] = "argument"
+    is_kept: bool = False
+    misread: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +204,9 @@ class LoaderResult(ResultFile):
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
     ranks: int = 1
-    doubts: tuple[Doubt, ...] = ()
+    doubts: tuple[Finding, ...] = ()
+    """What from outside bent the measurements: other processes ("busy_machine"; "critical": the
+    verdict is the model's alone), cores slower than they can be ("slowed_cores")."""
     reasons: tuple[SettingReason, ...] = ()
     without_others: LoaderSettings | None = None
     """Where other processes disturbed the measurements: better settings than the current ones on
@@ -212,7 +216,7 @@ class LoaderResult(ResultFile):
     @property
     def was_busy(self) -> bool:
         """Is what is recommended predicted, as other processes kept the machine busy?"""
-        return any(doubt.decides for doubt in self.doubts)
+        return any(doubt.is_critical for doubt in self.doubts)
 
     def compared(self) -> tuple[float, float, Basis] | None:
         """:meth:`rates` of the present and of the recommended settings."""

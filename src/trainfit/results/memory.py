@@ -369,7 +369,8 @@ class SettingOutcome:
 class MemoryReport:
     """Everything that ``trainfit memory`` says. ``batches`` without law: one recording only.
 
-    ``second_run`` is the command for the second recording, where there is only one.
+    ``second_run`` is the command for the second recording, where there is only one, and
+    ``second_file`` what that writes.
     ``timeline`` are the peaks of equal parts of the last whole step, ``timeline_phases`` the
     phase of each. ``step`` is what an optimizer step consists of, ``findings`` say what should not
     be in the memory at its peak.
@@ -391,6 +392,7 @@ class MemoryReport:
     best_setting: SettingOutcome | None
     batches: BatchLaw | None
     second_run: str
+    second_file: str
     timeline_bytes: tuple[int, ...]
     timeline_phases: tuple[str, ...]
     notes: tuple[str, ...]

@@ -444,10 +444,9 @@ def option_text(option: BatchOption) -> str:
     name = option.optimizer or "this optimizer"
     if option.rate_factor is None:
         return f"{text}; learning rate: no rule is known for {name}, tune it"
-    source = option.rate_source.partition(",")[0]
     return (
         f"{text}; learning rate × {option.rate_factor:.3g} by the {option.rate_rule} rule for "
-        f"{name} ({source})"
+        f"{name} ({option.rate_source})"
     )
 
 

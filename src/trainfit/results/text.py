@@ -112,6 +112,12 @@ def one_line(text: str, most: int = 300) -> str:
     return line if len(line) <= most else "…" + line[1 - most :]
 
 
+def exception_text(kind: str, message: object) -> str:
+    """ "KeyError: 'x'", or the kind alone of an exception without a message."""
+    said = str(message)
+    return f"{kind}: {said}" if said else kind
+
+
 def _escape(code: int) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
@@ -152,17 +158,26 @@ def size(nbytes: float | None, *, signed: bool = False) -> str:
 
     ``signed`` is for a difference: "+1.20 GiB".
     """
-    if nbytes is None:
-        return NOT_MEASURED
+    return NOT_MEASURED if nbytes is None else " ".join(size_parts(nbytes, signed=signed))
+
+
+def size_parts(nbytes: float, *, signed: bool = False) -> tuple[str, str]:
+    """The number and the unit of :func:`size`."""
     nbytes = round(nbytes)
     sign, amount = _sign(nbytes, signed), abs(nbytes)
     if amount < KIB:
-        return f"{sign}{amount} B"
+        return f"{sign}{amount}", "B"
     for unit, name, written in _SIZES:
         text = written(amount / unit)
         if float(text) < 1024:  # 1023.6 MiB are written as 1.00 GiB
-            return f"{sign}{text} {name}"
-    return f"{sign}{amount / _TIB:.2f} TiB"
+            return f"{sign}{text}", name
+    return f"{sign}{amount / _TIB:.2f}", "TiB"
+
+
+def size_range(low: int, high: int, between: str = "to") -> str:
+    """ "4.69 to 5.54 GiB": the unit once where both have the same."""
+    (first, unit), (second, other) = size_parts(low), size_parts(high)
+    return f"{first}{'' if unit == other else f' {unit}'} {between} {second} {other}"
 
 
 def duration(seconds: float | None) -> str:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.trace import ScriptOutcome, Target
+from trainfit.results.text import exception_text
 from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
@@ -184,7 +185,7 @@ def _failure(error: BaseException) -> ScriptOutcome:
     """Of a script that raised."""
     failed = ScriptOutcome(
         "out_of_memory" if isinstance(error, torch.OutOfMemoryError) else "failed",
-        message=f"{type(error).__name__}: {error}".removesuffix(": ") + sandbox.hint(error),
+        message=exception_text(type(error).__name__, error) + sandbox.hint(error),
         traceback=script_traceback(error),
         location=line_of_user(error.__traceback__),
         own_fault=own_fault(error, (__file__, runpy.__file__)),

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from trainfit.results.runs.trace import OwnFault
+from trainfit.results.text import exception_text
 from trainfit.simgpu.device.user_location import is_library
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
@@ -40,7 +41,7 @@ def own_fault(error: BaseException, started: Sequence[str] = ()) -> OwnFault | N
             return None  # whatever it answered to was seen to
         if _is_at_fault(cause, last):
             text = "".join(traceback.format_exception(error))
-            said = f"{type(cause).__name__}: {cause}".removesuffix(": ")
+            said = exception_text(type(cause).__name__, cause)
             return OwnFault(said, place_of(last), text)
     return None
 

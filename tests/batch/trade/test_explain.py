@@ -40,7 +40,7 @@ def test_a_smaller_batch_with_all_that_is_known() -> None:
         "noise scale", "steps", "learning rate", "accumulation", "batch norm", "last batch",
         "generalization", "contrastive loss", "token mean",
     }  # fmt: skip
-    assert all(claim.source for claim in found.claims)
+    assert all(claim.sources for claim in found.claims)
     assert (
         found.goodput is not None
         and max(point.step.batch_size for point in found.goodput.points) == 256

@@ -14,14 +14,15 @@ from helpers_cli import ROOT, error_line
 from helpers_cli import trainfit as run
 from helpers_facts import cores_of, frequency, machine, unknown
 from helpers_machines import document, mutated, names
+from helpers_report import screen as screen_of
 from trainfit.doctor.checks import diagnose
 from trainfit.doctor.cores import MOST, core_groups
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.report.doctor import CHECKS, cpu_text
+from trainfit.report.sections.doctor import CPU_CHECKS, cpu_subject
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.machine import IdleState, Machine
-from trainfit.results.text import WIDTH
+from trainfit.results.text import WIDTH, laid_out_for
 
 MACHINES = ROOT / "tests" / "machines"
 #: Lines that the screen has at most.
@@ -29,10 +30,13 @@ LINES = 25
 
 
 def screen(of: Machine) -> str:
-    text = cpu_text(DoctorResult(diagnose(of, CHECKS), of, None, 0.1, "0"))
+    found = cpu_subject(DoctorResult(diagnose(of, CPU_CHECKS), of, None, 0.1, "0"))
+    with laid_out_for(WIDTH):
+        text = screen_of(found)
     lines = text.splitlines()
     assert len(lines) <= LINES, text
-    assert all(len(line) <= WIDTH for line in lines), text
+    # A fix is copied from the screen: it stays whole.
+    assert all(len(line) <= WIDTH or line.startswith(("    fix", "    undo")) for line in lines)
     return text
 
 
@@ -69,18 +73,17 @@ def test_cores_that_are_alike_share_a_row() -> None:
         "12th Gen Intel(R) Core(TM) i9-12900K, 16 cores, 24 CPUs, driver intel_pstate (active), "
         "turbo on"
     )
-    assert lines[1] == "Available governors: performance, powersave"
+    assert lines[1] == "  Available governors: performance, powersave"
     rows = [" ".join(line.split()) for line in lines]
-    assert rows[3] == "CPUs kind governor EPP MHz now MHz allowed MHz max"
-    assert rows[4:7] == [
+    at = rows.index("CPUs Kind Governor EPP MHz now limit max")
+    assert rows[at + 1 : at + 4] == [
         "0-7,12-15 performance powersave balance_performance 1725-3482 5100 5100",
         "8-11 performance powersave balance_performance 1725-3482 5200 5200",
         "16-23 efficiency powersave balance_performance 1600-2318 3900 3900",
     ]
-    assert rows[8] == "C-state of CPU 0 exit latency target residency"
-    assert rows[13] == "C10 680 µs 2 ms"
-    assert any(row.startswith("? frequency intel_pstate powersave") for row in rows)
-    assert rows[-1].startswith("trainfit doctor --only cores,threads,frequency,idle")
+    assert "C-state of CPU 0 Exit latency Target residency" in rows
+    assert "C1E 2 µs 4 µs" in rows
+    assert any(row.startswith("- frequency: intel_pstate powersave") for row in rows)
 
 
 def test_clocks_now_come_from_cpuinfo_where_cpufreq_was_not_asked() -> None:
@@ -93,10 +96,12 @@ def test_what_a_virtual_machine_hides_cannot_be_told() -> None:
     text = screen(recorded(document("t4-vm")))
     assert "0-7   cannot tell" in text
     assert "cannot tell: this is a virtual machine: its host sets the clocks" in text
-    assert "C-states: cannot tell (this is a virtual machine: its host chooses idle states)" in text
+    assert (
+        "C-states\n  cannot tell (this is a virtual machine: its host chooses idle states)" in text
+    )
     text = screen(machine(cpu={"policies": unknown(), "idle_states": unknown()}))
     assert "cannot tell: the test does not tell" in text
-    assert "C-states: cannot tell (the test does not tell)" in text
+    assert "C-states\n  cannot tell (the test does not tell)" in text
 
 
 def test_32_cores_with_32_largest_clocks_fit_the_screen() -> None:
@@ -153,7 +158,7 @@ def test_as_a_user_runs_it(tmp_path: Path) -> None:
     assert done.returncode in (0, 1) and not done.stderr
     assert "8-15  efficiency   powersave" in done.stdout
     kept = DoctorResult.from_json((tmp_path / "cpu.json").read_text(), tmp_path)
-    assert {check.name for check in kept.checks} == set(CHECKS)
+    assert {check.name for check in kept.checks} == set(CPU_CHECKS)
     printed = run("doctor", "--cpu", "--machine", path, "--json", cwd=tmp_path)
     assert json.loads(printed.stdout)["machine"]["cpu"]["policies"]
     for words in (["--only", "gpu"], ["--skip", "gpu"], ["--script", "x.py"]):

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from helpers_cli import ROOT
 from helpers_cli import trainfit as run
 from helpers_facts import fact, machine, unknown
+from helpers_report import on_one_line, whole
 from trainfit.doctor.checks import diagnose
 from trainfit.lint.api import read_script
-from trainfit.report.doctor import check_text
+from trainfit.report.sections.doctor import checks_subject
 from trainfit.results.doctor import Check, DoctorResult, PoolUse, ScriptReport, WorkerPools
 from trainfit.results.machine import Threads
 
@@ -65,7 +66,7 @@ def test_a_pool_of_each_worker_is_warned_of_with_number_and_fix(tmp_path: Path) 
     (check,) = checks(found)
     assert (check.verdict, check.kind) == ("bad", "worker_threads_exceed_cores")
     assert check.title == "12 workers x 24 threads of OpenCV = 288 threads on 24 cores"
-    text = " ".join(check_text(check).split())
+    text = on_one_line(whole(checks_subject([check])))
     assert "data.py:11 runs cv2.resize in each worker" in text
     assert "fix export OPENCV_FOR_THREADS_NUM=1 undo unset OPENCV_FOR_THREADS_NUM" in text
     assert "fix cv2.setNumThreads(0) # in worker_init_fn" in text
@@ -81,7 +82,7 @@ def test_as_a_user_runs_it(tmp_path: Path) -> None:
     assert "OpenCV in 12 workers would use 288: check with --script" in said
     done = run(*words, "--script", "train.py", "--output", "d.json", cwd=tmp_path)
     assert done.returncode == 1 and not done.stderr
-    assert "BAD   threads           12 workers x 24 threads of OpenCV = 288 threads" in done.stdout
+    assert "threads: 12 workers x 24 threads of OpenCV = 288 threads" in done.stdout
     kept = json.loads((tmp_path / "d.json").read_text())
     assert kept["script"]["pools"]["uses"][0]["call"] == "cv2.resize"
     assert run("show", "d.json", cwd=tmp_path).stdout == done.stdout

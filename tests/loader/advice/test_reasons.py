@@ -18,8 +18,10 @@ from trainfit.loader import local_tuning
 from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.local_tuning import VariableValue, setting_reasons, with_present
 from trainfit.loader.threads import variables
-from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
+from trainfit.report.sections.loader import reason_text
+from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.findings import Finding
 from trainfit.results.loader import VERSION, CoreAdvice, LoaderResult, SettingReason, VariableAdvice
 
 TWO, FOUR = LoaderSettings(2), LoaderSettings(4)
@@ -143,7 +145,7 @@ def test_without_workers() -> None:
 
 
 def test_what_cannot_be_told_stays() -> None:
-    doubt = Doubt("others", ("1 worker",), "others", "open", 1.0, decides=True)
+    doubt = Finding("busy_machine", "critical", "others", cause="open")
     found = reasons(
         result(
             verdict="cannot_tell",
@@ -156,7 +158,7 @@ def test_what_cannot_be_told_stays() -> None:
     )
     for name in ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers"):
         assert found[name].value == found[name].present and not found[name].evidence
-        assert found[name].reason == "kept, as the best value is unknown: others"
+        assert found[name].reason == "the best value is unknown: others" and found[name].is_kept
     assert found["OMP_NUM_THREADS"].value == "2" and not found["OMP_NUM_THREADS"].evidence
 
 
@@ -225,7 +227,7 @@ def test_held_down_without_a_gain() -> None:
     )  # fmt: skip
     omp = told["OMP_NUM_THREADS"]
     assert (omp.value, omp.present, omp.set_by) == ("2", "2", "shell")
-    assert omp.reason.startswith("kept: threads limited to 1")
+    assert omp.is_kept and omp.reason.startswith("threads limited to 1")
 
 
 def test_each_reason_says_where_its_setting_belongs() -> None:
@@ -258,7 +260,8 @@ def test_a_value_that_is_ignored_is_not_carried_on(value: str) -> None:
     present = {"OMP_NUM_THREADS": VariableValue(value, "command")}
     found = reasons(result(probe=probe(started_threads=0)), present)["OMP_NUM_THREADS"]
     assert (found.value, found.present, found.set_by) == (None, value, "command")
-    assert found.reason.startswith(f"{value!r} is ignored (OpenMP expects a positive integer)")
+    assert found.misread.startswith("is ignored (OpenMP expects a positive integer)")
+    assert reason_text(found).startswith(f"{value!r} is ignored (OpenMP expects a positive")
 
 
 def test_what_was_measured_to_win_goes_before_a_rule() -> None:
@@ -333,7 +336,7 @@ def test_who_set_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_reasons_and_doubts_are_kept_and_older_files_read() -> None:
-    doubt = Doubt("slowed", ("probe",), "slow", "so", speed=(0.7, 0.9))
+    doubt = Finding("slowed_cores", "warning", "slow", cause="so")
     whole = result(doubts=(doubt,), without_others=TWO)
     whole = dataclasses.replace(whole, reasons=tuple(reasons(whole).values()))
     assert LoaderResult.from_json(whole.to_json(), Path("x")) == whole

@@ -22,19 +22,20 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from helpers_cli import SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_loader import result as loader_result
+from helpers_report import screen, whole
 from trainfit.cli.common import duration
 from trainfit.loader import idle_time as utilisation
 from trainfit.loader.idle_time import RehearsalRecord, busy_shares, explain, made_at
 from trainfit.loader.measure.workload import LoaderError, Workload
 from trainfit.loader.rehearsal import rehearse
 from trainfit.plan.dataloader.measurement import with_prediction
-from trainfit.report.rehearsal import rehearsal_text
+from trainfit.report.sections.rehearsal import rehearsal_subject, verdict
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import failure_finding
 from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
 from trainfit.results.runs.measurement import Consumer
-from trainfit.results.text import IN_ASCII, WIDTH
+from trainfit.results.text import IN_ASCII, WIDTH, laid_out_for
 
 pytestmark = pytest.mark.alone
 
@@ -397,11 +398,18 @@ RESULT = Rehearsal(
 )
 
 TEXT = """\
-python train.py
-  train.py:9: Images, batch size 32, against a GPU step of 40 ms (given)
-  num_workers=4, prefetch_factor=2, persistent_workers=False, pin_memory=True (the script's own)
+The DataLoader costs 20% of the GPU's time.
+  python train.py
 
-GPU utilization over 3 s, as nvidia-smi reads it (busy share of each 500 ms)
+  next: trainfit loader --step-time 40ms -- python train.py
+
+Rates
+  measured    19.2 of at most 25.0 batches/s, 614 samples/s
+  waiting     20% of the time for batches
+  an epoch    needs 1.5 s (40 batches)
+
+GPU utilization
+  over 3 s, as nvidia-smi reads it (busy share of each 500 ms)
   100% │    ████    ████
    75% │    ████    ████████████
    50% │    ████████████████████
@@ -409,20 +417,26 @@ GPU utilization over 3 s, as nvidia-smi reads it (busy share of each 500 ms)
     0% └┬───────┬───────┬───────
         0 s     1 s     2 s
         SSSS    EEEE
-  mean 67%; 77% after the start (from 500 ms on)
+  S start-up; E epoch boundary
+  mean        67%; 77% after the start (from 500 ms on)
 
 The GPU was idle for 1 s of 3 s
-  S  start-up        500 ms  17%  the first batch came after 500 ms
-  E  epoch boundary  400 ms  13%  at 1.1 s: the first batch came after 400 ms;
-                                  persistent_workers=True keeps the workers
-     transfer        100 ms   3%  transfer of ready batches to the main process
+  Idle because      Time  Share  What it means
+  start-up        500 ms    17%  the first batch came after 500 ms
+  epoch boundary  400 ms    13%  at 1.1 s: the first batch came after 400 ms;
+                                 persistent_workers=True keeps the workers
+  transfer        100 ms     3%  transfer of ready batches to the main process
 
-Rates (after the start)
-  19.2 of at most 25.0 batches/s, 614 samples/s; 20% of the time waiting for batches
-  an epoch (40 batches) needs 1.5 s
+Rehearsed
+  DataLoader  train.py:9: Images, batch size 32
+  settings    num_workers=4, prefetch_factor=2, persistent_workers=False, pin_memory=True (the
+              script's own)
+  GPU step    40 ms (given)"""
 
-The DataLoader costs 20% of the GPU's time; next: trainfit loader --step-time 40ms -- \
-python train.py"""
+
+def rehearsal_text(result: Rehearsal) -> str:
+    with laid_out_for(WIDTH):
+        return whole(rehearsal_subject(result))
 
 
 def test_text() -> None:
@@ -435,27 +449,35 @@ def test_text_where_there_are_no_block_characters() -> None:
     assert "    0% ++-------+-------+-------\n" in text
 
 
-def last(**changes: Any) -> str:
-    return rehearsal_text(dataclasses.replace(RESULT, **changes)).splitlines()[-1]
+def first(**changes: Any) -> str:
+    return rehearsal_text(dataclasses.replace(RESULT, **changes)).splitlines()[0]
 
 
 def test_verdicts() -> None:
     keeps_up = dataclasses.replace(RESULT.steady, waiting_share=0.01)
-    assert last(steady=keeps_up).startswith("Nothing to gain")
-    assert "even at the lower bound of the step time" in last(steady=keeps_up, step_is_bound=True)
-    assert "the real step is longer" in last(step_is_bound=True)
-    assert last(command="--loader data:make").endswith("loader --step-time 40ms --loader data:make")
-    assert "longer --duration" in last(steady=None)
-    assert last(ended="interrupted").startswith("Interrupted")
+    assert first(steady=keeps_up).startswith("Nothing to gain")
+    bound = dataclasses.replace(RESULT, steady=keeps_up, step_is_bound=True)
+    assert verdict(bound)[0].endswith("even at the lower bound of the step time")
+    assert verdict(dataclasses.replace(RESULT, step_is_bound=True))[0].endswith("--step-time")
+    named = dataclasses.replace(RESULT, command="--loader data:make")
+    assert verdict(named)[1] == "trainfit loader --step-time 40ms --loader data:make"
+    assert "longer --duration" in first(steady=None)
+    assert first(ended="interrupted").startswith("Interrupted")
     busy = {"others_cores": 1.3, "others": {"python": 0.9, "pip": 0.4}}
-    assert last(**busy).startswith("Cannot tell what the DataLoader costs: alongside other")
+    assert first(**busy).startswith("Cannot tell what the DataLoader costs: alongside other")
     text = " ".join(rehearsal_text(dataclasses.replace(RESULT, **busy)).split())
     assert "other processes competed for 1.3 cores (python 0.9, pip 0.4): rates reflect" in text
     assert "other processes" not in rehearsal_text(dataclasses.replace(RESULT, others_cores=0.2))
+
+
+def test_what_failed_is_said_first_with_its_fix() -> None:
     fault = failure_finding("exception", "it\x1b[31m raised", "at line 3", "mend it")
-    failed = rehearsal_text(dataclasses.replace(RESULT, ended="fault", fault=fault))
-    assert "FAULT: it\\x1b[31m raised\n  at line 3\n  Fix: mend it" in failed
-    assert failed.endswith("The DataLoader FAILED; above are the results so far")
+    failed = rehearsal_subject(dataclasses.replace(RESULT, ended="fault", fault=fault))
+    for text in (whole(failed), screen(failed)):
+        assert text.startswith("The DataLoader failed; these are the results so far")
+        assert (
+            "it\\x1b[31m raised" in text and "at line 3" in text and "fix         mend it" in text
+        )
 
 
 def test_what_hand_over_can_be_tried_with() -> None:
@@ -485,7 +507,7 @@ def test_what_the_loaders_model_said_stands_beside() -> None:
 
 def test_predicted_stands_beside_measured() -> None:
     text = rehearsal_text(dataclasses.replace(RESULT, predicted=Predicted(18.5, 0.25)))
-    assert "  predicted: 18.5 batches/s, 25% waiting" in text
+    assert "predicted   18.5 batches/s, 25% waiting" in text
 
 
 @given(

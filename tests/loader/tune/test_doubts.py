@@ -34,7 +34,8 @@ from trainfit.loader.search import search
 from trainfit.loader.verdicts import decide, doubts
 from trainfit.report.sections.loader import loader_subject
 from trainfit.report.sections.loading import verdict_words
-from trainfit.results.dataloader import Confirmed, Doubt, LoaderSettings
+from trainfit.results.dataloader import Confirmed, LoaderSettings
+from trainfit.results.findings import Finding
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.speed import DataLoading
 
@@ -272,17 +273,18 @@ def test_doubts_are_data() -> None:
     kinds = {"1 worker": 1.0, "2 workers": 0.6, "no workers": 0.8}
     seen = probe(disturbed=kinds)
     (found,) = doubts(seen, None, [trial(FOUR, 9.0, 0.8)], is_predicted=True)
-    assert found.kind == "others" and found.decides and found.cores == pytest.approx(0.8)
-    assert found.runs == (*kinds, "real run: 4 workers, prefetch 2")
-    assert found.summary == (
+    assert found.kind == "busy_machine" and found.is_critical
+    assert [each.what for each in found.evidence] == [*kinds, "real run: 4 workers, prefetch 2"]
+    assert {name: found.value_of(name) for name in kinds} == kinds
+    assert found.title == (
         "other processes competed for 0.8 cores in 4 runs (1 worker; "
         "2 workers; no workers; and 1 more)"
     )
-    assert "predicted from the CPU time of batches, not measured" in found.meaning
+    assert "predicted from the CPU time of batches, not measured" in found.cause
     (found,) = doubts(probe(), seen, [], is_predicted=False)
-    assert found.runs[0] == "1 worker, one thread per library" and not found.decides
+    assert found.evidence[0].what == "1 worker, one thread per library" and not found.is_critical
     (found,) = doubts(probe(), None, [trial(FOUR, 9.0, 0.8)], is_predicted=False)
-    assert "were not used" in found.meaning
+    assert "were not used" in found.cause
 
 
 def test_slowed_cores_are_told_of() -> None:
@@ -294,7 +296,7 @@ def test_slowed_cores_are_told_of() -> None:
             for s in of_runs
         ]
         found = doubts(probe(core_speed=of_probe), None, trials, is_predicted=False)
-        return " ".join(each.summary for each in found)
+        return " ".join(each.title for each in found)
 
     assert note(None) == note(0.97, 0.99) == ""
     assert "at 80% of their full speed" in note(0.80, 0.81)
@@ -302,7 +304,7 @@ def test_slowed_cores_are_told_of() -> None:
 
 
 def busy_result(**changes: Any) -> Any:
-    doubt = Doubt("others", ("1 worker",), "others kept 1 core busy", "it stays", 1.0, decides=True)
+    doubt = Finding("busy_machine", "critical", "others kept 1 core busy", cause="it stays")
     run = Confirmed(LoaderSettings(1), 8.0, 3.0, 0.4, 9, 2.0, others_cores=1.0)
     values = {
         "recommended": LoaderSettings(4), "verdict": "change", "limit": "unknown",

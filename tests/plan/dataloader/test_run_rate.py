@@ -14,12 +14,13 @@ from tests.report.plan.test_text import PLAN
 from trainfit.report.page import Entry, page_of
 from trainfit.report.sections.plan_facts import answer
 from trainfit.report.writers.markdown import markdown
-from trainfit.results.dataloader import Candidate, Confirmed, Doubt, LoaderSettings
+from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings
+from trainfit.results.findings import Finding
 from trainfit.results.plan import HostCpu, PlanResult, run_rate, with_run_rate
 from trainfit.results.speed import DataLoading, Speed, StepSpeed
 
 NONE, TWO = LoaderSettings(0), LoaderSettings(2)
-BUSY = Doubt("others", ("1 worker",), "others kept 1 core busy", "re-run", 1.0, decides=True)
+BUSY = Finding("busy_machine", "critical", "others kept 1 core busy", cause="re-run")
 
 
 def candidate(settings: LoaderSettings, rate: float) -> Candidate:

@@ -20,7 +20,8 @@ from trainfit.plan.dataloader.section import (
     within_memory,
 )
 from trainfit.plan.runs.failures import ScriptError
-from trainfit.results.dataloader import Candidate, Doubt, LoaderSettings
+from trainfit.results.dataloader import Candidate, LoaderSettings
+from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.measurement import Consumer
@@ -124,7 +125,7 @@ def test_a_rate_predicted_next_to_other_processes_has_to_be_lower_by_far(
 ) -> None:
     plan = limited(rate)
     assert plan.loading is not None and plan.loading.result is not None
-    doubt = Doubt("others", ("1 worker",), "", "", cores=1.6, decides=True)
+    doubt = Finding("busy_machine", "critical", "")
     busy = dataclasses.replace(plan.loading.result, doubts=(doubt,), confirmed=())
     loading = dataclasses.replace(plan.loading, result=busy)
     kept = kept_batch(dataclasses.replace(plan, loading=loading))

@@ -86,22 +86,25 @@ def test_one_that_was_not_measured_to_lose_is_kept_and_said() -> None:
     assert plan.launch.startswith("OMP_NUM_THREADS=8 python")
     part = parts["OMP_NUM_THREADS"]
     assert (part.status, part.value) == ("kept", "8")
-    assert "recommended is 1" in part.reason
+    assert part.recommended == "1" and "recommended is 1" in part_reason(part)
     assert "OMP_NUM_THREADS=8: the command's own; recommended is 1" in threads_text([part])
 
 
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_a_variable_that_no_library_can_read_goes(is_measured: bool) -> None:
     """With the DataLoader measured and without; the screen says it."""
-    why = "'abc' is ignored (OpenMP expects a positive integer): the default thread count applies"
-    odd = SettingReason("OMP_NUM_THREADS", None, "abc", f"{why}; no gain", "assumed", where=ENV)
+    why = "is ignored (OpenMP expects a positive integer): the default thread count applies"
+    odd = SettingReason(
+        "OMP_NUM_THREADS", None, "abc", "no gain", "assumed", where=ENV, misread=why
+    )
     found = result(reasons=(odd,)) if is_measured else None
     plan, parts = launched(found, f"OMP_NUM_THREADS=abc A=b {LINE}")
     assert plan.launch.startswith("A=b python")
     part = parts["OMP_NUM_THREADS"]
     assert (part.status, part.present, part.value) == ("not set", "abc", "")
     assert part.reason.startswith("removed: it is ignored (OpenMP expects a positive integer)")
-    assert part.reason.endswith("; no gain") == is_measured
+    assert (part.more == "no gain") == is_measured
+    assert part_reason(part).endswith("; no gain [assumed]") == is_measured
     said = next(fact.text for fact in facts(plan).rows if fact.label == "variables")
     assert said.startswith("OMP_NUM_THREADS=abc removed: it is ignored")
     assert "OMP_NUM_THREADS" not in left_out_text(plan.launch_parts)

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.report.live_figures import gpus_now_text, meaning, situation
+from helpers_report import of_sections, on_one_line
+from trainfit.report.live_figures import gpus_now_sections, meaning, situation
 from trainfit.results.machine import Fact, Gpu, absent, cannot_tell, known
-from trainfit.results.text import WIDTH
+from trainfit.results.text import WIDTH, laid_out_for
 
 FIGURES = ["GPU-Util", "memory used", "memory traffic", "SM clock", "power", "temperature"]
 GIB = 1 << 30
+
+
+def gpus_now_text(gpus: tuple[Gpu, ...]) -> str:
+    with laid_out_for(WIDTH):
+        return of_sections(gpus_now_sections(gpus))
+
 
 #: A GPU at work; each figure's digits are its own, so that a test can tell where they are from.
 AT_WORK: dict[str, Any] = {
@@ -89,7 +96,7 @@ def test_a_figure_without_a_value_has_the_reason(fact: Fact[Any]) -> None:
     (power,) = [each for each in meaning(gpu(power_w=fact)) if each.figure == "power"]
     assert power.value is None and power.says == fact.reason
     text = gpus_now_text((gpu(power_w=fact),))
-    assert f"not known: power ({fact.reason})" in text
+    assert f"not known power ({fact.reason})" in on_one_line(text)
 
 
 # --- Situations -------------------------------------------------------------------------------
@@ -151,7 +158,9 @@ def test_meanings_stand_beside_the_first_gpu_alone() -> None:
     assert text.count("time: the share of the last 1/6 to 1 s") == 1
     first, second = text.split("GPU 1, ")
     assert all(figure in first for figure in FIGURES)
-    assert "GPU-Util 20%; memory used 13.0 of 40.0 GiB (32%); memory traffic 41%" in second
+    assert "GPU-Util 20% memory used 13.0 of 40.0 GiB (32%) memory traffic 41%" in on_one_line(
+        second
+    )
 
 
 def test_a_figure_that_only_a_later_gpu_has_is_explained_there() -> None:

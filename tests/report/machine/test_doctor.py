@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from helpers_facts import machine
+from helpers_report import screen, whole
 from trainfit.doctor.findings import bad, good, unsure
-from trainfit.report.doctor import check_text, doctor_screen, doctor_text
-from trainfit.report.layout import plain_text
+from trainfit.report.blocks import Entry
+from trainfit.report.page import page_of
+from trainfit.report.sections.doctor import checks_subject, doctor_subject
+from trainfit.report.writers.html import html
+from trainfit.report.writers.markdown import markdown
 from trainfit.results.doctor import Check, DoctorResult, ScriptReport
 from trainfit.results.findings import Evidence, Finding, Fix, Place
-from trainfit.results.text import WIDTH
+from trainfit.results.text import WIDTH, laid_out_for
 
 BAD = bad(
     "shm",
@@ -26,19 +32,25 @@ def result(*checks: Check, script: ScriptReport | None = None) -> DoctorResult:
     return DoctorResult(checks, machine(), script, 1.24, "0.1.0")
 
 
-def _screen(found: DoctorResult) -> str:
-    return plain_text(doctor_screen(found))
+def doctor_screen(found: DoctorResult) -> str:
+    with laid_out_for(WIDTH):
+        return screen(doctor_subject(found))
+
+
+def doctor_text(found: DoctorResult) -> str:
+    with laid_out_for(WIDTH):
+        return whole(doctor_subject(found))
 
 
 def test_bad_comes_first_and_good_is_one_line() -> None:
     text = doctor_text(result(GOOD, UNSURE, BAD))
-    assert text.index("BAD") < text.index("?     frequency") < text.index("ok    numa")
+    assert text.index("- shm: ") < text.index("- frequency: ") < text.index("numa  ")
     assert text.startswith("1 bad, 1 unknown, 1 good (1.24 s)\n")
-    assert check_text(GOOD) == "ok    numa              one NUMA node"
+    assert "Good checks\n  numa        one NUMA node" in text
 
 
 def test_a_bad_check_says_everything_needed_to_act() -> None:
-    text = check_text(BAD)
+    text = whole(checks_subject([BAD]))
     for part in ("shm_small", "64 MiB (statvfs(/dev/shm))", "leave it out", "RAM"):
         assert part in text
     # A command is copied from the screen: it stays whole, all else is wrapped.
@@ -47,8 +59,18 @@ def test_a_bad_check_says_everything_needed_to_act() -> None:
     assert all(len(line) <= WIDTH for line in text.splitlines() if line != command)
 
 
+def test_a_fix_is_nowhere_without_its_undo_and_its_cost() -> None:
+    """On a screen, on all of it, on the page and in Markdown."""
+    page = page_of([Entry("d.json", result(*[BAD] * 12))])
+    found = doctor_screen(result(*[BAD] * 12))
+    assert 1 <= found.count("docker run") == found.count("    undo        leave it out")
+    assert found.count("docker run") == found.count("    cost        RAM")
+    for text in (markdown(page), html(page)):
+        assert text.count("docker run") == text.count("leave it out") >= 12
+
+
 def test_what_cannot_be_told_says_what_would_be_needed() -> None:
-    assert "needed" in check_text(UNSURE) and "the host's /sys" in check_text(UNSURE)
+    assert "needed      the host's /sys" in whole(checks_subject([UNSURE]))
 
 
 def test_foreign_text_cannot_reach_the_terminal() -> None:
@@ -79,33 +101,30 @@ def test_findings_are_bad_news() -> None:
 
 def test_gpus_of_which_the_same_is_said_share_a_line() -> None:
     checks = [
-        good("ecc", f"GPU {index} (NVIDIA A100): ECC is {state}")
+        dataclasses.replace(good("ecc", f"ECC is {state}"), subject=f"GPU {index}")
         for index, state in enumerate(["on", "on", "off", "on"])
     ]
-    lines = doctor_text(result(*checks)).splitlines()
-    assert [line.split(None, 2)[2] for line in lines if line.startswith("ok ")] == [
-        "GPUs 0, 1, 3: ECC is on",
-        "GPU 2 (NVIDIA A100): ECC is off",
-    ]
+    lines = [" ".join(line.split()) for line in doctor_text(result(*checks)).splitlines()]
+    at = lines.index("Good checks") + 1
+    assert lines[at : at + 2] == ["ecc GPU 0, GPU 1, GPU 3: ECC is on", "ecc GPU 2: ECC is off"]
 
 
-def test_the_screen_names_what_is_good_and_keeps_the_rest() -> None:
-    """Twenty good checks are a paragraph; what is bad or unknown keeps its why and fix."""
-    fine = [good(f"check{number}", "fine") for number in range(20)]
-    seen = good("gpu", "PyTorch sees 1 GPU")
-    text = _screen(result(*fine, seen, UNSURE))
-    assert len(text.splitlines()) <= 25
-    assert all(check.name in text for check in fine) and "fine" not in text
-    assert "ok    gpu               PyTorch sees 1 GPU" in text
-    assert check_text(UNSURE) in text and "--explain" in text
-    lines = _screen(result(*fine, BAD)).splitlines()
-    assert set(check_text(BAD).splitlines()) <= set(lines)
-    assert "      fix " in lines[2] and lines[1].startswith("BAD   shm")
+def test_the_screen_counts_the_good_ones_that_have_no_room() -> None:
+    """Whether there is a GPU stays the longest of them."""
+    fine = [good(f"check{number}", "fine") for number in range(30)]
+    text = doctor_screen(result(BAD, *fine, good("gpu", "PyTorch sees 1 GPU"), UNSURE))
+    lines = text.splitlines()
+    assert len(lines) <= 25
+    assert "  gpu         PyTorch sees 1 GPU" in lines
+    shown = sum(line.endswith("  fine") for line in lines)
+    assert shown and lines[-1] == f"{30 - shown} more good checks, GPUs at this moment: --explain"
+    # The fix goes before the reason.
+    assert text.index("docker run") < text.index("Workers hand batches over")
 
 
-def test_unknown_checks_are_in_short_where_there_is_more_to_read() -> None:
-    for text in (_screen(result(BAD, UNSURE)), _screen(result(*3 * [UNSURE]))):
-        assert "no cpufreq here" in text and UNSURE.cause not in text
-        assert "figures of good checks: --explain" in text
-    whole = doctor_text(result(BAD, UNSURE))
-    assert check_text(UNSURE) in whole and "--explain" not in whole
+def test_titles_stay_where_reasons_have_no_room() -> None:
+    many = [bad(f"c{n}", "kind", f"title {n}", "why " * 60, [], BAD.fixes) for n in range(9)]
+    text = doctor_screen(result(*many, UNSURE))
+    assert all(f"title {number}" in text for number in range(9))
+    assert len(text.splitlines()) <= 25 and "why why" not in text
+    assert "no cpufreq here" in doctor_text(result(*many, UNSURE))

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from helpers_cli import trainfit
-from trainfit.report.doctor import sarif_text
+from trainfit.report.writers.sarif import sarif_text
 from trainfit.results.doctor import ScriptReport
 from trainfit.results.findings import Finding, Fix, Place
 

@@ -10,21 +10,20 @@ from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.options.doctor import SCRIPT
-from trainfit.cli.output import given_output, print_shown
+from trainfit.cli.output import given_output, print_lines, print_subject
 from trainfit.doctor.checks import chosen, diagnose
 from trainfit.hardware.machine.recorded import Recorder, replayed
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.lint.api import read_scripts
-from trainfit.report.doctor import (
-    CHECKS,
-    cpu_screen,
-    cpu_text,
-    doctor_lines,
-    doctor_screen,
-    sarif_text,
-    script_text,
+from trainfit.report.sections.doctor import (
+    CPU_CHECKS,
+    cpu_subject,
+    doctor_subject,
+    script_subject,
 )
+from trainfit.report.writers.sarif import sarif_text
+from trainfit.report.writers.terminal import whole
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
 from trainfit.version import __version__
@@ -45,7 +44,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     only = [name for name in options.only or () if name != SCRIPT]
     if (options.only and not only) or options.format:
         return _scripts_alone(options)
-    names = chosen(CHECKS if options.cpu else only or None, options.skip)
+    names = chosen(CPU_CHECKS if options.cpu else only or None, options.skip)
     output = given_output(options.output, options.script or ())
     record = given_output(options.record)
     script, unreadable = read_scripts(options.script or ())
@@ -65,8 +64,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     )
     if output is not None:
         result.save(output)
-    screen, whole = (cpu_screen, cpu_text) if options.cpu else (doctor_screen, doctor_lines)
-    print_shown(result, options, screen, whole)
+    print_subject(result, options, cpu_subject if options.cpu else doctor_subject)
     if unreadable:
         raise unreadable[0]
     return 1 if result.is_bad else 0
@@ -81,7 +79,7 @@ def _scripts_alone(options: argparse.Namespace) -> int:
             )
     report, unreadable = read_scripts(options.script)
     if report is not None:
-        print(sarif_text(report) if options.format else script_text(report))
+        print_lines(sarif_text(report) if options.format else whole(script_subject(report)))
     if unreadable:
         raise unreadable[0]
     return 1 if report is not None and report.findings else 0

@@ -16,7 +16,7 @@ from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.prices import MARKET, Prices, load_prices, market_prices
-from trainfit.report.sections.gpu_meaning import explained
+from trainfit.report.gpu_meaning import explained
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.results.gpus import GpusResult
 from trainfit.results.plan import PlanResult

@@ -10,12 +10,12 @@ from trainfit.cli.common import (
     UsageError,
     sandbox_request,
 )
-from trainfit.cli.output import given_output, name_report, print_shown
+from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.verbs.loader import given_step, source
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.dataloader.measurement import rehearse_command
-from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
+from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec, TuningSpec
 from trainfit.torch_private import needed
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         )
     result = rehearsed.result
     needed.saw(result.torch)
-    print_shown(result, options, rehearsal_screen, rehearsal_text)
+    print_subject(result, options, rehearsal_subject)
     if output is not None:
         result.save(output)
     name_report(output, json=options.json)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import formatted, gated
-from trainfit.cli.output import Report, print_plan, print_shown, print_subject
+from trainfit.cli.output import print_plan, print_subject
 from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
 from trainfit.report.blocks import Entry
-from trainfit.report.doctor import doctor_lines, doctor_screen
 from trainfit.report.page import subject_of
-from trainfit.report.rehearsal import rehearsal_screen, rehearsal_text
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
@@ -51,8 +49,6 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print_plan(result, options)
     elif isinstance(result, WatchResult | Comparison | Verification):
         print_result(result, json=options.json, whole=options.explain)
-    elif type(result) in _SHOWN:
-        print_shown(result, options, *_SHOWN[type(result)])
     elif isinstance(result, _SECTIONED):
         print_subject(result, options, lambda found: subject_of(Entry(str(path), found)))
     else:
@@ -70,11 +66,6 @@ _SECTIONED: Final = (
     GpusResult,
     PlanVerification,
     SnapshotReport,
+    DoctorResult,
+    Rehearsal,
 )
-
-
-#: How a result is shown: its screen, and the whole; one that no text exists for is shown as JSON.
-_SHOWN: Final[Mapping[type, tuple[Report, Report]]] = {
-    DoctorResult: (doctor_screen, doctor_lines),
-    Rehearsal: (rehearsal_screen, rehearsal_text),
-}

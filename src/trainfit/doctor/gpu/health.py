@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure, which
+from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine
@@ -18,8 +19,17 @@ _SETTINGS = ("applications_clocks_setting", "user_defined_clocks", "application_
 
 def each(machine: Machine, judge: Callable[[Machine, Gpu], Check | None]) -> tuple[Check, ...]:
     """One check a GPU, of those that answer NVML and that it applies to."""
-    gpus = filter(answers, all_gpus(machine))
-    return tuple(c for gpu in gpus if (c := judge(machine, gpu)) is not None)
+    return of_gpus(machine, filter(answers, all_gpus(machine)), judge)
+
+
+def of_gpus(
+    machine: Machine, gpus: Iterable[Gpu], judge: Callable[[Machine, Gpu], Check | None]
+) -> tuple[Check, ...]:
+    """One check of each of these GPUs that it applies to, which is the check's subject."""
+    checks = ((gpu, judge(machine, gpu)) for gpu in gpus)
+    return tuple(
+        replace(check, subject=f"GPU {gpu.index}") for gpu, check in checks if check is not None
+    )
 
 
 def answers(gpu: Gpu) -> bool:
@@ -35,7 +45,7 @@ def check_state(machine: Machine) -> tuple[Check, ...]:
     """GPUs that have fallen off the bus or want a reset; nothing of those that answer."""
     # Also of those that a mask hides: CUDA may fail to start because of them.
     gpus = machine.gpus.value or ()
-    return tuple(_lost(machine, gpu) for gpu in gpus if _lost_word(gpu))
+    return of_gpus(machine, (gpu for gpu in gpus if _lost_word(gpu)), _lost)
 
 
 def _lost_word(gpu: Gpu) -> str:
@@ -63,9 +73,7 @@ def _lost(machine: Machine, gpu: Gpu) -> Check:
     return bad(
         "gpu-state",
         "gpu_lost" if lost else "gpu_reset_required",
-        f"{which(gpu)}: it has fallen off the bus"
-        if lost
-        else f"{which(gpu)}: the driver requires a reset",
+        "it has fallen off the bus" if lost else "the driver requires a reset",
         "no job can use it, and CUDA may fail to initialize on the other GPUs as well. Usual "
         "causes: power, heat, bad seating or a broken card; the kernel log names an Xid.",
         [evidence("NVML", gpu.memory_bytes)],
@@ -97,7 +105,7 @@ def _clocks(machine: Machine, gpu: Gpu) -> Check | None:
             return None
         return unsure(
             name,
-            f"{which(gpu)}: clock throttling reasons could not be read",
+            "clock throttling reasons could not be read",
             "NVML's answer",
             found,
         )
@@ -120,7 +128,7 @@ def _hot(
     return bad(
         name,
         "gpu_thermal_slowdown",
-        f"{which(gpu)}: thermal throttling{at}",
+        f"thermal throttling{at}",
         "the GPU runs below its maximum clock; the hardware slowdown halves it or more. Usual "
         "causes: dust, blocked airflow, a stopped fan, or a passively cooled card without server "
         "fans.",
@@ -155,7 +163,7 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
     return bad(
         name,
         "gpu_power_brake",
-        f"{which(gpu)}: external power brake halves the clocks",
+        "external power brake halves the clocks",
         "the power supply or the management controller (BMC) slows the GPU down: "
         "insufficient total power, a failed power supply, or a rack power cap.",
         found,
@@ -177,14 +185,14 @@ def _hardware_slowdown(
     if "gpu_idle" in active:
         return unsure(
             name,
-            f"{which(gpu)}: hardware slowdown reported while idle",
+            "hardware slowdown reported while idle",
             "NVML also reports it during clock changes: re-run while a job uses the GPU",
             found,
         )
     return bad(
         name,
         "gpu_hardware_slowdown",
-        f"{which(gpu)}: hardware slowdown, clocks at half or less",
+        "hardware slowdown, clocks at half or less",
         "heat, the power brake, or overcurrent (NVML: HwSlowdown). Usual "
         "causes: loose power connectors, or one cable for two connectors.",
         found,
@@ -215,7 +223,7 @@ def _setting(
     return bad(
         name,
         "gpu_clocks_lowered",
-        f"{which(gpu)}: SM clock limited to {ghz(now)} of {ghz(most)} by a setting",
+        f"SM clock limited to {ghz(now)} of {ghz(most)} by a setting",
         "application clocks or locked clocks were set; compute-bound kernels are slower "
         "in proportion.",
         found,
@@ -232,11 +240,11 @@ def _setting(
 def _clocks_fine(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -> Check:
     if "gpu_idle" in active:
         why = "an idle GPU lowers its clocks; re-run this while a job uses it to see the rest"
-        return good(name, f"{which(gpu)}: clocks are low because it is idle", found, why)
+        return good(name, "clocks are low because it is idle", found, why)
     if "sw_power_cap" in active:
         why = "it runs at its power limit, as a fully used GPU does; check gpu-power shows whether "
-        return good(name, f"{which(gpu)}: clocks limited by power", found, why + "that was lowered")
-    return good(name, f"{which(gpu)}: clocks are not throttled", found)
+        return good(name, "clocks limited by power", found, why + "that was lowered")
+    return good(name, "clocks are not throttled", found)
 
 
 def _degrees(value: float | None) -> str:
@@ -261,11 +269,11 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
     if now.value is None:
         if now.is_absent:
             return None
-        return unsure(name, f"{which(gpu)}: temperature could not be read", "NVML's answer", found)
+        return unsure(name, "temperature could not be read", "NVML's answer", found)
     if limit.value is None:
         needed = "the temperature at which this GPU slows down: nvidia-smi -q -d TEMPERATURE"
-        return unsure(name, f"{which(gpu)}: {_degrees(now.value)}, limit unknown", needed, found)
-    summary = f"{which(gpu)}: {_degrees(now.value)}, slows down at {_degrees(limit.value)}"
+        return unsure(name, f"{_degrees(now.value)}, limit unknown", needed, found)
+    summary = f"{_degrees(now.value)}, slows down at {_degrees(limit.value)}"
     if now.value < limit.value - policy.TEMPERATURE_MARGIN_C:
         return good(name, summary, found)
     return bad(
@@ -303,13 +311,13 @@ def _power(machine: Machine, gpu: Gpu) -> Check | None:
         return None  # laptops and integrated GPUs have none that could be set
     if limit.value is None or default.value is None:
         needed = "NVML's power limit and its default"
-        return unsure(name, f"{which(gpu)}: power limit could not be read", needed, found)
+        return unsure(name, "power limit could not be read", needed, found)
     if limit.value >= policy.POWER_SHARE * default.value:
-        return good(name, f"{which(gpu)}: power limit {_watts(limit.value)}", found)
+        return good(name, f"power limit {_watts(limit.value)}", found)
     return bad(
         name,
         "gpu_power_limited",
-        f"{which(gpu)}: power limit {_watts(limit.value)}, default {_watts(default.value)}",
+        f"power limit {_watts(limit.value)}, default {_watts(default.value)}",
         f"it is lowered to {percent(limit.value / default.value)} of the default: compute-bound "
         "kernels run at a lower clock (losing less than the power does), memory-bound ones are "
         "hardly affected.",
@@ -347,7 +355,7 @@ def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
         return bad(
             name,
             "ecc_errors",
-            f"{which(gpu)}: {count(errors.value, 'uncorrected memory error')}",
+            f"{count(errors.value, 'uncorrected memory error')}",
             "results computed from that memory are wrong, or the job was terminated with Xid 48 "
             "or 94. The next reset retires the page or remaps the row; recurring errors mean a "
             "failing card.",
@@ -368,8 +376,8 @@ def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
         return None  # consumer GPUs have none
     if gpu.ecc.value is False:
         why = "bit errors go unnoticed; on GPUs with GDDR, ECC off leaves slightly more memory"
-        return good(name, f"{which(gpu)}: ECC is off", found, why)
+        return good(name, "ECC is off", found, why)
     if gpu.ecc.value is None or errors.value is None:
         needed = "NVML's ECC mode and error counts"
-        return unsure(name, f"{which(gpu)}: ECC errors could not be read", needed, found)
-    return good(name, f"{which(gpu)}: ECC is on, no uncorrected errors", found)
+        return unsure(name, "ECC errors could not be read", needed, found)
+    return good(name, "ECC is on, no uncorrected errors", found)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure, which
-from trainfit.doctor.gpu.health import answers, each
+from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
+from trainfit.doctor.gpu.health import answers, each, of_gpus
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, PciDevice
@@ -35,14 +35,14 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
         return None
     if mode.value is None:
         needed = "NVML's persistence mode"
-        return unsure(name, f"{which(gpu)}: persistence mode could not be read", needed, found)
+        return unsure(name, "persistence mode could not be read", needed, found)
     if mode.value:
-        return good(name, f"{which(gpu)}: persistence mode is on", found)
+        return good(name, "persistence mode is on", found)
     if any(process.graphics for process in processes.value or ()):
         why = "the display server uses the GPU, so the driver keeps it initialized anyway"
         return good(
             name,
-            f"{which(gpu)}: persistence mode off, but a display server uses the GPU",
+            "persistence mode off, but a display server uses the GPU",
             found,
             why,
         )
@@ -50,7 +50,7 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
         needed = "whether a display server uses the GPU: then it does not matter"
         return unsure(
             name,
-            f"{which(gpu)}: persistence mode off; its processes are not visible",
+            "persistence mode off; its processes are not visible",
             needed,
             found,
         )
@@ -60,13 +60,11 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
             f"about one second longer; sudo nvidia-smi -i {gpu.index} -pm 1 (undo: -pm 0) avoids "
             "that"
         )
-        return good(
-            name, f"{which(gpu)}: persistence mode off, the default on workstations", found, why
-        )
+        return good(name, "persistence mode off, the default on workstations", found, why)
     return bad(
         name,
         "persistence_off",
-        f"{which(gpu)}: persistence mode is off on a server GPU",
+        "persistence mode is off on a server GPU",
         "the driver shuts the GPU down when its last process exits: the next start "
         "initializes it again (about a second, several on servers with many GPUs), and clock and "
         "power settings are lost.",
@@ -103,12 +101,12 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
     ]
     if instances.value is None and not instances.is_absent:
         needed = "NVML's list of MIG devices: nvidia-smi -L"
-        return unsure(name, f"{which(gpu)}: MIG is on, instances unknown", needed, found)
+        return unsure(name, "MIG is on, instances unknown", needed, found)
     if not instances.value:
         return bad(
             name,
             "mig_empty",
-            f"{which(gpu)}: MIG mode is on, but there is no instance to run on",
+            "MIG mode is on, but there is no instance to run on",
             "in MIG mode CUDA runs on instances only: this GPU cannot be used until one is "
             "created.",
             found,
@@ -132,7 +130,7 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
         "the whole GPU (memory, clocks, utilization) do not apply to it, and NCCL does not "
         f"work across instances. Choose one: CUDA_VISIBLE_DEVICES={brief(instances.value[0], 60)}"
     )
-    summary = f"{which(gpu)}: split by MIG; a job can use one of {count(number, 'instance')}"
+    summary = f"split by MIG; a job can use one of {count(number, 'instance')}"
     return good(name, summary, found, why)
 
 
@@ -148,7 +146,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
     if mode.is_absent:
         return None
     if mode.value is None:
-        return unsure(name, f"{which(gpu)}: compute mode could not be read", "NVML", found)
+        return unsure(name, "compute mode could not be read", "NVML", found)
     word = mode.value.lower()
     former = "PROHIBITED" if "prohibited" in word else "EXCLUSIVE_PROCESS"
     remedy = Fix(
@@ -160,21 +158,21 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         return bad(
             name,
             "compute_prohibited",
-            f"{which(gpu)}: compute mode PROHIBITED blocks all processes",
+            "compute mode PROHIBITED blocks all processes",
             "CUDA lists the GPU but refuses every context (all CUDA-capable devices are busy or "
             "unavailable).",
             found,
             [remedy],
         )
     if "exclusive" not in word:
-        return good(name, f"{which(gpu)}: compute mode {brief(mode.value)}", found)
+        return good(name, f"compute mode {brief(mode.value)}", found)
     others = [p for p in gpu.processes.value or () if not p.graphics and not p.own]
     if others:
         pids = ", ".join(str(p.pid) for p in others[:3])
         return bad(
             name,
             "compute_exclusive_taken",
-            f"{which(gpu)}: exclusive compute mode, in use by process {pids}",
+            f"exclusive compute mode, in use by process {pids}",
             "a second process gets 'all CUDA-capable devices are busy or unavailable'.",
             found,
             [
@@ -190,7 +188,7 @@ def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
         "one process at a time: a second one, such as a worker that touches CUDA or a notebook "
         "left open, gets 'all CUDA-capable devices are busy or unavailable'"
     )
-    return good(name, f"{which(gpu)}: compute mode {brief(mode.value)}", found, why)
+    return good(name, f"compute mode {brief(mode.value)}", found, why)
 
 
 # ---
@@ -207,7 +205,7 @@ _POWER_OFF = "the machine is powered off meanwhile"
 
 def check_pcie(machine: Machine) -> tuple[Check, ...]:
     """Each GPU's link. A lower generation is normal while the GPU is idle; fewer lanes are not."""
-    return tuple(check for gpu in all_gpus(machine) if (check := _one(machine, gpu)) is not None)
+    return of_gpus(machine, all_gpus(machine), _one)
 
 
 def _one(machine: Machine, gpu: Gpu) -> Check | None:
@@ -229,7 +227,7 @@ def _one(machine: Machine, gpu: Gpu) -> Check | None:
         return None  # no link of its own: an integrated GPU, or WSL
     if width.value is None or width_max.value is None:
         needed = "NVML's current and maximum link width; a virtual machine may hide them"
-        return unsure(PCIE, f"{which(gpu)}: PCIe link could not be read", needed, found)
+        return unsure(PCIE, "PCIe link could not be read", needed, found)
     # NVML's maximum is that of GPU and slot together, the bus's files have the GPU's own.
     if width.value < width_max.value and width_max.source.startswith("NVML"):
         return _narrow(gpu, width.value, width_max.value, found)
@@ -255,7 +253,7 @@ def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
     return bad(
         PCIE,
         "pcie_width_reduced",
-        f"{which(gpu)}: the link runs at x{width}, GPU and slot support x{most}",
+        f"the link runs at x{width}, GPU and slot support x{most}",
         f"{_WHY}. Power saving does not reduce lanes. Usual causes: bad "
         "seating, a riser, dirty contacts, or BIOS bifurcation of the slot.",
         found,
@@ -279,7 +277,7 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
     return bad(
         PCIE,
         "pcie_slot_narrow",
-        f"{which(gpu)}: x{lanes} GPU in an x{width} slot",
+        f"x{lanes} GPU in an x{width} slot",
         f"{_WHY}. The slot is wired for fewer lanes, or shares them with another slot or an M.2 "
         "disk.",
         found,
@@ -297,10 +295,10 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
 def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
     now, most = gpu.pcie_generation.value, gpu.pcie_generation_max.value
     if now is None or most is None:
-        summary = f"{which(gpu)}: x{width}, its maximum; PCIe generation not visible"
+        summary = f"x{width}, its maximum; PCIe generation not visible"
         return unsure(PCIE, summary, "NVML's current and maximum link generation", found)
     if now >= most:
-        return good(PCIE, f"{which(gpu)}: PCIe {now}.0 x{width}, the link's maximum", found)
+        return good(PCIE, f"PCIe {now}.0 x{width}, the link's maximum", found)
     if not answers(gpu):
         return None  # no job can use it now: the link under load cannot be observed
     state = gpu.performance_state.value
@@ -308,14 +306,14 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
         word = "idle" if state is not None else "in an unknown P-state"
         return unsure(
             PCIE,
-            f"{which(gpu)}: x{width}, generation {now} of {most} while {word}",
+            f"x{width}, generation {now} of {most} while {word}",
             "the link lowers its generation while the GPU is idle: re-run while a job uses the GPU",
             found,
         )
     return bad(
         PCIE,
         "pcie_generation_reduced",
-        f"{which(gpu)}: PCIe {now}.0 under load (P{state}), the link supports {most}.0",
+        f"PCIe {now}.0 under load (P{state}), the link supports {most}.0",
         f"{_WHY}; each generation lower halves the bandwidth. Usual causes: a "
         "riser for an older generation, link errors, or a BIOS setting.",
         found,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure, which
+from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
 from trainfit.doctor.gpu.health import each
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
@@ -40,27 +40,25 @@ def _processes(machine: Machine, gpu: Gpu) -> Check | None:
     ]
     if processes.value is None:
         needed = "NVML's list of processes; WSL and some containers do not give it"
-        return unsure(name, f"{which(gpu)}: processes could not be listed", needed, found)
+        return unsure(name, "processes could not be listed", needed, found)
     others = [p for p in processes.value if not p.own and not p.graphics]
     display = [p for p in processes.value if p.graphics and not p.own]
     held = sum(p.used_bytes or 0 for p in others)
     if not others:
         if not display and _may_be_hidden(machine, gpu):
             needed = "the process list outside: nvidia-smi on the host, Task Manager on Windows"
-            return unsure(
-                name, f"{which(gpu)}: in use by a process that is not visible", needed, found
-            )
+            return unsure(name, "in use by a process that is not visible", needed, found)
         if not display:
-            return good(name, f"{which(gpu)}: no other process uses it", found)
+            return good(name, "no other process uses it", found)
         taken = sum(p.used_bytes or 0 for p in display)
         why = (
             "the job cannot use that memory, and drawing uses some GPU time; "
             "connecting the display to a second or integrated GPU frees both"
         )
-        return good(name, f"{which(gpu)}: runs a desktop ({size(taken)})", found, why)
+        return good(name, f"runs a desktop ({size(taken)})", found, why)
     unknown = any(p.used_bytes is None for p in others)
     if total and not unknown and held < policy.OTHERS_SHARE * total:
-        summary = f"{which(gpu)}: other processes hold little ({size(held)})"
+        summary = f"other processes hold little ({size(held)})"
         return good(name, summary, found, "their kernels and the job's share the GPU's time")
     return _shared(machine, gpu, name, others, held, unknown, found)
 
@@ -104,7 +102,7 @@ def _shared(
     return bad(
         name,
         "gpu_shared",
-        f"{which(gpu)}: {who} {amount}",
+        f"{who} {amount}",
         "the memory they hold is not available to the job, and their kernels and "
         "the job's share the GPU's time: steps are slower and their times vary.",
         found,
@@ -159,8 +157,8 @@ def _memory(machine: Machine, gpu: Gpu) -> Check | None:
         if used.is_absent or total.is_absent:
             return None  # GPUs that share the machine's RAM
         needed = "NVML's memory figures"
-        return unsure(name, f"{which(gpu)}: memory could not be read", needed, found)
-    summary = f"{which(gpu)}: {size(used.value)} of {size(total.value)} in use"
+        return unsure(name, "memory could not be read", needed, found)
+    summary = f"{size(used.value)} of {size(total.value)} in use"
     unseen = _unseen(gpu, used.value, processes)
     if unseen is None:
         if used.value <= _tolerated(total.value):
@@ -206,7 +204,7 @@ def _hidden(
     return bad(
         name,
         "gpu_memory_unseen",
-        f"{which(gpu)}: {size(unseen)} ({percent(unseen / total)}) held by no visible process",
+        f"{size(unseen)} ({percent(unseen / total)}) held by no visible process",
         f"that memory is not available to the job. {who[0].upper()}{who[1:]}.",
         found,
         [

@@ -386,7 +386,7 @@ def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
 def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
     notes = Notes()
     for doubt in found.doubts:
-        notes.add(f"{doubt.summary}: {doubt.meaning}", MAY_CHANGE)
+        notes.add(f"{doubt.title}: {doubt.cause}", MAY_CHANGE)
     stated = present_settings(command.present)
     real = {name: getattr(found.present, name) for name in stated}
     if not found.present.num_workers:  # PyTorch accepts neither then

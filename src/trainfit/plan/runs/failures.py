@@ -16,7 +16,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
-from trainfit.results.text import count, duration
+from trainfit.results.text import count, duration, exception_text
 from trainfit.simgpu.device.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
@@ -262,7 +262,7 @@ def what_happened(outcome: TraceOutcome) -> str:
 
 def _raised(raised: ParsedException) -> str:
     """An exception of a DataLoader's worker, in a line."""
-    return one_line(f"{raised.type}: {raised.message}").removesuffix(": ") + f", {raised.where}"
+    return one_line(exception_text(raised.type, raised.message)) + f", {raised.where}"
 
 
 def remedy(outcome: TraceOutcome, output: str) -> str:

@@ -379,7 +379,7 @@ def _option(
         optimizer=effective.optimizer,
         rate_factor=rate.factor,
         rate_rule=rate.rule if rate.factor is not None else "",
-        rate_source=rate.source if rate.factor is not None else "",
+        rate_source=rate.sources[0].work if rate.factor is not None else "",
     )
 
 

@@ -184,8 +184,7 @@ def trade_subject(result: BatchExplanation) -> Subject:
 
 def _sources(claims: Sequence[Claim]) -> dict[str, str]:
     """Authors and year of each, with the whole."""
-    every = [source for each in claims for source in each.source.split("; ")]
-    return {source.partition(", ")[0]: source.partition(", ")[2] for source in every}
+    return {source.work: source.reference for each in claims for source in each.sources}
 
 
 def _critical(found: Interval) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainfit.report.blocks import Headline, Subject, Text, section
 from trainfit.report.blocks import table as table_of
 from trainfit.results.memory import Cause, HandReport, HandRow
-from trainfit.results.text import size
+from trainfit.results.text import size, size_range
 
 #: Rows with less than this share of both sums are one row together.
 _SMALL = 0.02
@@ -78,8 +78,8 @@ def by_hand_subject(report: HandReport) -> Subject:
     """The sums, their parts, then the causes of the difference, the largest first."""
     low, high = _sums_by_hand(report)
     answer = (
-        f"By hand {_range(low, high)}, simulated {size(report.allocated_bytes)} at the peak in the "
-        f"{report.moment.phase} of step {report.moment.step}"
+        f"By hand {size_range(low, high)}, simulated {size(report.allocated_bytes)} at the peak in "
+        f"the {report.moment.phase} of step {report.moment.step}"
     )
     head, how = _head(report)
     causes = table_of(
@@ -134,10 +134,10 @@ def _rows(report: HandReport) -> list[tuple[str, ...]]:
         rows.append(_numbers(together, ", ".join(row.name for row in small)))
     low, high = _sums_by_hand(report)
     rest = size(report.allocated_bytes - _kept(report))
-    for_rest = _range(*report.buffer_bytes)
+    for_rest = size_range(*report.buffer_bytes)
     rows += [
         ("10 to 30% for the rest", for_rest, rest, "", _labels(report, _REST)),
-        ("allocated", _range(low, high), size(report.allocated_bytes), "", ""),
+        ("allocated", size_range(low, high), size(report.allocated_bytes), "", ""),
     ]
     return rows
 
@@ -174,14 +174,6 @@ def _twice(report: HandReport) -> str:
         "backward pass frees gradients of results as it goes: all of its temporaries have "
         f"{size(report.most_temporaries_bytes)} at most"
     )
-
-
-def _range(low: int, high: int) -> str:
-    """ "4.69 to 5.54 GiB": the unit once where both have the same."""
-    first, second = size(low), size(high)
-    if first.partition(" ")[2] == second.partition(" ")[2]:
-        first = first.partition(" ")[0]
-    return f"{first} to {second}"
 
 
 def _kept(report: HandReport) -> int:

@@ -21,6 +21,14 @@ def _headed(part: LaunchPart) -> str:
     return f"{part.name}={part.value}"
 
 
+def why(part: LaunchPart) -> str:
+    """The reason alone: also what is recommended where the command's own value is kept."""
+    if part.recommended:
+        return f"the command's own; recommended is {part.recommended}: {part.reason}"
+    words = (NOT_NEEDED if part.is_needless else "", part.reason, part.more)
+    return "; ".join(filter(None, words)) or "reason not known"
+
+
 def _reason(part: LaunchPart) -> str:
     was = f"was {part.present}: " if part.present and part.present != part.value else ""
     before = {
@@ -31,7 +39,7 @@ def _reason(part: LaunchPart) -> str:
         "cannot tell": "cannot tell: ",
         "option": "option: ",
     }
-    return before[part.status] + (part.reason or "reason not known")
+    return before[part.status] + why(part)
 
 
 def _file(part: LaunchPart) -> str:
@@ -64,13 +72,13 @@ def threads_text(parts: Sequence[LaunchPart]) -> str:
     """Variables and cores that go before the command, and why; empty without any."""
     found = [part for part in parts if part.where in ("environment", "wrapper")]
     told = [part for part in found if part.status == "set" or _is_overruled(part)]
-    reasons = dict.fromkeys(f"{part.reason}{_evidence(part)}" for part in told)
+    reasons = dict.fromkeys(f"{why(part)}{_evidence(part)}" for part in told)
     return f"{' '.join(map(_headed, told))}: {'; '.join(reasons)}" if told else ""
 
 
 def _is_overruled(part: LaunchPart) -> bool:
     """Kept, although another value is recommended."""
-    return part.status == "kept" and part.where == "environment" and "recommended" in part.reason
+    return part.status == "kept" and bool(part.recommended)
 
 
 def _is_removed(part: LaunchPart) -> bool:
@@ -81,16 +89,14 @@ def _is_removed(part: LaunchPart) -> bool:
 def removed_text(parts: Sequence[LaunchPart]) -> str:
     """Variables whose values no library can use, and what became of them; empty without any."""
     found = filter(_is_removed, parts)
-    return "; ".join(
-        f"{part.name}={part.present} {part.reason.partition('; ')[0]}" for part in found
-    )
+    return "; ".join(f"{part.name}={part.present} {part.reason}" for part in found)
 
 
 def left_out_text(parts: Sequence[LaunchPart]) -> str:
     """What was considered and not set; the reasons are in the whole report."""
     found = [part for part in parts if part.status == "not set" and not _is_removed(part)]
-    needless = [part.name for part in found if part.reason.startswith(NOT_NEEDED)]
-    others = [part.name for part in found if not part.reason.startswith(NOT_NEEDED)]
+    needless = [part.name for part in found if part.is_needless]
+    others = [part.name for part in found if not part.is_needless]
     texts = [f"{', '.join(others)}: no gain"] if others else []
     texts += [f"{', '.join(needless)}: {NOT_NEEDED}"] if needless else []
     return "; ".join(texts)

@@ -144,14 +144,11 @@ def _commands(result: LoaderResult) -> Iterator[Command]:
 
 
 def _notes(result: LoaderResult) -> Iterator[Note]:
-    doubted = set()
     for each in result.doubts:
-        text = f"{each.summary}: {each.meaning}" if each.meaning else each.summary
-        doubted.add(f"{each.summary}: {each.meaning}")
-        yield Note("note", text, severity="changes the figures" if each.decides
+        text = f"{each.title}: {each.cause}" if each.cause else each.title
+        yield Note("note", text, severity="changes the figures" if each.is_critical
                    else "may change the figures")  # fmt: skip
-    others = (note for note in result.notes if note not in doubted)
-    yield from plain((*others, *protection_notes(result.protection)))
+    yield from plain((*result.notes, *protection_notes(result.protection)))
 
 
 def title(result: LoaderResult) -> str:
@@ -294,7 +291,8 @@ def _settings(result: LoaderResult) -> Table | None:
     groups: dict[tuple[str, ...], list[SettingReason]] = {}
     for each in result.reasons:
         stays = each.value == each.present
-        groups.setdefault((each.reason, each.evidence, "" if stays else each.name), []).append(each)
+        why = reason_text(each), each.evidence, "" if stays else each.name
+        groups.setdefault(why, []).append(each)
     rows = [
         (
             ", ".join(each.name for each in group),
@@ -311,6 +309,13 @@ def _settings(result: LoaderResult) -> Table | None:
         "Each setting with its reason",
         marked=[n for n, (_, _, changed) in enumerate(groups) if changed],
     )
+
+
+def reason_text(each: SettingReason) -> str:
+    """Why a setting has its value, or stays as it is."""
+    if each.misread:
+        return f"{each.present!r} {each.misread}; {each.reason}"
+    return f"kept: {each.reason}" if each.is_kept else each.reason
 
 
 def _together(texts: Sequence[str]) -> str:

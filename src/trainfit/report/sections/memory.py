@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from trainfit.findings.out_of_memory import needed_and_there
 from trainfit.report.blocks import (
     Facts,
     Headline,
@@ -55,7 +56,7 @@ from trainfit.results.memory import (
     SettingOutcome,
 )
 from trainfit.results.plan import JobDetail
-from trainfit.results.text import GIB, MIB, count, percent, share, size, times
+from trainfit.results.text import GIB, MIB, count, percent, share, size, size_parts, times
 
 #: Modules that are listed by name, and the share of the peak from which they are.
 _MODULES: Final = 12
@@ -133,7 +134,7 @@ def _cell(memory: MemoryFigures, key: str) -> str:
 
 def _alike(*sizes: int) -> tuple[str, ...]:
     """Sizes in the unit of the largest, and that unit."""
-    unit = size(max(sizes)).partition(" ")[2]
+    _, unit = size_parts(max(sizes))
     each = {"GiB": GIB, "MiB": MIB, "KiB": 1024, "B": 1}[unit]
     return (*(f"{nbytes / each:.{2 if each == GIB else 0}f}" for nbytes in sizes), unit)
 
@@ -237,8 +238,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
             kind="Simulated run",
             tone="good" if fits else "bad",
             text=f"Fits: {figures}" if fits else f"Does not fit: needs {figures}",
-            # The rest of PyTorch's message is advice.
-            limit=full.partition(" If reserved")[0] if full else "",
+            limit=needed_and_there(full) if full else "",
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
                 Tile("GPU memory", size(need), f"of {size(there)}", min(1.0, need / there)),

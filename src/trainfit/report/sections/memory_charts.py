@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -500,18 +501,13 @@ def _missing(report: MemoryReport) -> list[str]:
         return [
             "other batch sizes need a second recording: record another batch size and give both:",
             report.second_run,
-            f"trainfit memory {report.file} {_file_of(report.second_run)}",
+            f"trainfit memory {report.file} {shlex.quote(report.second_file)}",
         ]
     return [
         "other batch sizes need a second recording: record the script at a second batch size with "
         "`trainfit simulate --batch-size N` and give both recordings (with --batch-size A,B "
         "if they do not contain theirs)"
     ]
-
-
-def _file_of(command: str) -> str:
-    """The file that ``trainfit simulate … --output FILE -- …`` writes, as it stands there."""
-    return command.partition(" --output ")[2].partition(" -- ")[0]
 
 
 def _grown(what: str, parts: Mapping[str, float], total: float) -> Table | None:

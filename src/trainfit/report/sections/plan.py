@@ -32,7 +32,7 @@ from trainfit.report.notes import (
     protection_notes,
 )
 from trainfit.report.sections import plan_facts
-from trainfit.report.sections.launch import change_lines
+from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loading import loading_facts
 from trainfit.report.sections.memory import (
@@ -205,7 +205,7 @@ def _reasons(result: PlanResult) -> Table | None:
     parts = sorted(_grouped(result.launch_parts), key=lambda part: _ORDER.index(part.status))
     return table_of(
         ("Parameter", "Value", "Why", "Evidence"),
-        [(part.name, _value(part), part.reason or "reason not known", _evidence(part))
+        [(part.name, _value(part), why(part), _evidence(part))
          for part in parts],
         "Each part of the launch command, and what was left out of it",
         marked=[place for place, part in enumerate(parts) if part.status in ("set", "by hand")],
@@ -218,7 +218,7 @@ def _grouped(parts: Sequence[LaunchPart]) -> list[LaunchPart]:
     for part in parts:
         left_out = part.status in ("not set", "cannot tell") and not part.present
         own = () if left_out else (part.name,)
-        key = (part.status, part.reason, part.evidence, part.machine, *own)
+        key = (part.status, why(part), part.evidence, part.machine, *own)
         groups.setdefault(key, []).append(part)
     return [
         dataclasses.replace(group[0], name=", ".join(part.name for part in group))

@@ -63,7 +63,8 @@ def _block(block: Block) -> str:
 @_block.register
 def _command(block: Command) -> str:
     label = f"{_plain(block.label)}:\n\n" if block.label else ""
-    return label + _fenced(block.text)
+    rows = "\n".join(f"- {_plain(row.label)}: {_plain(row.text)}" for row in block.rows)
+    return "\n\n".join(part for part in (label + _fenced(block.text), rows) if part)
 
 
 @_block.register
@@ -108,7 +109,9 @@ def _item(each: Item) -> str:
     tag = f" ({_plain(each.tag)})" if each.tag else ""
     lines = [f"- **{_plain(each.title)}**{tag}"]
     lines += [f"  - {_plain(row[0])}: {_plain(row[1])}" for row in each.rows if row[1]]
-    lines += [f"  - {_plain(each.label)}: {_code(each.text)}" for each in each.commands]
+    for command in each.commands:
+        lines.append(f"  - {_plain(command.label)}: {_code(command.text)}")
+        lines += [f"    - {_plain(row.label)}: {_plain(row.text)}" for row in command.rows]
     return "\n".join(lines)
 
 

@@ -74,12 +74,14 @@ _FIXED: Final = "\u00a0"
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Lines of a group that give way together; of ``noun`` it is one of several."""
+    """Lines of a group that give way together; of ``noun`` it is one of several, of which it may
+    be a part that is not counted."""
 
     lines: tuple[Line, ...]
     group: int
     rank: int = 0
     noun: str = ""
+    is_part: bool = False
 
     @property
     def is_blank(self) -> bool:
@@ -159,7 +161,8 @@ def _more(hidden: Sequence[Piece], kept: Sequence[Piece], titles: Sequence[str])
         if piece.noun:
             counts[piece.noun] = counts.get(piece.noun, 0) + 1
     shown = {piece.group for piece in kept if not piece.is_blank}
-    gone = (piece.group for piece in hidden if piece.group not in shown and not piece.noun)
+    others = (piece for piece in hidden if not piece.noun and not piece.is_part)
+    gone = (piece.group for piece in others if piece.group not in shown)
     absent = dict.fromkeys(titles[group].partition(" (")[0] for group in gone)
     parts = [count(number, f"more {noun}") for noun, number in counts.items()]
     parts += [_text(title[:1].lower() + title[1:] if title.split()[0][1:].islower() else title)
@@ -233,8 +236,13 @@ class _Form:
             yield Piece((Line(""),), 1, _BLANKS[1])
 
     def command(self, command: Command, group: int, rank: int, indent: int = 2) -> Iterator[Piece]:
-        """One to run is broken between its options; another stays one line, with its label."""
+        """One to run is broken between its options; another stays one line, with its label, and so
+        does what takes it back."""
         blanks = " " * indent
+        if command.rows:
+            lines = tuple(self.fix(command, indent, _label_width(command.rows)))
+            yield Piece(lines, group, rank)
+            return
         if command.label == "Run":
             text = command_lines(command.text, indent)
             if not self.whole and text.count("\n") >= _COMMAND:
@@ -326,26 +334,58 @@ class _Form:
     @block.register
     def _items(self, block: Items, group: int) -> Iterator[Piece]:
         for number, item in enumerate(block.items):
-            rank = item.detail
-            if 0 < rank < WHOLE:
-                rank = min(rank + _STEP * number, WHOLE - 1)
-            yield Piece(tuple(self.item(item)), group, rank, block.noun)
+            lines: list[Line] = []
+            alone: list[Piece] = []
+            for detail, part in self.item(item):
+                if detail <= item.detail:
+                    lines += part
+                else:
+                    alone.append(Piece(part, group, _stepped(detail, number), is_part=True))
+            yield Piece(tuple(lines), group, _stepped(item.detail, number), block.noun)
+            yield from alone
 
-    def item(self, item: Item) -> Iterator[Line]:
+    def item(self, item: Item) -> Iterator[tuple[int, tuple[Line, ...]]]:
+        """Its title and its lines, each with how dispensable it is; a screen has no lines that are
+        for the whole alone."""
         tag = f"{item.tag}: " if item.tag else ""
-        yield from self.lines(f"{tag}{item.title}", "  - ", "    ", _STYLES[item.tone])
+        title = self.lines(f"{tag}{item.title}", "  - ", "    ", _STYLES[item.tone])
+        yield item.detail, title
         every = [Row(*row) for row in item.rows if row[1]]
         rows = [row for row in every if self.whole or row.detail < WHOLE]
-        width = _label_width(rows)
+        commands = [each for each in item.commands if self.whole or each.detail < WHOLE]
+        fixes = [each for command in commands for each in command.rows]
+        width = _label_width([*rows, *fixes])
+        for command in commands:
+            if command.detail < WHOLE:
+                yield command.detail, tuple(self.of_item(command, width))
         before = ""
         for row in rows:
             label = "" if row.label == before else row.label
-            yield from self.fact(Row(label, row.text), 4, width)
+            yield row.detail, self.fact(Row(label, row.text), 4, width, item.lines)
             before = row.label
-        for command in item.commands:
-            if self.whole or command.detail < WHOLE:
-                for piece in self.command(command, 0, 0, 4):
-                    yield from piece.lines
+        for command in commands:
+            if command.detail >= WHOLE:
+                yield command.detail, tuple(self.of_item(command, width))
+
+    def of_item(self, command: Command, width: int) -> Iterator[Line]:
+        if command.rows:
+            yield from self.fix(command, 4, width)
+            return
+        for piece in self.command(command, 0, 0, 4):
+            yield from piece.lines
+
+    def fix(self, command: Command, indent: int, width: int) -> Iterator[Line]:
+        """A command with what takes it back, a line each, and what it costs."""
+        for label, text in ((command.label.lower(), command.text), ("undo", command.undo)):
+            if text:
+                yield Line(f"{' ' * indent}{label:<{width}}{printable(text)}")
+        if command.cost:
+            yield from self.fact(Row("cost", command.cost), indent, width)
+
+
+def _stepped(rank: int, number: int) -> int:
+    """That of one of several; the last one is the most dispensable."""
+    return min(rank + _STEP * number, WHOLE - 1) if 0 < rank < WHOLE else rank
 
 
 def _label_width(rows: Sequence[Row]) -> int:

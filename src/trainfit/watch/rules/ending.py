@@ -13,7 +13,7 @@ from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.results.findings import Evidence, Finding, Unknown
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
-from trainfit.results.text import short
+from trainfit.results.text import exception_text, short
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView
@@ -64,7 +64,7 @@ def unexplained(run: RunView) -> str:
         raised = parse(name, message, event.text)
         at = f" at {raised.culprit}" if raised.culprit is not None else ""
         of = f" (rank {rank.header.rank})" if rank.header.world_size > 1 else ""
-        said = short(f"{raised.type}: {raised.message}".removesuffix(": "), 160)
+        said = short(exception_text(raised.type, raised.message), 160)
         return f"the run ended by {said}{at}{of}"
     return ""
 

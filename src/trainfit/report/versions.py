@@ -1,30 +1,19 @@
-"""The machine, versions, checks of the machine and of a script."""
+"""What each result says of its machine and of versions, in a table of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.report.blocks import (
-    Command,
-    Headline,
-    Item,
-    Items,
-    Section,
-    Table,
-    Tone,
-    section,
-)
+from trainfit.report.blocks import Section, Table, section
 from trainfit.report.blocks import table as table_of
-from trainfit.results.doctor import Check, DoctorResult
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.loader import LoaderResult
 from trainfit.results.memory import RecordingSummary
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.text import cores, count, ghz, size
 from trainfit.results.watch import WatchResult
-
-_TONES: Final[dict[str, Tone]] = {"bad": "bad", "cannot_tell": "warn", "good": "good"}
 
 
 def machine_sections(results: Sequence[tuple[str, Any]]) -> list[Section]:
@@ -132,70 +121,3 @@ _KINDS: Final[dict[type, Any]] = {
     RecordingSummary: _recording,
     DoctorResult: _doctor,
 }
-
-
-# -- checks ------------------------------------------------------------------------------------
-
-
-def doctor_headline(result: DoctorResult) -> Headline:
-    """How many checks are bad, and the first of them."""
-    bad = [check for check in result.checks if check.verdict == "bad"]
-    good = sum(check.verdict == "good" for check in result.checks)
-    unknown = len(result.checks) - len(bad) - good
-    script = len(result.script.findings) if result.script is not None else 0
-    counts = f"{len(bad)} bad, {unknown} unknown, {good} good."
-    if script:
-        counts += f" {count(script, 'finding')} in the script."
-    worst = bad[0].title if bad else ""
-    fixes = [fix.action for check in bad[:1] for fix in check.fixes[:1]]
-    return Headline(
-        kind="Machine check",
-        tone="bad" if bad else "warn" if script else "good",
-        text=f"{worst[:1].upper()}{worst[1:]}." if worst else counts,
-        limit=f"Checks: {counts}" if worst else "",
-        commands=tuple(Command(fix, "Fix") for fix in fixes),
-    )
-
-
-def doctor_sections(result: DoctorResult) -> list[Section]:
-    """Checks, bad ones first, and findings in the script."""
-    order = ("bad", "cannot_tell", "good")
-    checks = sorted(result.checks, key=lambda check: order.index(check.verdict))
-    told = [check for check in checks if check.verdict != "good"]
-    good = [(check.name, check.title) for check in checks if check.verdict == "good"]
-    return [
-        *section("Checks of the machine", Items(tuple(map(_check, told))) if told else None,
-                 table_of(("Good", "What was found"), good)),
-        *section("Habits in the script", _script(result)),
-    ]  # fmt: skip
-
-
-def _check(check: Check) -> Item:
-    return Item(
-        check.title,
-        _TONES[check.verdict],
-        check.name,
-        (
-            ("why" if check.verdict == "bad" else "needed", check.cause),
-            *(("evidence", f"{e.what}: {e.value} ({e.source})") for e in check.evidence),
-            *(("undo and cost", f"{fix.undo}; {fix.cost}") for fix in check.fixes),
-        ),
-        tuple(Command(fix.action, "Fix") for fix in check.fixes),
-    )
-
-
-def _script(result: DoctorResult) -> Items | None:
-    if result.script is None or not result.script.findings:
-        return None
-    return Items(
-        tuple(
-            Item(
-                each.cause,
-                "warn",
-                each.kind,
-                (("where", str(each.at)), ("now", each.at.source),
-                 ("write", each.fix.action)),
-            )
-            for each in result.script.findings
-        )
-    )  # fmt: skip
