@@ -7,7 +7,7 @@
       rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
       rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
-      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin
+      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
                              by the sampler, one a machine
       sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 
@@ -294,6 +294,7 @@ class RunRecord:
     "new_files", "sampler_ended"."""
     memory: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.MEMORY))
     folders: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.FOLDERS))
+    core_waits: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.CORE_WAITS))
     elsewhere: tuple[RunRecord, ...] = ()
     """Ranks and samples of the same run on other machines, each on its own clock."""
 
@@ -328,7 +329,7 @@ def load_run(folder: Path) -> RunRecord:
         raise ResultFileError(folder, "it contains no watched run", _WANTED)
     try:
         ranks = tuple(_load_rank(path) for path in paths)
-        machine, gpus, processes, memory, filled = (
+        machine, gpus, processes, memory, filled, waits = (
             tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
             for name in tables.SAMPLED
         )
@@ -336,7 +337,10 @@ def load_run(folder: Path) -> RunRecord:
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
     return RunRecord(
-        *(ranks, machine, gpus, processes, str(folder), events), memory=memory, folders=filled
+        *(ranks, machine, gpus, processes, str(folder), events),
+        memory=memory,
+        folders=filled,
+        core_waits=waits,
     )
 
 
