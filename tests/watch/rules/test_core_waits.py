@@ -1,4 +1,4 @@
-"""Other programs on the cores: what they add to a run is not the run's fault, and hides no fault."""
+"""Other programs on the cores: what they add to a run is no fault of it, and hides none."""
 
 from __future__ import annotations
 
@@ -59,6 +59,13 @@ def test_a_batch_that_other_programs_delay_is_no_fault_of_the_input() -> None:
     assert result.findings[0] == found and found.confidence == "certain"
     added = next(e for e in found.evidence if e.what == "waits for batches that this adds")
     assert added.value == pytest.approx(0.2, abs=0.05)
+
+
+def test_a_batch_that_costs_much_to_give_is_found_whatever_else_runs() -> None:
+    """Thousands of tensors: workers spend 40 ms of CPU time on giving a batch, and the steps 30."""
+    waits = core_waits(0.5, 0.5, cores=0.3, each=0.15)
+    result = judged(waits, 0.004, 0.002, input_s=0.15, queued=2)
+    assert finding(result, "input_bound").share == pytest.approx(0.4, abs=0.15)
 
 
 def test_too_few_workers_are_found_whatever_else_runs() -> None:

@@ -60,8 +60,9 @@ class CoreWaits:
         return self._stretch(self._of(_WORKER))
 
     def _of(self, role: int) -> Table:
-        rows: Table = self.rank.core_waits
-        return rows[rows["role"] == role]
+        every = self.rank.core_waits
+        rows: Table = every[every["role"] == role]
+        return rows
 
     def _stretch(self, rows: Table) -> float | None:
         waits, cpu = _mean(rows, "threads"), _mean(rows, "cpu_cores")
@@ -92,8 +93,9 @@ class CoreWaits:
         """Share of the time that waiting for batches would cost with no other program on the cores.
 
         A batch then comes as soon as the training asks for it, the workers have made it, and the
-        cores have done what all of this needs; those that were ready come as much sooner as other
-        programs hold up whoever gives them.
+        cores have done what all of this needs. One that is ready comes as much sooner as other
+        programs hold up whoever gives it; and it takes no longer than the CPU time that workers
+        spend on giving it, next to which the training takes it.
 
         Args:
             every_s: seconds that the training needs for a batch, without waiting.
@@ -109,16 +111,21 @@ class CoreWaits:
         makers = np.unique(fetches["pid"])
         # Batches are given in turns: the slowest worker sets the pace.
         slowest = max(float(np.mean(self.fetch_s[fetches["pid"] == each])) for each in makers)
-        cpu_s = self._training_cpu_s / per_step + float(np.mean(fetches["cpu_s"]))
+        cpu_s = self._cpu_s(_TRAINING) / per_step + float(np.mean(fetches["cpu_s"]))
         on_cores = max(1, checks.local_ranks(self.rank)) * cpu_s / usable
         least = max(every_s, slowest / len(makers), on_cores)
-        handed = self._waited_for_ready(waited_s) / max(training, workers)
+        handed = min(
+            self._waited_for_ready(waited_s) / max(training, workers),
+            max(0.0, self._cpu_s(_WORKER) / per_step - float(np.mean(fetches["cpu_s"]))),
+        )
         return (least - every_s + handed) / (least + handed)
 
-    @property
-    def _training_cpu_s(self) -> float:
-        """CPU seconds of a step in the training process, all its threads."""
-        cores = _mean(self._of(_TRAINING), "cpu_cores") or 0.0
+    def _cpu_s(self, role: int) -> float:
+        """CPU seconds of a step in all of these processes together."""
+        rows = self._of(role)
+        cores = sum(
+            _mean(rows[rows["pid"] == each], "cpu_cores") or 0.0 for each in np.unique(rows["pid"])
+        )
         return cores * self.rank.seconds / max(1, len(self.rank.steps))
 
     def _waited_for_ready(self, waited_s: Seconds) -> float:
