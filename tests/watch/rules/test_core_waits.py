@@ -35,12 +35,12 @@ def core_waits(main: float, workers: float, *, cores: float = 0.3, each: float =
     return np.concatenate(rows)
 
 
-def disturbed(waits: Any, fetch_s: Any, cpu_s: Any, **columns: Any) -> RunRecord:
+def disturbed(waits: Any, made_s: Any, made_cpu_s: Any, **columns: Any) -> RunRecord:
     """Steps of 0.1 s on a CPU, of which other programs had the cores most of the time."""
     header = {"usable_cores": 2.0, "threads": {"torch": 1}}
     header |= {"loaders": loader(num_workers=2)} | columns.pop("header", {})
     machine = BUSY | columns.pop("machine", {})
-    fetches = UNTOLD | {"fetch_s": fetch_s, "cpu_s": cpu_s}
+    fetches = UNTOLD | {"fetch_s": made_s, "cpu_s": made_cpu_s}
     made = columns.pop("make", run_on_cpu)
     found = made(machine=machine, header=header, fetches=fetches, **columns)
     return dataclasses.replace(found, core_waits=waits)
@@ -130,3 +130,16 @@ def test_a_kernel_that_does_not_count_it_leaves_the_run_queue() -> None:
 def test_a_run_that_sleeps_on_a_busy_machine_is_not_in_anybodys_way() -> None:
     result = judged(core_waits(0.01, 0.01, cores=0.05), 0.01, 0.002)
     assert "cpu_contention" not in kinds(result)
+
+
+def test_steps_that_other_programs_make_longer_do_not_grow() -> None:
+    """Steps of 130 and at last of 230 ms, of which the main thread had no core for a fifth, and at
+    last for two thirds."""
+    length = np.linspace(0.08, 0.18, 200)
+    waits = core_waits(0.0, 0.1)
+    grows = {"forward_s": length, "cpu_s": np.linspace(0.04, 0.06, 200)}
+    found = disturbed(waits, 0.004, 0.002, **grows)
+    assert "growing_steps" in kinds(judge(found))
+    main = waits["role"] == 0
+    waits["main_thread"][main] = np.interp(waits["time_s"][main], [5, 55], [0.3, 0.95])
+    assert "growing_steps" not in kinds(judge(disturbed(waits, 0.004, 0.002, **grows)))

@@ -49,6 +49,17 @@ class CoreWaits:
             return None
         return self.main_thread * self.by_others
 
+    def alone(self, ends_s: Seconds, seconds: Seconds) -> Seconds:
+        """Of spans of the main thread that end then, how long they would be without other programs,
+        by how it was held up around that time; as they are where that was not counted."""
+        rows = self._of(_TRAINING)
+        rows = rows[np.isfinite(rows["main_thread"])]
+        if self.held_up_by_others is None:
+            return seconds
+        waits = np.interp(ends_s, rows["time_s"], np.asarray(rows["main_thread"], dtype=np.float64))
+        found: Seconds = seconds * (1 - (self.by_others or 0.0) * np.minimum(1.0, waits))
+        return found
+
     @functools.cached_property
     def training_stretch(self) -> float | None:
         """By how many times other programs make the training's work on cores last longer."""
