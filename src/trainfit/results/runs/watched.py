@@ -133,6 +133,30 @@ class GrowingVariable:
     item_bytes: int | None = None
 
 
+#: Paths of the generators that PyTorch seeds in each worker.
+GLOBAL_GENERATORS: Final = ("numpy.random", "random", "torch's generator")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCopies:
+    """What a DataLoader's workers have in common that each should have for itself.
+
+    ``handles`` are files and connections that the data set held open as workers began (path →
+    type); ``by_workers`` and ``by_epochs`` paths of random generators that workers, or the workers
+    of two epochs, began with in one state and drew from. ``same_batches``: two workers that iterate
+    the data set gave the same. ``empty`` of ``workers`` came to their end without a sample.
+    """
+
+    handles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    by_workers: tuple[str, ...] = ()
+    by_epochs: tuple[str, ...] = ()
+    same_batches: bool = False
+    empty: int = 0
+    workers: int = 0
+
+
+#: Of a run whose workers have told nothing.
+NO_COPIES: Final = WorkerCopies()
 #: Of a run that nobody looked at.
 NO_LOOKS: Final = StackLooks()
 
@@ -201,6 +225,8 @@ class RunHeader(ResultFile):
     """Of the main thread, in the training: lines that belong to no phase."""
     fetch_code: StackLooks = NO_LOOKS
     """Of threads while they make batches: lines of the data set."""
+    copies: WorkerCopies = NO_COPIES
+    """What workers have in common that each should have for itself."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
