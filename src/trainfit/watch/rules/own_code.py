@@ -23,6 +23,8 @@ _LEAST_LOOKS: Final = 5
 #: is the one to name.
 _MOSTLY: Final = 0.6
 _FEW_LINES: Final = 3
+#: What the step computes, also where no module is called for it.
+_OF_MODEL: Final = ("torch.nn.functional.", "torch._C._nn.")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class CostlyLine:
 def costliest(looks: StackLooks) -> CostlyLine | None:
     """The line with the most looks: from the training loop inwards, as long as one line has most
     of them, or few lines of the function that it calls; ``None``: none of the script was found."""
-    within: Sequence[CodeLine] = [each for each in looks.lines if each.place]
+    within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
     found, depth = None, 0
     while within:
         counts: Counter[Place] = Counter()
@@ -75,6 +77,11 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
             found = CostlyLine(place, sum(own.values()), calls, lines)
         break
     return found
+
+
+def _is_of_model(line: CodeLine) -> bool:
+    """Is it a function of neural networks, called outside of modules: mostly the loss?"""
+    return line.inner.startswith(_OF_MODEL)
 
 
 def _at(line: CodeLine, depth: int) -> Place | None:
