@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from trainfit.results.runs.watched import NO_COPIES, WorkerCopies
+from trainfit.torch_private.data_loading import has_worker_init
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook, compared
 
 
@@ -84,6 +86,8 @@ def test_what_is_open_before_the_first_sample_is_told(tmp_path: Path) -> None:
         first.made(None, 0)
         assert first.found.handles == {}
         assert "dataset.file" in look(0, dataset).handles
+        own = FirstLook(0, dataset, iterates=False, inherited=False)
+        assert own.found.handles == {}
     assert look(0, dataset).handles == {}  # it is closed
     assert look(0, Holder(text=io.StringIO("x"))).batches == ()
 
@@ -117,3 +121,36 @@ def test_a_worker_without_a_sample_is_counted_once() -> None:
 def test_without_workers_there_is_nothing() -> None:
     assert compared([]) == NO_COPIES == WorkerCopies()
     assert dataclasses.asdict(compared([look(0, Holder())]))["workers"] == 1
+
+
+class TellsOfInit(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return int(has_worker_init())
+
+
+@pytest.mark.parametrize("init", [None, print])
+def test_a_worker_knows_whether_it_has_an_init_function(init: Any) -> None:
+    """What that opened is the worker's own."""
+    loader = DataLoader(TellsOfInit(), num_workers=1, worker_init_fn=init)
+    assert [int(each) for each in loader] == [int(init is not None)] * 2
+    assert has_worker_init()  # no worker: nothing is said
+
+
+def test_nothing_is_over_before_it_is_all_found() -> None:
+    """A thread writes what was found once it is over."""
+    seen: list[tuple[bool, bool]] = []
+
+    class Watched(FirstLook):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name in ("found", "_made") and hasattr(self, "found"):
+                seen.append((self.is_over, bool(self.found.generators)))
+
+    dataset = seeded(0)
+    first = Watched(0, dataset, iterates=False)
+    dataset.rng.random()
+    first.made(None, 0)
+    assert seen[-1] == (True, True) and (True, False) not in seen

@@ -37,13 +37,18 @@ class FirstBatches:
 
 
 class FirstLook:
-    """Of one worker, before and after each of its first batches."""
+    """Of one worker, before and after each of its first batches.
 
-    def __init__(self, worker: int, dataset: Any, *, iterates: bool) -> None:
+    ``inherited``: what is open before the first one was before the worker began.
+    """
+
+    def __init__(
+        self, worker: int, dataset: Any, *, iterates: bool, inherited: bool = True
+    ) -> None:
         self._dataset, self._iterates = dataset, iterates
         self._states = {path: state_of(each) for path, each in all_generators(dataset).items()}
         self._made = 0
-        self.found = FirstBatches(worker, handles=open_handles(dataset))
+        self.found = FirstBatches(worker, handles=open_handles(dataset) if inherited else {})
 
     @property
     def is_over(self) -> bool:
@@ -51,9 +56,8 @@ class FirstLook:
         return self._made >= (_BATCHES if self._iterates else 1)
 
     def made(self, batch: Any, nbytes: int) -> None:
-        """A batch is there."""
-        self._made += 1
-        if self._made == 1:
+        """A batch is there. (A thread may write what was found as soon as it is all there.)"""
+        if not self._made:
             now = all_generators(self._dataset)
             drawn = {
                 path: state
@@ -64,6 +68,7 @@ class FirstLook:
         if self._iterates and nbytes <= _MOST_BYTES and (told := digest(batch)) is not None:
             batches = (*self.found.batches, told)
             self.found = dataclasses.replace(self.found, batches=batches)
+        self._made += 1
 
     def ended(self) -> None:
         """The data set has no more samples for it."""

@@ -32,7 +32,7 @@ from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, st
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.data_loading import FETCHERS, worker_info
+from trainfit.torch_private.data_loading import FETCHERS, has_worker_init, worker_info
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.looks.stacks import (
@@ -321,7 +321,11 @@ class FetchHooks:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
                 iterates = hasattr(fetcher, "dataset_iter")
-                self._sink.code.first = FirstLook(info.id, fetcher.dataset, iterates=iterates)
+                # What worker_init_fn or __iter__ has opened is the worker's own.
+                inherited = not iterates and not has_worker_init()
+                self._sink.code.first = FirstLook(
+                    info.id, fetcher.dataset, iterates=iterates, inherited=inherited
+                )
         return None if self._sink is None else self._sink.ring
 
     def _time_collation(self, fetcher: Any) -> None:
