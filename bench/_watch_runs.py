@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from _watch_loop import MIB, Job, Loop
@@ -314,6 +314,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause("straggler", straggler, ("straggler",), ("input_bound",), "ranks"),
     Cause("shared_gpu", shared_gpu, ("gpu_shared",), (), "sharing"),
 )  # fmt: skip
+#: What is so of a healthy run on a busy machine.
+CONTENTION: Final = Cause("others", contention, ("cpu_contention",))
 #: Causes that hide each other's symptom: what keeps the GPU idle hides what only a busy one shows.
 _NEED_BUSY_GPU = {"clock", "precision", "use"}
 _IDLE_GPU = {"data", "copy", "host", "cpu", "saves", "ranks"}
@@ -338,6 +340,32 @@ def make(causes: Sequence[Cause], seed: int) -> Sample:
     for cause in causes:
         cause.make(world)
     return Sample(tuple(causes), record(world))
+
+
+def make_busy(seed: int) -> Sample:
+    """A healthy run on cores that other programs use as well: all that it does on them lasts two to
+    four times as long, for the same CPU time."""
+    world = healthy(np.random.default_rng(seed))
+    slow = float(world.random.uniform(2.0, 4.0))
+    world.change(slowdown=slow)
+    world.machine |= {"runnable": slow * world.job.cores}
+    run = record(world)
+    (rank,) = run.ranks
+    for rows, names in (
+        (rank.steps, ("cpu_s",)),
+        (rank.fetches, ("cpu_s",)),
+        (run.machine, ("cores_ours",)),
+        (run.processes, ("cpu_cores", "hottest_thread")),
+    ):
+        for name in names:
+            rows[name] /= slow
+    run.machine["cores_busy"] = world.job.cores
+    waits = tables.empty_rows(tables.CORE_WAITS, len(run.processes))
+    for name in ("time_s", "pid", "rank", "role", "worker", "cpu_cores"):
+        waits[name] = run.processes[name]
+    others = 1 - float(np.mean(run.machine["cores_ours"])) / world.job.cores
+    waits["main_thread"] = waits["threads"] = waits["cpu_cores"] * (slow - 1) / others
+    return Sample((CONTENTION,), dataclasses.replace(run, core_waits=waits))
 
 
 def pairs() -> Iterator[tuple[Cause, Cause]]:

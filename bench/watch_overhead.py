@@ -5,15 +5,16 @@ PyTorch and the sampler next to it, as `trainfit.watch()` does it, and two witho
 standing still. All blocks are those of one process, as where a process lies in memory makes it
 faster or slower by more than the recorder costs; after some rounds it is started again.
 
-A figure is the median, over the rounds, of how much longer the watched block's median step is than
-the mean of the others'; its 95% interval is of the bootstrap over rounds. Next to it, in CPU time:
-what the process spends on a step, which other programs on the machine disturb less, the share of
-the machine's cores that the sampler spends, and what the recorder measures of itself. The noise
-floor is the same figure of the two blocks that are not watched: nothing below it can be told. The
-recorder's first steps, which it all records in detail, do not count.
+A figure is the median, over the rounds, of how many milliseconds longer the watched block's median
+step is than the mean of the others'; its 95% interval is of the bootstrap over rounds. The goal is
+the same for every length of a step. Next to it, in CPU time: what the process spends on a step,
+which other programs on the machine disturb less, the share of the machine's cores that the sampler
+spends, and what the recorder measures of itself. The noise floor is the same figure of the two
+blocks that are not watched: nothing below it can be told. The recorder's first steps, which it all
+records in detail, do not count.
 
-    5 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
-    memory         growth of this process over 1,000,000 steps that only the recorder sees
+    2 ms, 20 ms, 100 ms   steps of a small network on one core, from a DataLoader without workers
+    memory                growth of this process over 1,000,000 steps that only the recorder sees
 
     python bench/watch_overhead.py [--quick] [--json]
 """
@@ -58,19 +59,24 @@ _SETTLE_S: Final = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """A training whose step takes about so long; ``most`` is the overhead that is allowed, in
-    percent. ``starts`` processes make ``rounds`` rounds of blocks of ``block_s`` each."""
+    """A training whose step takes about so long. ``starts`` processes make ``rounds`` rounds of
+    blocks of ``block_s`` each."""
 
     seconds: float
     width: int
     batch: int
-    most: float
     block_s: float
     starts: int
     rounds: int
 
 
-CASES = (Case(5e-3, 192, 56, 1.0, 0.5, 6, 16), Case(0.1, 768, 104, 0.3, 1.0, 5, 12))
+CASES = (
+    Case(2e-3, 96, 24, 0.4, 6, 16),
+    Case(20e-3, 384, 60, 0.6, 5, 16),
+    Case(0.1, 768, 104, 1.0, 5, 12),
+)
+#: Milliseconds of a step that watching may cost, whatever its length.
+MOST_MS: Final = 0.1
 #: Of ``--quick``.
 FEWER = 3
 
@@ -81,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for case in CASES:
         found = overhead(case, max(1, case.starts // (FEWER if options.quick else 1)))
         name = f"watch on a step of {case.seconds * 1e3:g} ms"
-        figures.append(Figure(name, found["percent"], case.most, True, "%"))
+        figures.append(Figure(name, found["ms"], MOST_MS, True, " ms"))
         details[name] = found
         say(_line(name, found))
     memory = growth(QUICK_STEPS if options.quick else STEPS)
@@ -93,13 +99,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _line(name: str, found: dict[str, Any]) -> str:
     low, high = found["interval"]
     return (
-        f"{name}: {found['percent']:.2f}% ({low:.2f} to {high:.2f}), in CPU time "
-        f"{found['cpu_percent']:.2f}% ({found['cpu_interval'][0]:.2f} to "
-        f"{found['cpu_interval'][1]:.2f}); the recorder says of itself "
+        f"{name} ({found['step_ms']:.1f} ms): {found['ms']:.3f} ms ({low:.3f} to {high:.3f}), in "
+        f"CPU time {found['cpu_ms']:.3f} ms ({found['cpu_interval'][0]:.3f} to "
+        f"{found['cpu_interval'][1]:.3f}); the recorder says of itself "
         f"{found['recorder_percent_by_itself']:.2f}%; sampler "
         f"{found['sampler_percent_of_cores']:.2f}% of the cores; noise floor "
-        f"{found['noise_percent']:.2f}% ({found['noise_interval'][0]:.2f} to "
-        f"{found['noise_interval'][1]:.2f}), in CPU time {found['cpu_noise_percent']:.2f}%"
+        f"{found['noise_ms']:.3f} ms ({found['noise_interval'][0]:.3f} to "
+        f"{found['noise_interval'][1]:.3f}), in CPU time {found['cpu_noise_ms']:.3f} ms"
     )
 
 
@@ -160,7 +166,7 @@ class Training:
 
 
 def overhead(case: Case, starts: int) -> dict[str, Any]:
-    """Percent that a step takes longer when it is watched."""
+    """Milliseconds that a step takes longer when it is watched."""
     rounds = [each for _ in range(starts) for each in _rounds(case)]
     wall, cpu, floor, cpu_floor = [], [], [], []
     for each in rounds:
@@ -171,13 +177,13 @@ def overhead(case: Case, starts: int) -> dict[str, Any]:
         floor.append(_more(step_s["one"], step_s["other"]))
         cpu_floor.append(_more(cpu_s["one"], cpu_s["other"]))
     return {
-        "percent": statistics.median(wall),
+        "ms": statistics.median(wall),
         "interval": _interval(wall),
-        "cpu_percent": statistics.median(cpu),
+        "cpu_ms": statistics.median(cpu),
         "cpu_interval": _interval(cpu),
-        "noise_percent": statistics.median(floor),
+        "noise_ms": statistics.median(floor),
         "noise_interval": _interval(floor),
-        "cpu_noise_percent": statistics.median(cpu_floor),
+        "cpu_noise_ms": statistics.median(cpu_floor),
         "sampler_percent_of_cores": statistics.mean(each["sampler"] for each in rounds),
         "recorder_percent_by_itself": statistics.mean(
             each["watched"]["recorder"] for each in rounds
@@ -189,7 +195,7 @@ def overhead(case: Case, starts: int) -> dict[str, Any]:
 
 
 def _more(value: float, than: float) -> float:
-    return (value / than - 1) * 100
+    return (value - than) * 1e3
 
 
 def _interval(values: Sequence[float]) -> list[float]:

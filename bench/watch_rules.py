@@ -3,8 +3,9 @@
     python bench/watch_rules.py [--quick] [--json]
 
 Runs are simulated (_watch_runs.py: a loop of workers, main thread and GPU; its seeds are fixed):
-each cause alone, in pairs that can be told apart, and 100 without any. A finding is right if it
-names a cause of its run or is true as well (an oversubscribed loader also leaves the GPU waiting).
+each cause alone, in pairs that can be told apart, 100 without any, and 100 of those on cores that
+other programs use. A finding is right if it names a cause of its run or is true as well (an
+oversubscribed loader also leaves the GPU waiting).
 Precision is the share of right findings of a kind, recall the share of a cause's runs in which it
 was named.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from _bench import Figure, finish, parser, say, table
-from _watch_runs import CAUSES, Sample, make, pairs
+from _watch_runs import CAUSES, Sample, make, make_busy, pairs
 
 from trainfit.results.runs.watched import RunRecord
 from trainfit.watch.judge import judge
@@ -81,6 +82,18 @@ def samples(each: int, of_pairs: int, healthy: int) -> Iterable[Sample]:
         yield make((), 500_000 + turn)
 
 
+def busy_silent(count: int = 100) -> float:
+    """Of healthy runs on a busy machine, the percentage that has no finding but the other
+    programs."""
+    silent = 0
+    for turn in range(count):
+        kinds = ours(make_busy(700_000 + turn).run) - {"cpu_contention"}
+        silent += not kinds
+        if kinds:
+            say(f"busy, run {turn}: {', '.join(sorted(kinds))}")
+    return 100 * silent / count
+
+
 def main() -> int:
     options = parser(__doc__, quick="3 runs a cause, one a pair").parse_args()
     score = Score()
@@ -93,6 +106,7 @@ def main() -> int:
         Figure("watch_precision_worst", score.worst_precision, 0.95, False),
         Figure("watch_recall_worst", min(recalls.values()), 0.90, False),
         Figure("watch_healthy_silent", 100 * score.silent / score.healthy, 98.0, False, "%"),
+        Figure("watch_busy_silent", busy_silent(), 98.0, False, "%"),
     ]
     precisions = {kind: score.precision(kind) for kind in {*score.right, *score.wrong}}
     shown = table(("cause", "recall"), ((name, f"{each:.0%}") for name, each in recalls.items()))

@@ -63,4 +63,5 @@ def runs(draw: Any) -> RunRecord:
         *((rank,), filled["machine"], filled["gpus"], filled["processes"]),
         memory=filled["memory"],
         folders=filled["folders"],
+        core_waits=filled["core_waits"],
     )

@@ -56,7 +56,7 @@ _UNITS: Final = {
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "
              "steps_seen steps_then steps_until_full steps_used",
     "epochs": "epochs epochs_begun",
-    "workers": "input_workers num_workers workers",
+    "workers": "empty input_workers num_workers workers",
     "threads": "library_threads second_threads started_threads thread_pools threads worker_threads",
     "cores": "busy_cores cores cores_busy cuda_cores logical_cpus others_cores physical_cores "
              "quota_cores tensor_cores usable_cores",

@@ -53,7 +53,13 @@ def make(folder: Path, number: int, files: Mapping[str, str] | None = None) -> P
     (run / "also-7").mkdir(parents=True)
     usual = {"rank0.json": "{}", "rank0.steps.bin": "x", "machine.bin": "", "sampler.log": ""}
     usual |= {"also-7/rank0.json": "{}", "rank0.fetches.12.bin": "x", "memory-rank0.pickle": "x"}
-    usual |= {"rank0.code.12": "", "ranks.jsonl": "", "noise-rank0.json": "{}", "memory.bin": ""}
+    usual |= {
+        "rank0.code.12": "",
+        "ranks.jsonl": "",
+        "noise-rank0.json": "{}",
+        "memory.bin": "",
+        "core_waits.bin": "",
+    }
     for name, text in (usual | dict(files or {})).items():
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_text(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -107,6 +108,17 @@ def forget_iterator(loader: Any) -> None:
     """Let a DataLoader restart its persistent workers."""
     if getattr(loader, "_iterator", None) is not None:
         loader._iterator = None
+
+
+def has_worker_init() -> bool:
+    """In a worker, in a fetch: was its loader given a ``worker_init_fn``? Unless that is not told
+    (`torch/utils/data/_utils/worker.py`: ``_worker_loop(…, init_fn, …)`` fetches)."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "_worker_loop":
+            return frame.f_locals.get("init_fn", frame) is not None
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
 
 
 def worker_info() -> Any:

@@ -25,6 +25,7 @@ from trainfit.watch.rules import (
     ram,
     standing,
     training,
+    worker_copies,
 )
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import KIND, OTHER_CODE
@@ -125,6 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *ram.RULES,
     *growth.RULES,
     *training.RULES,
+    *worker_copies.RULES,
 )
 #: Characters of an error's message in a note.
 _LONGEST_REASON: Final = 240

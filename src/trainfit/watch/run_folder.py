@@ -27,7 +27,7 @@ _WITHIN: Final = re.compile(r"(?:also-|run)\d+")
 _FILE: Final = re.compile(
     r"rank\d*\.(?:json|events\.jsonl|steps\.bin|(?:fetches|code|stack|worker-threads)\..+"
     r"|json\.\d+|\d+)|new\.rank.*|(?:noise-rank\d+\.json|memory-rank\d+\.pickle)"
-    r"|(?:machine|gpus|processes|memory|folders)\.bin|sampler\.(?:log|events\.jsonl)"
+    r"|(?:machine|gpus|processes|memory|folders|core_waits)\.bin|sampler\.(?:log|events\.jsonl)"
     r"|ranks\.jsonl|\.ranks\.lock"
 )
 #: What the names of a run's files begin with.

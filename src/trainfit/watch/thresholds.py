@@ -15,6 +15,9 @@ from trainfit.results.watch import LEAST_STEPS as LEAST_STEPS
 LEAST_SAMPLES: Final = 10
 #: Of what is read twice a second only (each process, memory, disks): three seconds.
 LEAST_SLOW_SAMPLES: Final = 6
+#: Of how long threads waited for cores, which the kernel adds up: what lies between two readings is
+#: measured, too.
+LEAST_WAIT_SAMPLES: Final = 3
 #: Loss from which something is worth telling: Kineto's TensorBoard plug-in names a DataLoader
 #: above 5% of the step.
 NOTICEABLE: Final = 0.05

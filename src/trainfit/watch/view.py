@@ -171,6 +171,12 @@ class RankView:
         return _where(every, every["rank"] == self.header.rank)
 
     @functools.cached_property
+    def core_waits(self) -> Table:
+        """How long the rank's processes waited for a core."""
+        every = self._sampled(self.run.core_waits)
+        return _where(every, every["rank"] == self.header.rank)
+
+    @functools.cached_property
     def fetches(self) -> Table:
         """Batches that workers made."""
         return self._within(self.record.fetches, "end_s")
@@ -322,6 +328,7 @@ def clean(run: RunRecord) -> RunRecord:
         processes=_rows(run.processes, "time_s"),
         memory=_rows(run.memory, "time_s"),
         folders=_rows(run.folders, "time_s"),
+        core_waits=_rows(run.core_waits, "time_s"),
         elsewhere=tuple(map(clean, run.elsewhere)),
     )
 
@@ -370,7 +377,7 @@ def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
         return None
     ranks.sort(key=lambda each: each.header.rank)
     now = max((float(each.steps["end_s"][-1]) for each in ranks if len(each.steps)), default=0.0)
-    machine, gpus, processes, memory, filled = (
+    machine, gpus, processes, memory, filled, waits = (
         _last(folder / f"{name}.bin", tables.BY_NAME[name], "time_s", now - seconds)
         for name in tables.SAMPLED
     )
@@ -381,6 +388,7 @@ def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
         *(tuple(ranks), machine, gpus, processes, str(folder), events),
         memory=memory,
         folders=filled,
+        core_waits=waits,
     )
 
 

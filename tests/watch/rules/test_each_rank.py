@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from helpers_watch import GPU, HEADER, finding, gpu_rows, kinds, run, unknown_kinds
+from helpers_watch import GPU, HEADER, finding, gpu_rows, kinds, run, table, unknown_kinds
+from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RunRecord
 from trainfit.watch.checks import local_ranks
 from trainfit.watch.judge import judge
@@ -142,3 +144,20 @@ def test_ranks_that_have_no_steps_in_common_are_not_compared() -> None:
     late = {"step": np.arange(1000, 1200), "other_s": 0.5}
     result = judge(ranks([{}, late]))
     assert "straggler" not in kinds(result) and "straggler" in unknown_kinds(result)
+
+
+@pytest.mark.parametrize(("without_core", "found"), [(0.5, False), (0.1, True)])
+def test_a_rank_that_had_no_core_is_no_straggler(without_core: float, found: bool) -> None:
+    """Rank 1 needs 40 ms more for its steps, of which other programs had its core."""
+    record = ranks([{}, {"other_s": 0.041}])
+    times = np.arange(5.0, 25.0, 0.5)
+    waits = [
+        table(tables.CORE_WAITS, {"time_s": times, "rank": n, "role": 0, "pid": 100 + n,
+              "cpu_cores": 0.5, "main_thread": share, "threads": share}, len(times))
+        for n, share in enumerate((0.0, without_core))
+    ]  # fmt: skip
+    machine = record.machine.copy()
+    machine["cores_busy"], machine["cores_ours"] = 8.0, 1.0
+    busy = dataclasses.replace(record, machine=machine, core_waits=np.concatenate(waits))
+    assert "straggler" in kinds(judge(record))
+    assert ("straggler" in kinds(judge(busy))) is found

@@ -35,6 +35,24 @@ def test_a_function_whose_time_is_in_many_lines_is_named_by_its_call() -> None:
     assert str(finding(judge(other(*parts)), "other_code").place) == "train.py:7"
 
 
+def test_few_lines_of_a_function_are_named_together() -> None:
+    """A log that is written and synchronized in a function that the training loop calls."""
+    write = CodeLine("train.py:12", 24, ("common.py:42",), "log.write", "log.write", "disk")
+    sync = CodeLine("train.py:14", 32, ("common.py:42",), "os.fsync", "os.fsync", "disk")
+    found = finding(judge(other(write, sync)), "other_code")
+    assert str(found.place) == "train.py:14"
+    assert found.title.startswith("train.py:12-14 waits until a disk has written (`os.fsync`)")
+    assert found.share == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_loss_that_no_module_computes_is_no_other_code() -> None:
+    inner = "torch._C._nn.cross_entropy_loss"
+    loss = CodeLine("train.py:24", 70, (), "F.cross_entropy", inner)
+    assert "other_code" not in kinds(judge(other(loss)))
+    found = finding(judge(other(loss, SAVES)), "other_code")
+    assert str(found.place) == "save.py:9" and found.share == pytest.approx(0.5 * 0.3, abs=0.02)
+
+
 def test_it_replaces_the_advice_to_look_for_the_line() -> None:
     sleeps = CodeLine("train.py:8", 70, (), "time.sleep", "time.sleep", "sleep")
     found = kinds(judge(other(sleeps, other_s=1.0, cpu_s=0.09)))

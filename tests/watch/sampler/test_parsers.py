@@ -129,7 +129,7 @@ def test_pressure_is_of_those_of_which_some_wait() -> None:
 
 def test_a_kernel_without_statistics_of_its_scheduler_tells_no_time() -> None:
     assert proc_files.schedstat_ns(b"0 0 0\n") is None
-    assert proc_files.schedstat_ns(b"1004006 19299 3\n") == 1004006
+    assert proc_files.schedstat_ns(b"1004006 19299 3\n") == (1004006, 19299)
 
 
 def test_context_switches_of_a_thread() -> None:

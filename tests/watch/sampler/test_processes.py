@@ -301,6 +301,53 @@ def test_a_kernel_without_scheduler_statistics_is_read_by_ticks(tmp_path: Path) 
     assert found.hottest == pytest.approx(0.5)
 
 
+def write_scheduled(root: Path, pid: int, thread: int, ran_s: float, waited_s: float) -> None:
+    folder = root / f"proc/{pid}/task/{thread}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "schedstat").write_text(f"{ran_s * 1e9:.0f} {waited_s * 1e9:.0f} 9\n")
+
+
+def test_how_long_threads_had_no_core_is_counted(tmp_path: Path) -> None:
+    threads = Threads(KeptFiles(tmp_path), 10, 0.01)
+    for second in (1.0, 2.0):
+        write_scheduled(tmp_path, 10, 10, 3.0 + 0.25 * second, 7.0 + 0.5 * second)
+        write_scheduled(tmp_path, 10, 11, 0.5 * second, 0.125 * second)
+        found = threads.read(second, 2, 0.75)
+    assert found.hottest == pytest.approx(0.5)
+    assert (found.main_waits, found.waits) == (pytest.approx(0.5), pytest.approx(0.625))
+    # A thread that has begun since counts from zero, whether it is the second or not.
+    write_scheduled(tmp_path, 10, 12, 0.1, 0.2)
+    found = threads.read(3.0, 3, 0.75)
+    assert (found.main_waits, found.waits) == (pytest.approx(0.0), pytest.approx(0.2))
+
+
+def test_the_only_thread_of_a_process_is_counted_before_and_after_it_has_others(
+    tmp_path: Path,
+) -> None:
+    threads = Threads(KeptFiles(tmp_path), 10, 0.01)
+    for second in (1.0, 2.0):
+        write_scheduled(tmp_path, 10, 10, 0.25 * second, 0.5 * second)
+        found = threads.read(second, 1, 0.25)
+    assert found.hottest == 0.25
+    assert (found.main_waits, found.waits) == (pytest.approx(0.5), pytest.approx(0.5))
+    write_scheduled(tmp_path, 10, 10, 1.5, 1.25)
+    write_scheduled(tmp_path, 10, 11, 0.0, 0.5)
+    found = threads.read(3.0, 2, 1.0)
+    assert (found.hottest, found.main_waits, found.waits) == pytest.approx((1.0, 0.25, 0.75))
+
+
+def test_processes_without_counted_waits_have_no_row_of_them(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, 1)
+    tree = ProcessTree(10, root=tmp_path, cpu_clock=lambda pid: 0.5)
+    for second in (1.0, 2.0):
+        assert len(tree.sample(second)[0]) == 1 and not len(tree.core_waits)
+    for second in (3.0, 4.0, 5.0):
+        write_scheduled(tmp_path, 10, 10, 0.1 * second, 0.5 * second)
+        tree.sample(second)
+    assert list(tree.core_waits["pid"]) == [10]
+    assert tree.core_waits["main_thread"][0] == pytest.approx(0.5)
+
+
 # --- Roles ----------------------------------------------------------------------------------------
 
 TRAIN = b"python\0train.py\0"

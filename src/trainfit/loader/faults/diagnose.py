@@ -13,7 +13,7 @@ from trainfit.findings import fixes, tracebacks
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import clipped, of_failure, raised_words, spoken
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.loader.faults.held import open_handles
+from trainfit.hooks.held_objects import open_handles
 from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
@@ -91,7 +91,7 @@ def diagnose(
     """
     seen = seen or FailureContext()
     if workload is not None and failure.error_type:
-        seen = dataclasses.replace(seen, handles=open_handles(workload))
+        seen = dataclasses.replace(seen, handles=open_handles(workload.dataset))
     found = of_failure(failure, settings, seen)
     if found is None:
         found = _unexplained(failure, settings, seen)

@@ -22,7 +22,8 @@ import torch
 
 from trainfit.findings import fixes
 from trainfit.findings.worker_start import unguarded_line
-from trainfit.loader.faults.held import described, held, open_handles
+from trainfit.hooks.held_objects import held, open_handles
+from trainfit.loader.faults.held import described
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.findings import Finding, failure_finding
@@ -120,7 +121,7 @@ def _pickled(workload: Workload) -> PickleReport:
     context.set_spawning_popen(standing_in)
     try:
         culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
-        handles = open_handles(workload)
+        handles = open_handles(workload.dataset)
         if culprits:
             return PickleReport(None, None, culprits, handles=handles)
         sink = _Sink()

@@ -10,31 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import random
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainfit.findings import fixes
-from trainfit.loader.faults.held import made_at, walk
+from trainfit.hooks.held_objects import all_generators, generators, state_of
+from trainfit.loader.faults.held import made_at
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import InPlaceOf, Workload
 from trainfit.results.findings import Finding, failure_finding
+from trainfit.results.runs.watched import GLOBAL_GENERATORS
 
 #: Samples that each worker makes, in each of two epochs.
 _SAMPLES: Final = 4
 _EPOCHS: Final = 2
 _WORKERS: Final = 2
-_GLOBAL: Final = ("numpy.random", "random", "torch's generator")
-#: Functions of one class that are looked at, and generators in all.
-_MOST_FUNCTIONS: Final = 200
-_MOST: Final = 50
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +72,7 @@ def _fault(found: dict[str, tuple[bool, bool]]) -> Finding:
         what += ", and each epoch again" if again else ""
     else:
         what = "each epoch draws the same random numbers again"
-    is_global = path in _GLOBAL
+    is_global = path in GLOBAL_GENERATORS
     begins = "is seeded alike by worker_init_fn" if is_global else "is copied into the workers"
     said = (
         f"{', '.join(found)}: two workers"
@@ -89,83 +82,12 @@ def _fault(found: dict[str, tuple[bool, bool]]) -> Finding:
     return failure_finding("generator_copied", f"{path}{more} {begins}: {what}", said, fix)
 
 
-# -- which generators there are ------------------------------------------------------------------
-
-
 def _has_any(workload: Workload) -> bool:
     loader = workload.loader(workload.present)
-    return loader.worker_init_fn is not None or any(True for _ in _generators(workload.dataset))
-
-
-def _is_generator(value: Any) -> bool:
-    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    return isinstance(value, kinds)
-
-
-def _generators(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Those that a data set holds, or that its functions name: path and object, each once."""
-    seen: set[int] = set()
-    for path, value in _places(dataset):
-        if _is_generator(value) and id(value) not in seen and len(seen) < _MOST:
-            seen.add(id(value))
-            yield path, value
-
-
-def _places(dataset: Any) -> Iterator[tuple[str, Any]]:
-    kinds: set[type] = set()
-    for path, value in walk(dataset, "dataset"):
-        yield path, value
-        if isinstance(value, types.FunctionType):
-            yield from _named_by(value)
-        elif type(value) not in kinds and type(value).__module__ != "builtins":
-            kinds.add(type(value))
-            for function in itertools.islice(_functions(type(value)), _MOST_FUNCTIONS):
-                yield from _named_by(function)
-
-
-def _functions(kind: type) -> Iterator[types.FunctionType]:
-    for each in kind.__mro__:
-        if each.__module__.split(".")[0] in ("torch", "builtins", "numpy"):
-            continue
-        yield from (value for value in vars(each).values() if isinstance(value, types.FunctionType))
-
-
-def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals and variables of outer functions that a function's code names."""
-    names = function.__code__.co_names
-    yield from (
-        (name, function.__globals__[name]) for name in names if name in function.__globals__
-    )
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-    for name, cell in cells:
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # it is yet to be assigned
-            continue
+    return loader.worker_init_fn is not None or any(True for _ in generators(workload.dataset))
 
 
 # -- what workers do with them ---------------------------------------------------------------------
-
-
-def _state(value: Any) -> str:
-    """A digest of a generator's state."""
-    if isinstance(value, np.random.Generator):
-        state: Any = value.bit_generator.state
-    elif isinstance(value, torch.Generator):
-        state = value.get_state().tolist()
-    elif isinstance(value, np.random.RandomState):
-        state = value.get_state(legacy=False)
-    else:
-        state = value.getstate()
-    with np.printoptions(threshold=1 << 20):
-        return hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
-
-
-def _all(dataset: Any) -> dict[str, Any]:
-    """Every generator by path; the global ones are functions' owners themselves."""
-    own = dict(_generators(dataset))
-    mine = (np.random.mtrand._rand, random._inst, torch.default_generator)
-    return {**dict(zip(_GLOBAL, mine, strict=True)), **own}
 
 
 def _epochs(workload: Workload) -> list[list[_Drawn]]:
@@ -203,8 +125,8 @@ class _Watching(InPlaceOf, Dataset[Any]):
         return _WORKERS
 
     def __getitem__(self, _: int) -> _Drawn:
-        before = _all(self._inner)
-        states = {path: _state(value) for path, value in before.items()}
+        before = all_generators(self._inner)
+        states = {path: state_of(value) for path, value in before.items()}
         if self._kind == "iterable":
             samples = list(itertools.islice(self._inner, _SAMPLES))
         else:
@@ -213,6 +135,6 @@ class _Watching(InPlaceOf, Dataset[Any]):
             self._collate(samples)
         except Exception:  # the user's: samples may not fit together
             samples.clear()
-        drawn = tuple(path for path, value in before.items() if _state(value) != states[path])
+        drawn = tuple(path for path, value in before.items() if state_of(value) != states[path])
         info = get_worker_info()
         return _Drawn(info.id if info is not None else 0, states, drawn)

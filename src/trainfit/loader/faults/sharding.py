@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,57 +21,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainfit.findings import fixes
+from trainfit.hooks.digests import digest
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import InPlaceOf, Workload
 from trainfit.results.findings import Finding, failure_finding
-
-# ---
-# Digests of samples, to compare samples.
-
-
-def digest(sample: Any) -> str | None:
-    """Of a sample's content; ``None`` where it holds what has no content that we know."""
-    state = hashlib.blake2b(digest_size=16)
-    return state.hexdigest() if _add(state, sample) else None
-
-
-def _add(state: Any, value: Any) -> bool:
-    state.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided:
-            return False
-        data = value.detach().cpu().contiguous().reshape(-1)
-        state.update(repr((tuple(value.shape), value.dtype)).encode())
-        state.update(data.view(torch.uint8).numpy().tobytes() if data.numel() else b"")
-        return True
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            return _add(state, value.tolist())
-        state.update(repr((value.shape, value.dtype.str)).encode() + value.tobytes())
-        return True
-    if isinstance(value, bytes | bytearray):
-        state.update(len(value).to_bytes(8, "little") + bytes(value))
-        return True
-    if isinstance(value, str | int | float | complex | bool | type(None) | np.generic):
-        state.update(repr(value).encode(errors="surrogatepass") + b"\0")
-        return True
-    return _add_container(state, value)
-
-
-def _add_container(state: Any, value: Any) -> bool:
-    if isinstance(value, Mapping):
-        parts = [part for pair in value.items() for part in pair]
-    elif isinstance(value, list | tuple):
-        parts = list(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    elif hasattr(value, "tobytes") and hasattr(value, "size"):  # an image of Pillow's
-        parts = [repr(value.size), value.tobytes()]
-    else:
-        return False
-    state.update(len(parts).to_bytes(8, "little"))
-    return all(_add(state, part) for part in parts)
-
 
 #: Workers that are started to see whether there are shards for them, at most.
 _MANY: Final = 8
@@ -80,6 +32,7 @@ _MANY: Final = 8
 SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
 _SAME_SHARE: Final = 0.5
+
 
 SHARDING_FIX: Final = """shard by worker in __iter__:
     worker = torch.utils.data.get_worker_info()

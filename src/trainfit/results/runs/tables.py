@@ -170,6 +170,22 @@ MEMORY: Final = np.dtype(
     ]
 )
 
+#: How long threads of a process of the run were ready to run and had no core, in seconds a second:
+#: its first thread, and all of them together. Twice a second, of the processes whose threads were
+#: read; ``cpu_cores`` as in PROCESSES.
+CORE_WAITS: Final = np.dtype(
+    [
+        ("time_s", "f8"),
+        ("pid", "i4"),
+        ("rank", "i2"),
+        ("role", "i2"),
+        ("worker", "i2"),
+        ("cpu_cores", "f4"),
+        ("main_thread", "f4"),
+        ("threads", "f4"),
+    ]
+)
+
 #: /dev/shm and the folder of temporary files, every few seconds. ``new_bytes`` are of files there
 #: that the user's processes have made since the run began; -1: they were not counted.
 FOLDERS: Final = np.dtype(
@@ -210,11 +226,12 @@ BY_NAME: Final = {
     "processes": PROCESSES,
     "memory": MEMORY,
     "folders": FOLDERS,
+    "core_waits": CORE_WAITS,
     "fetches": FETCHES,
 }
 
 #: Names of the sampler's.
-SAMPLED: Final = ("machine", "gpus", "processes", "memory", "folders")
+SAMPLED: Final = ("machine", "gpus", "processes", "memory", "folders", "core_waits")
 
 #: The largest numbers of 2 and of 4 bytes; ``struct`` refuses larger ones.
 MOST_16: Final = int(np.iinfo("i2").max)

@@ -7,7 +7,7 @@
       rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
       rank0.fetches.<pid>.bin  one a worker process
       rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
-      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin
+      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
                              by the sampler, one a machine
       sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 
@@ -133,6 +133,30 @@ class GrowingVariable:
     item_bytes: int | None = None
 
 
+#: Paths of the generators that PyTorch seeds in each worker.
+GLOBAL_GENERATORS: Final = ("numpy.random", "random", "torch's generator")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCopies:
+    """What a DataLoader's workers have in common that each should have for itself.
+
+    ``handles`` are files and connections that the data set held open as workers began (path →
+    type); ``by_workers`` and ``by_epochs`` paths of random generators that workers, or the workers
+    of two epochs, began with in one state and drew from. ``same_batches``: two workers that iterate
+    the data set gave the same. ``empty`` of ``workers`` came to their end without a sample.
+    """
+
+    handles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    by_workers: tuple[str, ...] = ()
+    by_epochs: tuple[str, ...] = ()
+    same_batches: bool = False
+    empty: int = 0
+    workers: int = 0
+
+
+#: Of a run whose workers have told nothing.
+NO_COPIES: Final = WorkerCopies()
 #: Of a run that nobody looked at.
 NO_LOOKS: Final = StackLooks()
 
@@ -201,6 +225,8 @@ class RunHeader(ResultFile):
     """Of the main thread, in the training: lines that belong to no phase."""
     fetch_code: StackLooks = NO_LOOKS
     """Of threads while they make batches: lines of the data set."""
+    copies: WorkerCopies = NO_COPIES
+    """What workers have in common that each should have for itself."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -294,6 +320,7 @@ class RunRecord:
     "new_files", "sampler_ended"."""
     memory: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.MEMORY))
     folders: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.FOLDERS))
+    core_waits: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.CORE_WAITS))
     elsewhere: tuple[RunRecord, ...] = ()
     """Ranks and samples of the same run on other machines, each on its own clock."""
 
@@ -328,7 +355,7 @@ def load_run(folder: Path) -> RunRecord:
         raise ResultFileError(folder, "it contains no watched run", _WANTED)
     try:
         ranks = tuple(_load_rank(path) for path in paths)
-        machine, gpus, processes, memory, filled = (
+        machine, gpus, processes, memory, filled, waits = (
             tables.read_table(folder / f"{name}.bin", tables.BY_NAME[name])
             for name in tables.SAMPLED
         )
@@ -336,7 +363,10 @@ def load_run(folder: Path) -> RunRecord:
     except OSError as error:
         raise ResultFileError(folder, error.strerror or str(error), "check the path") from error
     return RunRecord(
-        *(ranks, machine, gpus, processes, str(folder), events), memory=memory, folders=filled
+        *(ranks, machine, gpus, processes, str(folder), events),
+        memory=memory,
+        folders=filled,
+        core_waits=waits,
     )
 
 

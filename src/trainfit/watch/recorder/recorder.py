@@ -41,6 +41,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
 from trainfit.watch.recorder import cuda_hooks, header, training_hooks, worker_hooks
+from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
 from trainfit.watch.recorder.job import LoaderRecord
@@ -474,6 +475,7 @@ class Recorder:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
             found["slow_samples"] = worker_hooks.slowest(told)
+            found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)
         return found
 

@@ -32,7 +32,8 @@ from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, st
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.data_loading import FETCHERS, worker_info
+from trainfit.torch_private.data_loading import FETCHERS, has_worker_init, worker_info
+from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -169,6 +170,7 @@ class WorkerCode:
 
     looks: StackLooks
     slow_samples: Mapping[str, float]
+    first: FirstBatches | None = None
 
 
 class FetchCode:
@@ -183,6 +185,9 @@ class FetchCode:
         self._longest = 0.0
         self._hangs = False
         self._told = _FIRST_TOLD
+        self.first: FirstLook | None = None
+        """What is looked at in the first batches; it is not there any more once that is told."""
+        self._first: FirstBatches | None = None
 
     def look(self, thread: int, began: float, now: float) -> None:
         """While a batch is made that was begun at ``began``."""
@@ -218,11 +223,14 @@ class FetchCode:
     def write(self, *, whole: bool = False) -> None:
         """Now and then, as much as there is; ``whole``: the worker ends."""
         looks = self._counts.looks
-        if not looks or (looks < self._told and not whole):
+        is_new = self.first is not None and (self.first.is_over or whole)
+        if is_new and self.first is not None:
+            self._first, self.first = self.first.found, None
+        if not is_new and (not looks or (looks < self._told and not whole)):
             return
         self._told = int(1.5 * looks)
         with contextlib.suppress(OSError):
-            found = WorkerCode(self._counts.summary(), dict(self._slow))
+            found = WorkerCode(self._counts.summary(), dict(self._slow), self._first)
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
             os.replace(temporary, self._code)
@@ -267,7 +275,7 @@ class FetchHooks:
         def fetch(fetcher: Any, index: Any) -> Any:
             ring, began, cpu = None, 0.0, _NAN
             try:
-                ring = self._ring()
+                ring = self._ring(fetcher)
                 if ring is not None:
                     self._time_collation(fetcher)
                     began = time.monotonic()
@@ -281,6 +289,9 @@ class FetchHooks:
                     self._sink.began = began
                     self._sink.fetching = True
                 batch = original(fetcher, index)
+            except StopIteration:
+                self._look_at_end()
+                raise
             finally:
                 if self._sink is not None:
                     self._sink.fetching = False
@@ -293,7 +304,13 @@ class FetchHooks:
 
         return fetch
 
-    def _ring(self) -> Rows | None:
+    def _look_at_end(self) -> None:
+        """A data set that is iterated has no more for this worker."""
+        first = None if self._sink is None else self._sink.code.first
+        if first is not None:
+            first.ended()
+
+    def _ring(self, fetcher: Any) -> Rows | None:
         info = worker_info()
         if info is None:
             return self._home.main_fetches()
@@ -303,6 +320,12 @@ class FetchHooks:
             if stem is not None:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
+                iterates = hasattr(fetcher, "dataset_iter")
+                # What worker_init_fn or __iter__ has opened is the worker's own.
+                inherited = not iterates and not has_worker_init()
+                self._sink.code.first = FirstLook(
+                    info.id, fetcher.dataset, iterates=iterates, inherited=inherited
+                )
         return None if self._sink is None else self._sink.ring
 
     def _time_collation(self, fetcher: Any) -> None:
@@ -328,8 +351,11 @@ class FetchHooks:
     def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_info()
+        nbytes = _bytes_of(batch, 2)
         if self._sink is not None:
             self._sink.code.ended(took)
+            if (first := self._sink.code.first) is not None and not first.is_over:
+                first.made(batch, nbytes)
         shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()
         rest = took - (self._collate_s if self._collate_s == self._collate_s else 0.0)
         ring.append(
@@ -342,7 +368,7 @@ class FetchHooks:
                 *(share * rest for share in shares),
                 self._collate_s,
                 self._samples,
-                _bytes_of(batch, 2),
+                nbytes,
             )
         )
 

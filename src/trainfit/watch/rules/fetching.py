@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -19,6 +18,8 @@ from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader
 from trainfit.watch import checks, thresholds
+from trainfit.watch.rules import fetch_code
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.view import RankView, known, median, percentile
 
 Part = Literal["disk", "decode", "transform", "collate", "sleep", "lock", "network", ""]
@@ -41,10 +42,7 @@ _RAM_SHARE: Final = 0.5
 _CORES_OF_WAITING: Final = 0.1
 #: Of the cores that other programs keep busy, what threads that take turns with them get.
 _FAIR: Final = 0.5
-#: Looks at who makes batches that tell what they wait for; of them, those at a lock from which it
-#: is what holds batches up; seconds that a slow batch takes longer than most, at least.
-_LEAST_LOOKS: Final = 10
-_LOCKED: Final = 0.2
+#: Seconds that a slow batch takes longer than most, at least.
 _NOTICED_S: Final = 0.01
 #: Of the time of all batches, what few slow ones take, from which they are the cause.
 _MOSTLY_SLOW: Final = 0.5
@@ -101,13 +99,19 @@ class Fetching:
     @functools.cached_property
     def waiting_s(self) -> float | None:
         """Seconds of a batch in which its worker waits for something else than a core (storage, a
-        lock, a network), at least. On crowded cores a thread waits for its turn as often as others
-        take theirs."""
+        lock, a network), at least. Where it was not counted how long it had none: on crowded cores
+        a thread waits for its turn as often as others take theirs."""
         if not self.fetch_s or self.most_cpu_s is None:
             return None
+        if self.core_waits.fetch_s is not None and self.cpu_s is not None:
+            return max(0.0, (median(self.core_waits.fetch_s) or 0.0) - self.cpu_s)
         if self.turns is None:
             return None
         return max(0.0, self.fetch_s - self.turns * self.most_cpu_s)
+
+    @functools.cached_property
+    def core_waits(self) -> CoreWaits:
+        return CoreWaits(self.rank)
 
     @functools.cached_property
     def turns(self) -> float | None:
@@ -189,7 +193,7 @@ class Fetching:
         in which other threads have its core; 0 where that is not told."""
         if not self.workers or (self.queued_while_waiting or 0) < 1 or self.turns is None:
             return 0.0
-        waits = (self.lost - self.lost_in_turns)[self.rank.steps["queued"] >= 1]
+        waits = (self.waited - self.waited * self._of_slow_worker)[self.rank.steps["queued"] >= 1]
         return float(np.mean(waits)) / self.batches_per_step / self.turns
 
     @functools.cached_property
@@ -248,29 +252,12 @@ class Fetching:
     @property
     def was_looked_at(self) -> bool:
         """Do looks tell what is waited for? Else storage is the likeliest."""
-        return self.rank.header.fetch_code.looks >= _LEAST_LOOKS
+        return self.rank.header.fetch_code.looks >= fetch_code.LEAST_LOOKS
 
     @functools.cached_property
     def waits_for(self) -> tuple[WaitsFor, float, CodeLine | None]:
-        """What batches wait for most, by looks at the stacks of those who make them: its share of
-        the looks, and the line. "" where too few looks found them waiting."""
-        looks = self.rank.header.fetch_code
-        if looks.looks < _LEAST_LOOKS:
-            return "", 0.0, None
-        counts: Counter[WaitsFor] = Counter()
-        for line in looks.lines:
-            counts[line.waits_for] += line.count
-        # Whoever holds a lock computes, reads or sleeps: the others' wait is what limits.
-        if counts["lock"] >= _LOCKED * looks.looks:
-            kind: WaitsFor = "lock"
-        else:
-            waits: list[WaitsFor] = ["sleep", "network", "disk", "lock"]
-            kind = max(waits, key=lambda each: counts[each])
-        share = counts[kind] / looks.looks
-        if share < thresholds.CRITICAL_SHARE and kind != "lock":
-            return "", 0.0, None
-        lines = [each for each in looks.lines if each.waits_for == kind]
-        return kind, share, max(lines, key=lambda each: each.count, default=None)
+        """What batches wait for most: see :func:`.fetch_code.waits_for`."""
+        return fetch_code.waits_for(self.rank.header.fetch_code)
 
     @property
     def is_locked(self) -> bool:
@@ -278,13 +265,20 @@ class Fetching:
         return self.waits_for[0] == "lock" and (self.workers or 0) >= 1
 
     @functools.cached_property
+    def own_times(self) -> checks.Seconds:
+        """Seconds of each batch, without those in which its worker had no core where that was
+        counted."""
+        counted = self.core_waits.fetch_s
+        return known(self.rank.fetches["fetch_s"] if counted is None else counted)
+
+    @functools.cached_property
     def slow_batch_s(self) -> float | None:
         """Seconds of a batch that is much slower than most, where some are: the median of those
         above twice the usual."""
-        times = known(self.rank.fetches["fetch_s"])
-        usual = self.fetch_s
-        if usual is None or len(times) < thresholds.LEAST_STEPS:
+        times = self.own_times
+        if len(times) < thresholds.LEAST_STEPS:
             return None
+        usual = float(np.median(times))
         slow = times[times > max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)]
         few = len(slow) <= 0.4 * len(times)
         return float(np.median(slow)) if len(slow) >= 2 and few else None
@@ -292,16 +286,17 @@ class Fetching:
     @functools.cached_property
     def is_uneven(self) -> bool:
         """Do few batches take most of the time that all take?"""
-        times, usual = known(self.rank.fetches["fetch_s"]), self.fetch_s
-        if self.slow_batch_s is None or usual is None:
+        times = self.own_times
+        if self.slow_batch_s is None:
             return False
+        usual = float(np.median(times))
         slow = times > max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)
         return float(np.sum(times[slow])) >= _MOSTLY_SLOW * float(np.sum(times))
 
     @functools.cached_property
     def best_every_s(self) -> float | None:
         """Seconds a batch at best: what the training takes, or the workers together."""
-        times = known(self.rank.fetches["fetch_s"])
+        times = self.own_times
         if not self.workers or not self.batch_every_s or not len(times):
             return None
         return max(self.batch_every_s, float(np.mean(times)) / self.workers)
@@ -321,8 +316,8 @@ class Fetching:
     @functools.cached_property
     def unevenness(self) -> float | None:
         """90th percentile of a fetch over its median."""
-        high = percentile(self.rank.fetches["fetch_s"], 90)
-        return None if high is None or not self.fetch_s else high / self.fetch_s
+        usual, high = median(self.own_times), percentile(self.own_times, 90)
+        return None if high is None or not usual else high / usual
 
     @functools.cached_property
     def queued_while_waiting(self) -> float | None:
@@ -358,23 +353,50 @@ class Fetching:
 
     def _times_by_worker(self) -> dict[int, float]:
         fetches: Table = self.rank.fetches
-        found = {}
+        counted, found = self.core_waits.fetch_s, {}
+        every = fetches["fetch_s"] if counted is None else counted
         for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
-            times = known(fetches["fetch_s"][fetches["worker"] == worker])
+            times = known(every[fetches["worker"] == worker])
             if len(times) >= thresholds.LEAST_FETCHES:
                 found[int(worker)] = float(np.median(times))
         return found
 
     @functools.cached_property
-    def lost(self) -> checks.Seconds:
-        """Seconds a step by waiting for batches, but for what epochs' starts cost."""
+    def waited(self) -> checks.Seconds:
+        """Seconds a step of waiting for batches, but for what epochs' starts cost."""
         lost = np.nan_to_num(checks.input_lost(self.rank))
         return lost - checks.epoch_start_lost(self.rank)
+
+    @functools.cached_property
+    def lost(self) -> checks.Seconds:
+        """Of :attr:`waited`, what the input is to blame for: without what other programs add."""
+        share, own = checks.share_of(self.rank, self.waited), self.share_alone
+        return self.waited if own is None or not share else self.waited * min(1.0, own / share)
+
+    @functools.cached_property
+    def share_alone(self) -> float | None:
+        """Share of the time that waiting for batches would cost with no other program on the
+        cores; ``None``: it is what was measured, or not known.
+
+        A batch then comes as soon as the training asks for it, the workers have made it, and the
+        cores have done what all of this needs; those that were ready come as much sooner as other
+        programs hold up whoever gives them.
+        """
+        if not self.workers or not self.others_press or not self.batch_every_s:
+            return None
+        if self.is_uneven or (self.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+            return None
+        per_step = self.batches_per_step
+        return self.core_waits.input_share(self.batch_every_s, self.waited / per_step, per_step)
 
     @property
     def lost_in_turns(self) -> checks.Seconds:
         """Of :attr:`lost`, the part that one slow worker is to blame for."""
-        return self.lost * (0.0 if self.slow_worker is None else self.slow_worker.share)
+        return self.lost * self._of_slow_worker
+
+    @property
+    def _of_slow_worker(self) -> float:
+        return 0.0 if self.slow_worker is None else self.slow_worker.share
 
 
 def is_measured(rank: RankView) -> bool:

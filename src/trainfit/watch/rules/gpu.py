@@ -14,6 +14,7 @@ from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknow
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import mfu, peak_share
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median, percentile
 
@@ -246,6 +247,9 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
     others = np.delete(np.arange(len(ranks)), slowest)
     lag = float(mean.sum(axis=1)[slowest] - np.median(mean.sum(axis=1)[others]))
     least = thresholds.STRAGGLER * step_s
+    held_up = np.array([CoreWaits(view).held_up_by_others or 0.0 for view in ranks])
+    # By what other programs take of its core more than of the others' it is not slower itself.
+    lag -= step_s * max(0.0, float(held_up[slowest] - np.median(held_up[others])))
     if lag < least or not _lasting(own, slowest, least):
         return
     part = int((mean[slowest] - np.median(mean[others], axis=0)).argmax())

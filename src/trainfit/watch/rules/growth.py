@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +24,7 @@ from trainfit.results.runs.watched import Event, GrowingVariable
 from trainfit.results.text import count, duration, percent, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -364,6 +366,8 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     if slope is None or usual is None or slope[1] <= 0:
         return
     longer = slope[0] * span
+    if _own_growth(view, steps) < _LONGER:
+        return  # other programs have taken more and more of the cores
     if longer < _LONGER * usual or not _goes_on(numbers, steps["step_s"], slope[0], 0.3):
         return
     # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
@@ -419,6 +423,14 @@ _CALLED: Final = {
     "evaluation": "evaluation",
     "other": "other Python code",
 }
+
+
+def _own_growth(view: RankView, steps: Table) -> float:
+    """By how much of their median steps become longer, without what other programs add to them."""
+    ends, lengths = (np.asarray(steps[name], dtype=np.float64) for name in ("end_s", "step_s"))
+    own = CoreWaits(view).alone(ends, lengths)
+    numbers = np.asarray(steps["step"], dtype=np.float64)
+    return _trend(numbers, own) * float(numbers[-1] - numbers[0]) / (median(own) or math.inf)
 
 
 def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:

@@ -14,6 +14,7 @@ from trainfit.results.runs.watched import RunHeader
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known, median
@@ -112,23 +113,29 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
     waiting = known(rows["runnable"]) > thresholds.CROWDED * usable
     if np.mean(pressed) < thresholds.LASTING or checks.is_kept_busy(rank):
         return
-    if len(waiting) and np.mean(waiting) < thresholds.LASTING:
-        return
     runnable, ours = median(rows["runnable"]), float(np.median(rows["cores_ours"]))
-    # A thread that always wants to run gets its part of the cores: a run with far less sleeps.
-    if runnable and ours < thresholds.WANTS_CORES * usable / max(runnable, usable):
+    held_up = CoreWaits(rank).held_up_by_others
+    # Where it was not counted: a thread that always wants to run gets its part of the cores, and a
+    # run with far less sleeps.
+    sleeps = runnable and ours < thresholds.WANTS_CORES * usable / max(runnable, usable)
+    free = len(waiting) and np.mean(waiting) < thresholds.LASTING
+    if (free or sleeps) if held_up is None else held_up < thresholds.NOTICEABLE:
         return
     evidence = [
         Evidence(OTHERS_CORES, float(np.median(others)), "cores"),
         Evidence("cores that the run keeps busy", ours, "cores"),
         Evidence(USABLE_CORES, usable, "cores"),
     ]
+    evidence += _added_by_others(rank)
     if runnable is not None:
         evidence.append(Evidence("threads that want to run", runnable))
+    title = f"Other programs use the cores: {np.median(others):.1f} of {usable:g}"
+    if held_up is not None:
+        title += f", and the training waits {checks.in_percent(held_up)} of the time for one"
     yield Finding(
         _CPU_CONTENTION_KIND,
         "warning",
-        f"Other processes keep {np.median(others):.1f} cores busy that the run needs",
+        title,
         tuple(evidence),
         "Threads of the run wait for cores that other programs use",
         (
@@ -137,8 +144,16 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
                 "`trainfit doctor` lists what runs on the machine"
             ),
         ),
-        "likely" if len(waiting) else "possible",
+        "certain" if held_up is not None else "likely" if len(waiting) else "possible",
     )
+
+
+def _added_by_others(rank: RankView) -> Iterator[Evidence]:
+    """What other programs add to the waits for batches, where that is known."""
+    fetching = Fetching(rank)
+    added = checks.share_of(rank, fetching.waited) - checks.share_of(rank, fetching.lost)
+    if added >= thresholds.NOTICEABLE:
+        yield Evidence("waits for batches that this adds", added, "of the time")
 
 
 CPU_CONTENTION: Final = Rule((_CPU_CONTENTION_KIND,), _find_cpu_contention, each_rank=True)

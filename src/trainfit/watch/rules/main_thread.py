@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies as copying
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -54,12 +55,14 @@ class MainThread:
     @functools.cached_property
     def unexplained_idle(self) -> float | None:
         """Share of the time in which the GPU was idle, less what input, checkpoints and
-        evaluation are to blame for; ``None``: not measured."""
+        evaluation are to blame for, and less that in which other programs kept the main thread from
+        its core; ``None``: not measured."""
         idle = checks.idle_share(self.rank)
         if idle is None:
             return None
         named = checks.share_of(self.rank, checks.input_lost(self.rank))
         named += (self.phases["checkpoint"] or 0.0) + (self.phases["evaluation"] or 0.0)
+        named += CoreWaits(self.rank).held_up_by_others or 0.0
         copies = copying.lost_to_copies(self.rank)
         # Copies keep the stream busy; NVML alone counts them as idle.
         if copies is not None and idle > 1 - (checks.busy_by_events(self.rank) or 1.0):

@@ -19,44 +19,75 @@ KIND: Final = "other_code"
 #: Looks at a line from which its share is told: of 5 that are 40% of all, one in ten is off by more
 #: than a half.
 _LEAST_LOOKS: Final = 5
-#: Of the looks at a line, those at one that it calls, from which that is the one to name.
+#: Of the looks at a line, those at one that it calls (or so many of one function), from which that
+#: is the one to name.
 _MOSTLY: Final = 0.6
+_FEW_LINES: Final = 3
+#: What the step computes, also where no module is called for it.
+_OF_MODEL: Final = ("torch.nn.functional.", "torch._C._nn.")
 
 
 @dataclass(frozen=True)
 class CostlyLine:
-    """A line that looks found the thread at, with what it calls; ``count`` are these looks."""
+    """A line that looks found the thread at, with what it calls; ``count`` are these looks.
+
+    Where they are of several lines of one function, it is the one with most of them; ``lines`` are
+    the first and the last.
+    """
 
     place: Place
     count: int
     calls: tuple[CodeLine, ...]
+    lines: tuple[int, int]
 
     @property
     def most(self) -> CodeLine:
         """What it was found in most often."""
         return max(self.calls, key=lambda each: each.count)
 
+    def __str__(self) -> str:
+        """ "train.py:12", and of several lines "train.py:10-14"."""
+        first, last = self.lines
+        return str(self.place) if first == last else f"{self.place.file}:{first}-{last}"
+
 
 def costliest(looks: StackLooks) -> CostlyLine | None:
     """The line with the most looks: from the training loop inwards, as long as one line has most
-    of them; ``None``: no line of the script was found."""
-    within: Sequence[CodeLine] = [each for each in looks.lines if each.place]
+    of them, or few lines of the function that it calls; ``None``: none of the script was found."""
+    within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
     found, depth = None, 0
     while within:
-        counts: Counter[str] = Counter()
+        counts: Counter[Place] = Counter()
         for each in within:
-            if depth < len(_chain(each)):
-                counts[_chain(each)[depth]] += each.count
+            if (place := _at(each, depth)) is not None:
+                counts[place] += each.count
         if not counts:
             break
         place, count = counts.most_common(1)[0]
-        parsed = Place.parse(place)
-        if parsed is None or (found is not None and count < _MOSTLY * found.count):
-            break
-        within = [e for e in within if depth < len(_chain(e)) and _chain(e)[depth] == place]
-        found = CostlyLine(parsed, count, tuple(within))
-        depth += 1
+        if found is None or count >= _MOSTLY * found.count:
+            within = [each for each in within if _at(each, depth) == place]
+            found = CostlyLine(place, count, tuple(within), (place.line, place.line))
+            depth += 1
+            continue
+        # What one line calls is one function: the lines of one file are its.
+        own = {each: n for each, n in counts.most_common(_FEW_LINES) if each.file == place.file}
+        if sum(own.values()) >= _MOSTLY * found.count:
+            lines = min(each.line for each in own), max(each.line for each in own)
+            calls = tuple(each for each in within if _at(each, depth) in own)
+            found = CostlyLine(place, sum(own.values()), calls, lines)
+        break
     return found
+
+
+def _is_of_model(line: CodeLine) -> bool:
+    """Is it a function of neural networks, called outside of modules: mostly the loss?"""
+    return line.inner.startswith(_OF_MODEL)
+
+
+def _at(line: CodeLine, depth: int) -> Place | None:
+    """The line so far inwards from the training loop."""
+    chain = _chain(line)
+    return Place.parse(chain[depth]) if depth < len(chain) else None
 
 
 def _chain(line: CodeLine) -> tuple[str, ...]:
@@ -93,7 +124,7 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         KIND,
         severity(share),
-        f"{line.place} {habit.what}{called} for {checks.in_percent(share)} of the time",
+        f"{line} {habit.what}{called} for {checks.in_percent(share)} of the time",
         (
             Evidence("outside of all phases", MainThread(rank).other or 0.0, "of the time"),
             Evidence("looks at the main thread", float(rank.header.other_code.looks)),

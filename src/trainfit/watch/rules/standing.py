@@ -218,8 +218,8 @@ def _raised(event: Event) -> str:
 
 
 def _gone_first(run: RunView) -> Finding | None:
-    """A rank whose process is gone without an exception."""
-    gone = [view for view in run.ranks if _is_gone(view)]
+    """A rank whose process is gone without an exception, and that did not stand still before."""
+    gone = [view for view in run.ranks if _is_gone(view) and _still(view) is None]
     if not gone:
         return None
     view = min(gone, key=_end)

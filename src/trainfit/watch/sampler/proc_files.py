@@ -87,13 +87,14 @@ def run_queue(content: bytes) -> tuple[int, int] | None:
     return None if running is None or last is None else (running, last)
 
 
-def schedstat_ns(content: bytes) -> int | None:
-    """Of /proc/PID/schedstat: nanoseconds on a CPU (Documentation/scheduler/sched-stats.rst). A
-    kernel without these statistics writes zeros."""
+def schedstat_ns(content: bytes) -> tuple[int, int] | None:
+    """Of /proc/PID/schedstat: nanoseconds on a CPU, and ready to run but without one
+    (Documentation/scheduler/sched-stats.rst). A kernel without these statistics writes zeros."""
     fields = content.split()
     if len(fields) < 3 or fields == [b"0", b"0", b"0"]:
         return None
-    return _whole(fields[0])
+    ran, waited = _whole(fields[0]), _whole(fields[1])
+    return None if ran is None or waited is None else (ran, waited)
 
 
 def switches(content: bytes) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from trainfit.results.runs.tables import PROCESSES, Table, empty_rows
+from trainfit.results.runs.tables import CORE_WAITS, PROCESSES, Table, empty_rows
 from trainfit.watch.sampler import proc_files
 from trainfit.watch.sampler.proc_files import KeptFiles
 from trainfit.watch.sampler.roles import MAIN, OTHER, Known, Role, Worker, rank_variable, roles
@@ -141,6 +141,9 @@ class ProcessTree:
         self._has_new = True
         self.left_out = 0
         """Processes at the last sample that were beyond the limit."""
+        self.core_waits = empty_rows(CORE_WAITS, 0)
+        """Of the last sample, how long threads of those processes waited for a core whose turn it
+        was to be read."""
         stat = proc_files.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
         if stat is not None and started_ticks in (None, stat.started_ticks):
             self._processes[pid] = _Process(self._files, pid, stat, time.monotonic())
@@ -208,6 +211,7 @@ class ProcessTree:
         chosen = self._chosen()
         spent = {pid: self._spent(process, now) for pid, process in self._processes.items()}
         rows = empty_rows(PROCESSES, len(chosen))
+        self.core_waits = empty_rows(CORE_WAITS, 0)
         if chosen:
             self._fill(rows, chosen, spent, now)
         self._sampled_at = now
@@ -236,11 +240,13 @@ class ProcessTree:
     ) -> None:
         cores = {each.pid: _rate(spent[each.pid]) for each in chosen}
         threads = self._threads_of(chosen, cores, now)
-        rows["time_s"] = now
-        rows["pid"] = [each.pid for each in chosen]
-        rows["rank"] = [each.role.rank for each in chosen]
-        rows["role"] = [each.role.kind for each in chosen]
-        rows["worker"] = [each.role.worker for each in chosen]
+        _put_members(rows, chosen, now)
+        told = [place for place, each in enumerate(threads) if not math.isnan(each.waits)]
+        self.core_waits = empty_rows(CORE_WAITS, len(told))
+        _put_members(self.core_waits, [chosen[place] for place in told], now)
+        self.core_waits["cpu_cores"] = [cores[chosen[place].pid] for place in told]
+        self.core_waits["main_thread"] = [threads[place].main_waits for place in told]
+        self.core_waits["threads"] = [threads[place].waits for place in told]
         rows["cpu_cores"] = list(cores.values())
         rows["hottest_thread"] = [each.hottest for each in threads]
         rows["threads"] = [each.stat.threads for each in chosen]
@@ -337,6 +343,14 @@ class ProcessTree:
     def _drop(self, pids: Iterable[int]) -> None:
         for pid in pids:
             self._processes.pop(pid).close()
+
+
+def _put_members(rows: Table, members: list[_Process], now: float) -> None:
+    rows["time_s"] = now
+    rows["pid"] = [each.pid for each in members]
+    rows["rank"] = [each.role.rank for each in members]
+    rows["role"] = [each.role.kind for each in members]
+    rows["worker"] = [each.role.worker for each in members]
 
 
 def _read_since(process: _Process) -> int:

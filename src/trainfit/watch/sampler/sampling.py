@@ -14,16 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.results.runs.tables import (
-    FOLDERS,
-    GPUS,
-    MACHINE,
-    MEMORY,
-    PROCESSES,
-    RowFile,
-    Table,
-    Write,
-)
+from trainfit.results.runs.tables import BY_NAME, SAMPLED, RowFile, Table, Write
 from trainfit.results.runs.watched import Event, gpu_places
 from trainfit.watch.sampler import folders
 from trainfit.watch.sampler.folders import Folders, temporary_folder
@@ -119,13 +110,6 @@ _WRITE_EVERY_S: Final = 1.0
 #: Seconds that a thread may take to end: a driver or a file system that hangs is left alone.
 _PATIENCE_S: Final = 1.0
 _NONE: Final[Mapping[str, float]] = {}
-_TABLES: Final[Mapping[str, np.dtype[Any]]] = {
-    "machine": MACHINE,
-    "gpus": GPUS,
-    "processes": PROCESSES,
-    "memory": MEMORY,
-    "folders": FOLDERS,
-}
 #: Signals that ask for the end.
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -157,9 +141,7 @@ class Sampler:
         self._parent, self._load_nvml, self._slow_from_s = parent, nvml, slow_from_s
         self._tree = ProcessTree(pid, started_ticks)
         self._folder = RunFolder(folder, self._tree.started_s or 0.0)
-        self._tables = {
-            name: TableFile(folder / f"{name}.bin", kind) for name, kind in _TABLES.items()
-        }
+        self._tables = {name: TableFile(folder / f"{name}.bin", BY_NAME[name]) for name in SAMPLED}
         self._machine: MachineCounters | None = None
         self._memory = MemoryByKind()
         self._pid = pid
@@ -229,6 +211,7 @@ class Sampler:
     def _sample_processes(self, now: float) -> None:
         rows, self._cores = self._tree.sample(now)
         self._tables["processes"].add(rows)
+        self._tables["core_waits"].add(self._tree.core_waits)
         if self._tree.left_out:
             text = f"of more than {MOST_PROCESSES} processes, the other ones are not sampled"
             self._tell("not_sampled", text, {"left_out": self._tree.left_out}, once=True)
@@ -306,8 +289,8 @@ class Sampler:
         if began is None:
             return
         self._tables["machine"].flush(began)
-        self._tables["processes"].flush(began, self._put_roles)
-        self._tables["memory"].flush(began, self._put_roles)
+        for name in ("processes", "core_waits", "memory"):
+            self._tables[name].flush(began, self._put_roles)
         self._tables["folders"].flush(began)
         self._roles = {pid: role for pid, role in self._roles.items() if pid in self._tree.pids}
         if self._gpus is not None:

@@ -1,4 +1,5 @@
-"""The threads of a process: which one is busiest, and how often they are switched."""
+"""The threads of a process: which one is busiest, how long they wait for a core, and how often they
+are switched."""
 
 from __future__ import annotations
 
@@ -25,6 +26,10 @@ class ThreadTimes:
     """Rates since the reading before; NaN is not measured. ``cost`` is the readings it took."""
 
     hottest: float = math.nan
+    main_waits: float = math.nan
+    """Seconds a second in which the process' first thread was ready to run and had no core."""
+    waits: float = math.nan
+    """Of all its threads together."""
     voluntary: float = math.nan
     involuntary: float = math.nan
     cost: int = 1
@@ -33,12 +38,13 @@ class ThreadTimes:
 class _Thread:
     """A thread with what was read of it last; ``at`` is when."""
 
-    __slots__ = ("at", "cpu_s", "file", "switches")
+    __slots__ = ("at", "cpu_s", "file", "switches", "waited_s")
 
     def __init__(self, file: KeptFile) -> None:
         self.file = file
         self.at = math.nan
         self.cpu_s: float | None = None
+        self.waited_s = math.nan
         self.switches: tuple[int, int] | None = None
 
 
@@ -51,6 +57,7 @@ class Threads:
 
     def __init__(self, files: KeptFiles, pid: int, tick_s: float) -> None:
         self._files, self._folder, self._tick_s = files, f"/proc/{pid}/task", tick_s
+        self._first = str(pid)
         self._threads: dict[str, _Thread] = {}
         self._with_schedstat = True
         self._read_at = self._switches_at = math.nan
@@ -69,8 +76,11 @@ class Threads:
             return found
         names = self._files.names(self._folder)
         self._forget(set(names))
-        times = [time for name in names if (time := self._busy(name, now)) is not None]
-        found.hottest = max(times, default=math.nan)
+        rates = {name: rate for name in names if (rate := self._rates(name, now)) is not None}
+        found.hottest = max((ran for ran, _ in rates.values()), default=math.nan)
+        if rates:
+            found.waits = sum(waited for _, waited in rates.values())
+            _, found.main_waits = rates.get(self._first, (math.nan, math.nan))
         found.cost += len(names)
         self._put_switches(found, names, now)
         self._read_at = now
@@ -79,11 +89,13 @@ class Threads:
     def _of_one(self, now: float, cores: float) -> ThreadTimes:
         """Of a process with one thread, whose number is the process'."""
         found = ThreadTimes(cores)
-        name = self._folder.split("/")[2]
-        self._forget({name})
-        # Should there be more threads later, what it has done until then is not theirs.
-        self._threads.setdefault(name, _Thread(self._open(name))).cpu_s = None
-        self._put_switches(found, [name], now)
+        self._forget({self._first})
+        if self._with_schedstat and (rates := self._rates(self._first, now)) is not None:
+            found.main_waits = found.waits = rates[1]
+        elif not self._with_schedstat:
+            # Should there be more threads later, what it has done until then is not theirs.
+            self._threads.setdefault(self._first, _Thread(self._open(self._first))).cpu_s = None
+        self._put_switches(found, [self._first], now)
         self._read_at = now
         return found
 
@@ -99,36 +111,37 @@ class Threads:
         for name in self._threads.keys() - names:
             self._threads.pop(name).file.close()
 
-    def _busy(self, name: str, now: float) -> float | None:
-        """CPU seconds a second of a thread; ``None``: not told (yet)."""
+    def _rates(self, name: str, now: float) -> tuple[float, float] | None:
+        """Seconds a second of a thread on a core, and ready without one (NaN: not told); ``None``:
+        neither is told (yet)."""
         thread = self._threads.get(name)
         if thread is None:
             thread = self._threads[name] = _Thread(self._open(name))
-            thread.at, thread.cpu_s = self._read_at, 0.0
-        cpu_s = self._cpu_s(thread, name)
-        before, at = thread.cpu_s, thread.at
-        thread.cpu_s, thread.at = cpu_s, now
-        if cpu_s is None or before is None or not now > at:
-            return None
-        rate = (cpu_s - before) / (now - at)
-        return rate if rate >= 0 else None  # its number was given to another
+            thread.at, thread.cpu_s, thread.waited_s = self._read_at, 0.0, 0.0
+        cpu_s, waited_s = self._spent(thread, name)
+        before, waited_before, at = thread.cpu_s, thread.waited_s, thread.at
+        thread.cpu_s, thread.waited_s, thread.at = cpu_s, waited_s, now
+        if cpu_s is None or before is None or not now > at or cpu_s < before:
+            return None  # or its number was given to another
+        return (cpu_s - before) / (now - at), (waited_s - waited_before) / (now - at)
 
     def _open(self, name: str) -> KeptFile:
         return self._files.file(
             f"{self._folder}/{name}/{'schedstat' if self._with_schedstat else 'stat'}"
         )
 
-    def _cpu_s(self, thread: _Thread, name: str) -> float | None:
+    def _spent(self, thread: _Thread, name: str) -> tuple[float | None, float]:
+        """Seconds on a core so far (``None``: not told), and ready without one (NaN: not told)."""
         content = thread.file.read()
         if self._with_schedstat:
             if content is not None and (nano := proc_files.schedstat_ns(content)) is not None:
-                return nano / 1e9
+                return nano[0] / 1e9, nano[1] / 1e9
             if not self._is_without_schedstat(name, content):
-                return None if content is None else 0.0
+                return (None, math.nan) if content is None else (0.0, 0.0)
             self._use_ticks()
-            return None
+            return None, math.nan
         stat = proc_files.process_stat(content or b"")
-        return None if stat is None else stat.cpu_ticks * self._tick_s
+        return (None if stat is None else stat.cpu_ticks * self._tick_s), math.nan
 
     def _is_without_schedstat(self, name: str, content: bytes | None) -> bool:
         """Does this kernel have no such file, or one of zeros? (Else the thread has just ended,

@@ -1,0 +1,200 @@
+"""What an object holds: its attributes and what is in them, each with its path; open files and
+connections, and random generators among them, as a data set has them.
+
+Nothing of the object's own code runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import itertools
+import random
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainfit.findings.worker_start import library_of
+from trainfit.results.runs.watched import GLOBAL_GENERATORS
+
+#: Objects that are looked at, elements of one container, and how deep.
+_MOST_OBJECTS: Final = 5000
+_MOST_ELEMENTS: Final = 64
+_DEEPEST: Final = 12
+_LEAVES: Final = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray)
+
+
+#: Functions of one class that are looked at, and generators in all.
+_MOST_FUNCTIONS: Final = 200
+_MOST: Final = 50
+
+
+def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The object and all that it holds, breadth first, as far as the limits go."""
+    seen: set[int] = set()
+    level = [(path, value)]
+    for _ in range(_DEEPEST):
+        following: list[tuple[str, Any]] = []
+        for name, each in level:
+            if id(each) in seen or len(seen) >= _MOST_OBJECTS:
+                continue
+            seen.add(id(each))
+            yield name, each
+            following += held(each, name)
+        level = following
+
+
+def held(value: Any, path: str) -> list[tuple[str, Any]]:
+    """What an object holds, one level down; of long containers the first elements."""
+    if isinstance(value, (*_LEAVES, torch.Tensor, type)) or inspect.ismodule(value):
+        return []
+    if isinstance(value, Mapping):
+        pairs = [(f"{path}[{key!r:.40}]", each) for key, each in _first(value.items())]
+        return pairs + _attributes(value, path)
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [(f"{path}[{number}]", each) for number, each in enumerate(_first(value))]
+        return items + _attributes(value, path)
+    if isinstance(value, functools.partial):
+        arguments = [(f"{path}.args[{n}]", each) for n, each in enumerate(value.args)]
+        named = [(f"{path}.keywords[{key!r}]", each) for key, each in value.keywords.items()]
+        return [(f"{path}.func", value.func), *arguments, *named]
+    if inspect.ismethod(value):
+        return [(f"{path}.__self__", value.__self__)]
+    if inspect.isroutine(value) or inspect.isgenerator(value):
+        return []
+    return _attributes(value, path)
+
+
+def _attributes(value: Any, path: str) -> list[tuple[str, Any]]:
+    """As they are stored, without running the object's own code."""
+    names: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError):
+        names |= object.__getattribute__(value, "__dict__")
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            try:
+                names.setdefault(name, object.__getattribute__(value, name))
+            except AttributeError:
+                continue
+    return [(f"{path}.{name}", each) for name, each in names.items()]
+
+
+def _first(values: Any) -> list[Any]:
+    return [each for _, each in zip(range(_MOST_ELEMENTS), values, strict=False)]
+
+
+def open_handles(dataset: Any) -> dict[str, str]:
+    """What the data set holds open, each once, by the outermost attribute: path → type."""
+    found: dict[str, str] = {}
+    for path, value in walk(dataset, "dataset"):
+        if is_within(path, found):
+            continue
+        if library := _handle_library(value):
+            found[path] = f"{library}.{type(value).__name__}"
+    return found
+
+
+def _handle_library(value: Any) -> str:
+    kind = type(value)
+    library = library_of(kind.__module__ or "", kind.__name__)
+    if not library or _is_closed(value, library):
+        return ""
+    # What is only written to has no position that matters (logs); nor do the standard streams.
+    if library == "_io" and (not value.readable() or value is sys.__stdin__):
+        return ""
+    return library
+
+
+def _is_closed(value: Any, library: str) -> bool:
+    try:
+        if library == "h5py":
+            return not value
+        if library == "zipfile":
+            return getattr(value, "fp", value) is None
+        return getattr(value, "closed", False) is True or not getattr(value, "isopen", True)
+    except Exception:  # a library's object may raise anything
+        return False
+
+
+def is_within(path: str, outer: Iterable[str]) -> bool:
+    """Is it one of these objects, or a part of one?"""
+    return any(path == each or path.startswith((f"{each}.", f"{each}[")) for each in outer)
+
+
+# ---
+# Random generators.
+
+
+def _is_generator(value: Any) -> bool:
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+    return isinstance(value, kinds)
+
+
+def generators(dataset: Any) -> Iterator[tuple[str, Any]]:
+    """Those that a data set holds, or that its functions name: path and object, each once."""
+    seen: set[int] = set()
+    for path, value in _places(dataset):
+        if _is_generator(value) and id(value) not in seen and len(seen) < _MOST:
+            seen.add(id(value))
+            yield path, value
+
+
+def _places(dataset: Any) -> Iterator[tuple[str, Any]]:
+    kinds: set[type] = set()
+    for path, value in walk(dataset, "dataset"):
+        yield path, value
+        if isinstance(value, types.FunctionType):
+            yield from _named_by(value)
+        elif type(value) not in kinds and type(value).__module__ != "builtins":
+            kinds.add(type(value))
+            for function in itertools.islice(_functions(type(value)), _MOST_FUNCTIONS):
+                yield from _named_by(function)
+
+
+def _functions(kind: type) -> Iterator[types.FunctionType]:
+    for each in kind.__mro__:
+        if each.__module__.split(".")[0] in ("torch", "builtins", "numpy"):
+            continue
+        yield from (value for value in vars(each).values() if isinstance(value, types.FunctionType))
+
+
+def _named_by(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Globals and variables of outer functions that a function's code names."""
+    names = function.__code__.co_names
+    yield from (
+        (name, function.__globals__[name]) for name in names if name in function.__globals__
+    )
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # it is yet to be assigned
+            continue
+
+
+def state_of(value: Any) -> str:
+    """A digest of a generator's state."""
+    if isinstance(value, np.random.Generator):
+        state: Any = value.bit_generator.state
+    elif isinstance(value, torch.Generator):
+        state = value.get_state().tolist()
+    elif isinstance(value, np.random.RandomState):
+        state = value.get_state(legacy=False)
+    else:
+        state = value.getstate()
+    with np.printoptions(threshold=1 << 20):
+        return hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
+
+
+def all_generators(dataset: Any) -> dict[str, Any]:
+    """Every generator by path; the global ones are functions' owners themselves."""
+    own = dict(generators(dataset))
+    mine = (np.random.mtrand._rand, random._inst, torch.default_generator)
+    return {**dict(zip(GLOBAL_GENERATORS, mine, strict=True)), **own}

@@ -1,0 +1,152 @@
+"""What a run would be without the other programs on its machine: by how long its threads were ready
+to run and had no core, which the kernel counts for each of them.
+
+CPU time does not depend on what else runs. Time without a core does, and so do waits for a thread
+that has none; where nothing else wants the cores, neither is there.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainfit.results.runs.tables import Table
+from trainfit.watch import checks, thresholds
+from trainfit.watch.checks import Seconds
+from trainfit.watch.view import RankView
+
+_TRAINING, _WORKER = 0, 1
+
+
+@dataclass(frozen=True)
+class CoreWaits:
+    """Of one rank's steady part; ``None`` is not measured."""
+
+    rank: RankView
+
+    @functools.cached_property
+    def by_others(self) -> float | None:
+        """Of the cores that are busy, the share that processes outside the run have: of the time
+        without a core, the part that is theirs."""
+        rows = self.rank.machine
+        rows = rows[np.isfinite(rows["cores_busy"]) & np.isfinite(rows["cores_ours"])]
+        if len(rows) < thresholds.LEAST_SAMPLES:
+            return None
+        busy, ours = (float(np.mean(rows[name])) for name in ("cores_busy", "cores_ours"))
+        return max(0.0, 1 - ours / busy) if busy > 0 else 0.0
+
+    @functools.cached_property
+    def main_thread(self) -> float | None:
+        """Of the time, that in which the training's main thread was ready and had no core."""
+        return _mean(self._of(_TRAINING), "main_thread")
+
+    @property
+    def held_up_by_others(self) -> float | None:
+        """Of the time, that in which the main thread was ready and other programs had the cores."""
+        if self.main_thread is None or self.by_others is None:
+            return None
+        return self.main_thread * self.by_others
+
+    def alone(self, ends_s: Seconds, seconds: Seconds) -> Seconds:
+        """Of spans of the main thread that end then, how long they would be without other programs,
+        by how it was held up around that time; as they are where that was not counted."""
+        rows = self._of(_TRAINING)
+        rows = rows[np.isfinite(rows["main_thread"])]
+        if self.held_up_by_others is None:
+            return seconds
+        waits = np.interp(ends_s, rows["time_s"], np.asarray(rows["main_thread"], dtype=np.float64))
+        found: Seconds = seconds * (1 - (self.by_others or 0.0) * np.minimum(1.0, waits))
+        return found
+
+    @functools.cached_property
+    def training_stretch(self) -> float | None:
+        """By how many times other programs make the training's work on cores last longer."""
+        return self._stretch(self._of(_TRAINING))
+
+    @functools.cached_property
+    def workers_stretch(self) -> float | None:
+        """The same of the workers'."""
+        return self._stretch(self._of(_WORKER))
+
+    def _of(self, role: int) -> Table:
+        every = self.rank.core_waits
+        rows: Table = every[every["role"] == role]
+        return rows
+
+    def _stretch(self, rows: Table) -> float | None:
+        waits, cpu = _mean(rows, "threads"), _mean(rows, "cpu_cores")
+        if waits is None or not cpu or self.by_others is None:
+            return None
+        return 1 + self.by_others * waits / cpu
+
+    # --- Batches ----------------------------------------------------------------------------------
+    @functools.cached_property
+    def fetch_s(self) -> Seconds | None:
+        """Seconds of each of the fetches in a worker without those in which it had no core, shared
+        out by the time off it."""
+        fetches, rows = self.rank.fetches, self._of(_WORKER)
+        first, last = self.rank.window
+        found = np.asarray(fetches["fetch_s"], dtype=np.float64)
+        off = np.maximum(0.0, found - np.asarray(fetches["cpu_s"], dtype=np.float64))
+        for worker in np.unique(fetches["pid"]):
+            waits = _mean(rows[rows["pid"] == worker], "main_thread")
+            if waits is None:
+                return None
+            own = fetches["pid"] == worker
+            total = float(np.nansum(off[own]))
+            if total > 0:
+                found[own] -= off[own] * min(1.0, waits * (last - first) / total)
+        return found if len(found) else None
+
+    def input_share(self, every_s: float, waited_s: Seconds, per_step: float) -> float | None:
+        """Share of the time that waiting for batches would cost with no other program on the cores.
+
+        A batch then comes as soon as the training asks for it, the workers have made it, and the
+        cores have done what all of this needs. One that is ready comes as much sooner as other
+        programs hold up whoever gives it; and it takes no longer than the CPU time that workers
+        spend on giving it, next to which the training takes it.
+
+        Args:
+            every_s: seconds that the training needs for a batch, without waiting.
+            waited_s: for one, on average, by step.
+            per_step: batches of a step.
+        """
+        fetches, usable = self.rank.fetches, checks.usable_cores(self.rank.header)
+        training, workers = self.training_stretch, self.workers_stretch
+        if training is None or workers is None or self.fetch_s is None or not usable:
+            return None
+        if not checks.has_gpu(self.rank):  # which no other program holds up
+            every_s /= training
+        makers = np.unique(fetches["pid"])
+        # Batches are given in turns: the slowest worker sets the pace.
+        slowest = max(float(np.mean(self.fetch_s[fetches["pid"] == each])) for each in makers)
+        cpu_s = self._cpu_s(_TRAINING) / per_step + float(np.mean(fetches["cpu_s"]))
+        on_cores = max(1, checks.local_ranks(self.rank)) * cpu_s / usable
+        least = max(every_s, slowest / len(makers), on_cores)
+        handed = min(
+            self._waited_for_ready(waited_s) / max(training, workers),
+            max(0.0, self._cpu_s(_WORKER) / per_step - float(np.mean(fetches["cpu_s"]))),
+        )
+        return (least - every_s + handed) / (least + handed)
+
+    def _cpu_s(self, role: int) -> float:
+        """CPU seconds of a step in all of these processes together."""
+        rows = self._of(role)
+        cores = sum(
+            _mean(rows[rows["pid"] == each], "cpu_cores") or 0.0 for each in np.unique(rows["pid"])
+        )
+        return cores * self.rank.seconds / max(1, len(self.rank.steps))
+
+    def _waited_for_ready(self, waited_s: Seconds) -> float:
+        """On average, of waiting for batches that were ready."""
+        queued = self.rank.steps["queued"]
+        told = queued >= 0
+        return float(np.mean(np.where(queued >= 1, waited_s, 0.0)[told])) if told.any() else 0.0
+
+
+def _mean(rows: Table, column: str) -> float | None:
+    """Over the samples."""
+    values = rows[column][np.isfinite(rows[column])]
+    return float(np.mean(values)) if len(values) >= thresholds.LEAST_WAIT_SAMPLES else None
