@@ -140,15 +140,3 @@ def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
     done = trainfit("simulate", *own, "--", "python", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json_of(done)["steps"] == 3
-
-
-def test_data_parallel_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch\n"
-        "model = torch.nn.DataParallel(torch.nn.Linear(8, 8).cuda())\n"
-        "model(torch.zeros(4, 8, device='cuda')).sum().backward()\n"
-    )
-    own = ("--gpu", "2x RTX 4090", *OWN)
-    done = trainfit("plan", *own, "--", "python", "train.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "DataParallel over 2 GPUs" in error_line(done)

@@ -21,7 +21,7 @@ import numpy as np
 
 from trainfit.hardware.gpu.topology import Link, link_of
 from trainfit.results.gpus import GpuSpec
-from trainfit.results.runs.steps import COLLECTIVES
+from trainfit.results.runs.steps import COLLECTIVES, PEER_COPY, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: How much longer kernels take while a collective runs, for the multiprocessors and the bandwidth
@@ -65,13 +65,16 @@ _FILL_OF_OTHERS: Final = 0.0026
 
 
 def collective_seconds(work: Work, gpu: GpuSpec) -> Floats:
-    """Of each kernel, what it takes the links; 0 for those that are no collectives."""
+    """Of each kernel, what it takes the links between GPUs; 0 for those that do not use them."""
     seconds = np.zeros(len(work.table))
-    chosen = np.flatnonzero(work.is_kind(*COLLECTIVES))
+    chosen = np.flatnonzero(work.is_kind(*TRANSFERS))
     if not len(chosen):
         return seconds
-    link, names = link_of(gpu), {CODES[name]: name for name in COLLECTIVES}
+    link = link_of(gpu)
+    # A copy takes what NCCL's send and receive of as much take.
+    names = {CODES[name]: name for name in COLLECTIVES} | {CODES[PEER_COPY]: "send_receive"}
     kinds, sizes, ranks = (work.column(name)[chosen] for name in ("kind", "read", "rows"))
+    ranks = np.where(kinds == CODES[PEER_COPY], 2, ranks)
     seconds[chosen] = [
         one_collective(names[kind], size, count, link)
         for kind, size, count in zip(kinds.tolist(), sizes.tolist(), ranks.tolist(), strict=True)

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from trainfit.hardware.gpu.figures import GpuNameError
 from trainfit.hardware.gpu.lookup import find_gpu, find_rented
 from trainfit.results.gpus import GpuSpec
+from trainfit.results.text import byte_rate
 
 _ASSUMED: Final = "assumed: "
 #: GPUs that one machine has at most: HGX boards have 8, NVIDIA's DGX-2 16.
@@ -81,6 +82,11 @@ class Link:
     kind: Literal["nvlink", "pcie", "host", "desktop"]
     bytes_per_s: float
     reduces: bool = False
+
+    @property
+    def words(self) -> str:
+        """Its name and its rate."""
+        return f"{self.name}, {byte_rate(self.bytes_per_s)} each way"
 
 
 #: By the first figures of the compute capability: NVLink of cards on SXM boards, bytes a second in

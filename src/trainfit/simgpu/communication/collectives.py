@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.results.runs.steps import DTYPES
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import worth_keeping
-from trainfit.simgpu.operators.kernel_rules import Kernel
+from trainfit.simgpu.operators.kernel_rules import Kernel, dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.torch_private.operators import no_dispatch, schema
 from trainfit.torch_private.tensors import graph_task_id
@@ -55,8 +54,8 @@ class Communication:
         if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
             return self._handle(tensors, None)
         engine.use_library("nccl")
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        kernel = Kernel(kind, dtype if dtype in DTYPES else "integer", 0, nbytes, 0, ranks)
+        first = next(each for each in tensors if isinstance(each, DeviceTensor))
+        kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks)
         if not asynchronous:
             self._kernels.kernel(kernel)
             return self._handle(tensors, None)
