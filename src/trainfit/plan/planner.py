@@ -138,7 +138,7 @@ def plan(
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
             tuning = None
         if tuning is not None and result.ranks is not None:
-            tuning = dataclasses.replace(tuning, ranks=result.ranks.count)
+            tuning = dataclasses.replace(tuning, ranks=result.ranks.count // result.ranks.machines)
         if interrupt is None and (real.versus_cpu or tuning is not None):
             keep(with_run_rate(with_launch(result, launched)))
             try:

@@ -72,14 +72,15 @@ class Ranks:
     """The processes of a job, one for each GPU of a machine.
 
     Rank 0 was simulated: memory and steps are its, and ``equal`` says what was taken of the others.
-    ``link`` is what connects the GPUs. ``collectives`` are those of the typical step as the job is,
-    the longest first.
+    ``link`` is what connects the GPUs and the ``machines``. ``collectives`` are those of the
+    typical step as the job is, the longest first.
     """
 
     count: int
     link: str
     collectives: tuple[CollectiveTime, ...]
     equal: str
+    machines: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

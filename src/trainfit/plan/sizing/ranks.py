@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.topology import link_of
+from trainfit.hardware.gpu.topology import link_of, network_words
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import TRANSFERS
@@ -30,8 +30,9 @@ def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
         return None
     found = transfers(steady_work(recording), machine) if recording.steps else ()
     sharded = any(each.kind == "reduce_scatter" for each in found)
-    words = link_of(machine.gpu).words
-    return Ranks(count, words, found, _EQUAL + (_SHARDED if sharded else ""))
+    words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
+    equal = _EQUAL + (_SHARDED if sharded else "")
+    return Ranks(count, words, found, equal, machine.gpu.machines)
 
 
 def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:

@@ -149,7 +149,8 @@ TRANSFERS: Final = (*COLLECTIVES, PEER_COPY)
 #: "unknown": of an operator that is not PyTorch's and has no FLOP rule: counted are its bytes;
 #: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's);
 #: "all_reduce" and what else is of :data:`COLLECTIVES`: by NCCL, of ``read`` bytes among ``rows``
-#: processes (as nccl-tests count them: of an all-gather and a reduce-scatter the whole);
+#: processes (as nccl-tests count them: of an all-gather and a reduce-scatter the whole) on
+#: ``columns`` machines (0: one);
 #: "peer_copy": from one GPU of a process to another, on a stream of the first.
 KINDS: Final = (
     "matmul",

@@ -9,6 +9,7 @@ others run on the current stream.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ class Communication:
             return self._handle(tensors, None)
         engine.use_library("nccl")
         first = next(each for each in tensors if isinstance(each, DeviceTensor))
-        kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks)
+        kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks, self._machines_of(group))
         if not asynchronous:
             self._kernels.kernel(kernel)
             return self._handle(tensors, None)
@@ -64,6 +65,17 @@ class Communication:
         self._kernels.stream_waits(stream, self._kernels.event(current), current)
         self._kernels.kernel(kernel, stream)
         return self._handle(tensors, (self._kernels.event(stream), stream))
+
+    def _machines_of(self, group: Any) -> int:
+        """How many machines the ranks of a group are on."""
+        if self.gpu.machines == 1:
+            return 1
+        each = int(os.environ.get("LOCAL_WORLD_SIZE", self.gpu.count))
+        try:
+            ranks = torch.distributed.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # one that PyTorch keeps no list of
+            ranks = list(range(group.size()))
+        return len({rank // each for rank in ranks})
 
     def waits(self, event: int, stream: int) -> None:
         """The current stream waits for a collective."""
