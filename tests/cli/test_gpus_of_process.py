@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,15 @@ def test_simulate_runs_on_both() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "GiB" in done.stdout or "MiB" in done.stdout
+
+
+def test_it_is_not_compared_on_single_gpus(tmp_path: Path) -> None:
+    command = ("python", SCRIPT, "--use=split")
+    done = trainfit("simulate", *OWN[:2], "--output", "job.trainfit", "--", *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = trainfit("gpus", "--for", "job.trainfit", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a process that uses 2 GPUs" in error_line(done)
 
 
 def test_one_gpu_is_too_few() -> None:
