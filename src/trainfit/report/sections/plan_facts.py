@@ -17,6 +17,7 @@ from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
+from trainfit.results.runs.steps import PEER_COPY
 from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
 from trainfit.results.text import count, duration, percent, rate, size, times
 
@@ -570,6 +571,6 @@ def _communication(ranks: Ranks) -> str:
 
 
 def _of_kind(found: CollectiveTime) -> str:
-    name = found.kind.replace("_", "-")
+    name = "transfer" if found.kind == PEER_COPY else found.kind.replace("_", "-")
     took = f" in {duration(found.seconds)}" if found.seconds else ""
     return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"
