@@ -16,6 +16,7 @@ import pytest
 
 from helpers_cli import ROOT, SCRIPTS, environment, error_line, json_of, trainfit
 
+MACHINES = ("--gpu", "2x(2x T4), 1x 10Gb/s", "--")
 GPU = ("--gpu", "custom:2GiB")
 #: One whose rates are known: batch sizes are recommended by them.
 CARD = "RTX 4060"
@@ -373,7 +374,15 @@ def test_data_dependent_shapes_are_stated(tmp_path: Path) -> None:
             [*GPU, "--", "torchrun", "--nnodes=2", "--nproc-per-node=4", *TRAIN[1:]],
             "starts processes on 2 machines",
         ),
-        (["--gpu", "2x(8x H100 SXM), 400Gb/s", "--", *TRAIN], "several machines are not"),
+        (["--gpu", "2x(8x H100 SXM)", "--", *TRAIN], "how fast the network between them is"),
+        (
+            ["--gpu", "2x(2x T4), 1x 10Gb/s", "--", "torchrun", "--nproc-per-node=4", *TRAIN[1:]],
+            "its launcher know of the others (torchrun --nnodes=2)",
+        ),
+        (
+            [*MACHINES, *["torchrun", "--nnodes=2", "--nproc-per-node=4"], *TRAIN[1:]],
+            '--gpu "2x(4x T4), 1x 10Gb/s"',
+        ),
     ],
     ids=lambda value: shlex.join(value[-2:]) if isinstance(value, list) else "",
 )

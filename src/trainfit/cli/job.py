@@ -28,10 +28,13 @@ class Device:
 
 
 def chosen_device(
-    options: argparse.Namespace, environment: Mapping[str, str], processes: int = 1
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    processes: int = 1,
+    machines: int = 1,
 ) -> Device:
     """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's, which
-    has so many ``processes`` with a GPU each.
+    has so many ``processes`` with a GPU each, on so many ``machines``.
 
     Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
     bad name, :class:`UsageError` with no name and no GPU, or too few GPUs.
@@ -53,12 +56,23 @@ def chosen_device(
             'no GPU in this machine (or no NVML to see it): name one, as in --gpu "RTX 4090", '
             "or give a size, as in --gpu custom:24GiB"
         )
+    if machines != gpu.machines and (machines > 1 or processes > gpu.count):
+        each = -(-processes // machines)
+        raise UsageError(
+            f"the command starts processes on {count(machines, 'machine')}, and --gpu names "
+            f"{gpu.machines}: name as many, and the network between them, as in "
+            f'--gpu "{machines}x({each}x {gpu.key}), 400Gb/s"'
+            if machines > 1
+            else f"--gpu {options.gpu!r} has {count(gpu.count, 'GPU')} in each machine, and the "
+            f"command starts {processes} processes on one: let its launcher know of the others "
+            f"(torchrun --nnodes={gpu.machines})"
+        )
     counted = named_count(options.gpu) if options.gpu is not None else None
     if counted is not None and processes > counted:
         raise UsageError(
             f"--gpu {options.gpu!r} has {count(counted, 'GPU')}, and the command starts "
             f"{processes} processes, each with a GPU of its own: name as many GPUs, as in "
-            f'--gpu "{processes}x {gpu.key}", or start fewer processes'
+            f'--gpu "{_as_many(options.gpu, gpu, processes)}", or start fewer processes'
         )
     gpu = with_ranks(gpu, processes)
     if environment.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
@@ -91,6 +105,14 @@ def chosen_device(
     # A profile that was forced is another GPU's, or a rehearsal's.
     rates = profile.rates if profile is not None and not notes else None
     return Device(gpu, constants, rates)
+
+
+def _as_many(name: str, gpu: GpuSpec, processes: int) -> str:
+    """A name with a GPU for each process."""
+    if gpu.machines == 1:
+        return f"{processes}x {gpu.key}"
+    network = name.rpartition(",")[2].strip()
+    return f"{gpu.machines}x({-(-processes // gpu.machines)}x {gpu.key}), {network}"
 
 
 def _driver_here(gpu: GpuSpec) -> str | None:

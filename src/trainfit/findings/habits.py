@@ -42,6 +42,13 @@ DATA_PARALLEL: Final = Habit(
     "contend for the GIL",
     "use DistributedDataParallel with torchrun: one process per GPU",
 )
+#: A model whose layers are on several GPUs, with nothing that lets them work at the same time.
+TAKES_TURNS: Final = Habit(
+    "A model that is split over GPUs computes one part after the other: while one works, the "
+    "others wait. It makes room for a large model, and is no faster than one GPU",
+    "use FullyShardedDataParallel with torchrun, which splits the memory and lets all GPUs work; "
+    "where it fits on one GPU, DistributedDataParallel",
+)
 FLOAT32: Final = Habit(
     "In float32, matmuls and convolutions do not use the Tensor Cores' 16-bit rates, and "
     "activations need twice the memory",

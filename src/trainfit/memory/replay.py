@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, USED, IntArray, Recording
+from trainfit.results.runs.recording import (
+    FREE,
+    MALLOC,
+    STEP_END,
+    USED,
+    IntArray,
+    Recording,
+    gpu_of,
+)
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -52,6 +60,17 @@ class Stream:
         gone = of_allocation & dropped[numbers] if len(dropped) else of_allocation
         return dataclasses.replace(self, events=self.events[~gone])
 
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Numbers of the GPUs that something is allocated on, at least one."""
+        on = gpu_of(self.alloc_stream)
+        return tuple(np.unique(on[self.alloc_bytes > 0]).tolist()) if on.any() else (0,)
+
+    def on(self, gpu: int) -> Stream:
+        """What the allocator of one GPU sees: of other GPUs' allocations, that nothing is asked."""
+        others = gpu_of(self.alloc_stream) != gpu
+        return dataclasses.replace(self, alloc_bytes=np.where(others, 0, self.alloc_bytes))
+
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
@@ -63,7 +82,7 @@ class Replay:
     ``step_device_allocations`` counts the memory taken from the device (cudaMalloc) until the
     end of each step. ``failed`` is the event at which the device was out of memory, or
     ``None``. ``stats`` are of the allocator after the last event. ``stream`` and ``settings``
-    are what was replayed.
+    are what was replayed. ``gpu`` is the number of the GPU that all of this is of.
     """
 
     stream: Stream
@@ -79,6 +98,7 @@ class Replay:
     failed: int | None
     stats: Mapping[str, Any]
     step_device_allocations: tuple[int, ...] = ()
+    gpu: int = 0
 
     @property
     def fits(self) -> bool:
@@ -94,11 +114,41 @@ def replay(
 ) -> Replay:
     """Run the allocator over ``stream`` on a device of ``capacity_bytes``.
 
-    Stops at the first allocation that fails even after the caches were released.
+    Stops at the first allocation that fails even after the caches were released. Of a process with
+    several GPUs, each of which has so much, the one that fails first decides, else the fullest.
     """
-    allocator = CachingAllocator(
-        capacity_bytes, context_bytes=context_bytes, settings=settings or AllocatorSettings()
+    outcomes = of_each_gpu(
+        stream, capacity_bytes=capacity_bytes, context_bytes=context_bytes, settings=settings
     )
+    failed = [(each.failed, each.gpu, each) for each in outcomes if each.failed is not None]
+    return min(failed)[-1] if failed else max(outcomes, key=_fullness)
+
+
+def _fullness(outcome: Replay) -> tuple[int, int]:
+    return outcome.peak_reserved, outcome.peak_allocated
+
+
+def of_each_gpu(
+    stream: Stream,
+    *,
+    capacity_bytes: int = UNLIMITED,
+    context_bytes: int = 0,
+    settings: AllocatorSettings | None = None,
+) -> tuple[Replay, ...]:
+    """As :func:`replay`, of each GPU that the process uses, by their numbers."""
+    settings = settings or AllocatorSettings()
+    gpus = stream.gpus
+    if len(gpus) == 1:
+        return (_of_one(stream, gpus[0], capacity_bytes, context_bytes, settings),)
+    return tuple(
+        _of_one(stream.on(gpu), gpu, capacity_bytes, context_bytes, settings) for gpu in gpus
+    )
+
+
+def _of_one(
+    stream: Stream, gpu: int, capacity_bytes: int, context_bytes: int, settings: AllocatorSettings
+) -> Replay:
+    allocator = CachingAllocator(capacity_bytes, context_bytes=context_bytes, settings=settings)
     allocator.defers_events = True
     granted = np.zeros(len(stream.alloc_bytes), dtype=np.int64)
     after = np.zeros(len(stream.events), dtype=np.int64)
@@ -123,6 +173,7 @@ def replay(
             "segments": allocator.segments,
         },
         step_device_allocations=tuple(run.device_allocations),
+        gpu=gpu,
     )
 
 
@@ -195,7 +246,8 @@ class _Run:
         """Another stream uses an allocation, or is done with it."""
         number = (value - 1) >> 1
         if value == number * 2 + USED:
-            self._allocator.record_stream(self._blocks[number], -1)
+            if number in self._blocks:  # else of another GPU
+                self._allocator.record_stream(self._blocks[number], -1)
             return
         if not self._allocator.waits:  # it ran out of memory, and waited for them itself
             self._waiting.clear()

@@ -215,5 +215,11 @@ def _require_step(recording: Recording, path: Path) -> None:
             f"{str(path)!r} is of a job of {recording.header.get('ranks')} processes, which is not "
             'compared on other GPUs yet; plan it there, as in `trainfit plan --gpu "8x A100 SXM"`'
         )
+    used = len(Stream.of(recording).gpus)
+    if used > 1:
+        raise JobError(
+            f"{str(path)!r} is of a process that uses {used} GPUs, which is not compared on others "
+            f'yet; plan it there, as in `trainfit plan --gpu "{used}x A100 SXM"`'
+        )
     if not recording.steps:
         raise ResultFileError(path, "no complete step was recorded", "re-record it, with --steps 3")

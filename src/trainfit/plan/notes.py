@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from trainfit.batch.advice import family, learning_rate
+from trainfit.hardware.gpu.topology import assumed_count
 from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import is_full
 from trainfit.plan.runs.failures import INTERRUPTED, cause_of, shortfall, with_cause
 from trainfit.plan.runs.options import CommandOptions
@@ -67,6 +72,36 @@ def note_steps(job: PlannedJob, asked: int | None) -> None:
             MAY_CHANGE,
             first=True,
         )
+
+
+#: What a script that is meant for a process on each GPU reads or calls.
+_OF_RANKS: Final = re.compile(r"\b(?:LOCAL_RANK|WORLD_SIZE|init_process_group)\b")
+
+
+def note_unused_gpus(job: PlannedJob) -> None:
+    """That one process uses fewer GPUs than are named, and how to start one for each."""
+    count_of, used = job.gpu.count, Stream.of(job.recording).gpus
+    several = (job.recording.header.get("ranks") or 1) > 1 or job.command.processes > 1
+    if several or len(used) >= count_of or assumed_count(job.gpu):
+        return
+    text = f"of the {count_of} GPUs the script uses {len(used)}"
+    if (found := _read_of_ranks(job.command)) is not None:
+        text += (
+            f": it has {found}, so begin the command with `torchrun "
+            f"--nproc_per_node={count_of}` in place of `python`: a process for each GPU"
+        )
+    job.notes.add(text, kind="action", first=True)
+
+
+def _read_of_ranks(command: Command) -> str | None:
+    """The name by which a script shows that it is meant for several processes."""
+    if command.kind != "script":
+        return None
+    try:
+        found = _OF_RANKS.search(Path(command.name).read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[0] if found else None
 
 
 def note_batches(job: PlannedJob, found: Batches) -> None:

@@ -39,6 +39,7 @@ from trainfit.plan.notes import (
     note_interrupt,
     note_learning,
     note_steps,
+    note_unused_gpus,
 )
 from trainfit.plan.remainder import note_remainder
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
@@ -50,6 +51,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
+from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
@@ -136,7 +138,7 @@ def plan(
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
             tuning = None
         if tuning is not None and result.ranks is not None:
-            tuning = dataclasses.replace(tuning, ranks=result.ranks.count)
+            tuning = dataclasses.replace(tuning, ranks=result.ranks.count // result.ranks.machines)
         if interrupt is None and (real.versus_cpu or tuning is not None):
             keep(with_run_rate(with_launch(result, launched)))
             try:
@@ -222,6 +224,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     if choice is not None and choice.by_hand:
         job.notes.add(choice.by_hand, kind="action")
     note_steps(job, settings.steps)
+    note_unused_gpus(job)
     note_batches(job, chosen.batches)
     note_remainder(job, chosen.batches, chosen.spec)
 
@@ -312,6 +315,7 @@ def _built(
     curve = with_step(chosen.batches.curve, launched)
     first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
     assumptions = dict(job.recording.header["assumptions"])
+    gpus = gpus_of_process(job.recording, job.machine, job.memory_model)
     return PlanResult(
         command=command.line(),
         gpu=job.gpu.key,
@@ -352,6 +356,7 @@ def _built(
         ),
         recordings=job.recorded(here.pair),
         ranks=ranks_of(recording_of(chosen.trace), job.machine),
+        gpus=gpus,
         cpu=settings.cpu,
         protection=first.outcome.protection,
         step=job.recording.makeup,
@@ -360,7 +365,11 @@ def _built(
         allocator=allocator_trial(command, job.memory_model, chosen),
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
-        findings=(*_findings(job, present), *ends.findings),
+        findings=(
+            *_findings(job, present),
+            *of_gpus(gpus, present.configuration.step_s),
+            *ends.findings,
+        ),
         epoch_end=ends.present,
         recommended_epoch_end=ends.recommended,
         generation=_generation(job, chosen),

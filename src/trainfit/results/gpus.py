@@ -179,6 +179,12 @@ class GpuSpec:
     """True of cards whose GDDR memory keeps the codes of its ECC, on as sold, among the data."""
     count: int = 1
     """GPUs of this kind in the machine."""
+    machines: int = 1
+    """Machines of that kind, over a network."""
+    network_bytes_per_s: float | None = None
+    """What a network card of a machine sends while it receives as much; None of one machine."""
+    network_cards: int = 1
+    """Network cards of a machine."""
     peer_to_peer: bool = True
     """False where the job keeps NCCL from it (`NCCL_P2P_DISABLE=1`)."""
 

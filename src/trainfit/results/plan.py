@@ -31,7 +31,16 @@ from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
-from trainfit.results.speed import KNEE, DataLoading, Ranks, RunRate, Speed, StepSpeed, StepWork
+from trainfit.results.speed import (
+    KNEE,
+    DataLoading,
+    GpusOfProcess,
+    Ranks,
+    RunRate,
+    Speed,
+    StepSpeed,
+    StepWork,
+)
 from trainfit.results.text import count, percent, times
 
 # ---
@@ -162,7 +171,9 @@ class PlanResult(ResultFile):
     at the recommended batch size (``None``: that is the current one, or it was not looked at).
     ``generation`` is of the text that it generates (``None``: an older result, or it generates
     none). ``ranks`` are the processes of a job that has several (``None``: it has one); all
-    figures but ``ranks_samples_per_s`` are of one of them then, on its GPU.
+    figures but ``ranks_samples_per_s`` are of one of them then, on its GPU. ``gpus`` are those of a
+    job of one process that uses several (``None``: it uses one, or an older result); memory is
+    of the fullest of them then.
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -236,6 +247,7 @@ class PlanResult(ResultFile):
     generation: Generation | None = None
     script_lines: Mapping[str, ScriptLine] = dataclasses.field(default_factory=dict)
     ranks: Ranks | None = None
+    gpus: GpusOfProcess | None = None
 
     @property
     def chosen(self) -> Configuration:

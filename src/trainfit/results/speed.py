@@ -72,14 +72,44 @@ class Ranks:
     """The processes of a job, one for each GPU of a machine.
 
     Rank 0 was simulated: memory and steps are its, and ``equal`` says what was taken of the others.
-    ``link`` is what connects the GPUs. ``collectives`` are those of the typical step as the job is,
-    the longest first.
+    ``link`` is what connects the GPUs and the ``machines``. ``collectives`` are those of the
+    typical step as the job is, the longest first.
     """
 
     count: int
     link: str
     collectives: tuple[CollectiveTime, ...]
     equal: str
+    machines: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuShare:
+    """What one of a process's GPUs holds, ``allocated_bytes`` at the peak and ``device_bytes`` as
+    nvidia-smi shows it, and its kernels' share of a step's time (``None``: not known)."""
+
+    gpu: int
+    allocated_bytes: int
+    device_bytes: int
+    busy_share: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GpusOfProcess:
+    """The GPUs that one process uses, by number: a model that is split over them, or copies of it
+    (``replicated``: DataParallel).
+
+    ``transfers`` are what passes between them in the typical step, over ``link``, the longest
+    first. ``ddp_s`` is what a step of as many samples takes with a process for each GPU
+    (DistributedDataParallel), if nothing of its all-reduce is hidden (``None``: there is one model,
+    or it is not known).
+    """
+
+    link: str
+    shares: tuple[GpuShare, ...]
+    transfers: tuple[CollectiveTime, ...]
+    replicated: bool
+    ddp_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

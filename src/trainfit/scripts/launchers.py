@@ -37,7 +37,7 @@ def torchrun(words: Sequence[str], gpus: int, module: str = "torch.distributed.r
         words=1 + len(options.training_script_args),
         kind=_kind(options),
         arguments=arguments,
-        variables=_of_torchrun(each, options.role, options.max_restarts),
+        variables=_of_torchrun(each, options.role, options.max_restarts, machines),
         machines=machines,
         per_gpu=str(options.nproc_per_node) in _OF_THE_GPUS,
     )
@@ -54,16 +54,19 @@ def _kind(options: Any) -> Any:
     return "program" if options.no_python else "script"
 
 
-def _of_torchrun(processes: int, role: str = "default", restarts: int = 0) -> dict[str, str]:
-    """The variables of LocalElasticAgent's first worker of so many on one machine, but for the
+def _of_torchrun(
+    processes: int, role: str = "default", restarts: int = 0, machines: int = 1
+) -> dict[str, str]:
+    """The variables of LocalElasticAgent's first worker of so many on each machine, but for the
     agent's store: without the agent there is none."""
-    sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    sizes = ("WORLD_SIZE", "ROLE_WORLD_SIZE")
     threads = {"OMP_NUM_THREADS": "1"} if processes > 1 else {}  # where the user sets none
     return {
         **threads,
         **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
-        **dict.fromkeys(sizes, str(processes)),
-        "GROUP_WORLD_SIZE": "1",
+        **dict.fromkeys(sizes, str(processes * machines)),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_WORLD_SIZE": str(machines),
         "ROLE_NAME": str(role),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": _PORT,
@@ -81,8 +84,9 @@ def accelerate(words: Sequence[str], gpus: int) -> Launched:
     given = options.num_processes
     options, defaults, from_file = launch._validate_launch_command(options)
     per_gpu = given is None and defaults is None and not options.cpu
+    machines = options.num_machines or 1
     if per_gpu:
-        options.num_processes = gpus
+        options.num_processes = gpus * machines
     processes = max(1, options.num_processes or 1)
     if defaults is None and processes > 1 and not (options.use_deepspeed or options.use_fsdp):
         options.multi_gpu = True  # as it decides where it sees several GPUs
@@ -93,10 +97,10 @@ def accelerate(words: Sequence[str], gpus: int) -> Launched:
         fields += ["mixed_precision"] * from_file
         options.deepspeed_fields_from_accelerate_config = ",".join(fields)
         _, environment = prepare.prepare_deepspeed_cmd_env(options)
-        ranks = _of_torchrun(processes)
+        ranks = _of_torchrun(processes // machines, machines=machines)
     elif (options.use_fsdp or options.multi_gpu) and not options.cpu:
         environment = prepare.prepare_multi_gpu_env(options)
-        ranks = _of_torchrun(processes)
+        ranks = _of_torchrun(processes // machines, machines=machines)
     else:
         _, environment = prepare.prepare_simple_launcher_cmd_env(options)
     set_by_it = {name: each for name, each in environment.items() if before.get(name) != each}
@@ -105,7 +109,7 @@ def accelerate(words: Sequence[str], gpus: int) -> Launched:
         words=1 + len(options.training_script_args),
         kind=_kind(options),
         variables={**set_by_it, **ranks},
-        machines=options.num_machines or 1,
+        machines=machines,
         per_gpu=per_gpu,
     )
 

@@ -21,6 +21,8 @@ from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
+from trainfit.simgpu.communication import replicas
+from trainfit.simgpu.communication.one_process import OneProcess
 from trainfit.simgpu.communication.process_groups import Collectives
 from trainfit.simgpu.cuda import cuda_module
 from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
@@ -194,12 +196,11 @@ class Simulation:
         #: Says where a step is over.
         self.cycle = StepCycle()
         self._recorder = Recorder()
-        self.allocator = CachingAllocator(
-            self.gpu.memory_bytes if self._limited else UNLIMITED,
-            settings=settings,
+        self._memory = DeviceMemory(
+            [self._make_allocator(settings, number) for number in range(self.gpu.count)],
+            self._recorder,
         )
-        self.allocator.other_processes_bytes = self.constants.other_processes_bytes
-        self._memory = DeviceMemory(self.allocator, self._recorder)
+        self._memory.on_other = lambda _: self._grow_context()
         self._ownership = Ownership(self._recorder)
         self._modules = ModuleTracker(self._recorder, self._meet_module)
         self.engine = Engine(self.gpu, self._memory, self._modules)
@@ -244,6 +245,8 @@ class Simulation:
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
+        OneProcess(self.engine, self._kernels).install(self._patches)
+        replicas.install(self._patches, self.engine)
         self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
         torch_patches.install(
@@ -294,10 +297,25 @@ class Simulation:
         set_engine(None)
         _active = None
 
+    def _make_allocator(self, settings: AllocatorSettings, number: int) -> CachingAllocator:
+        """Of a GPU; other processes are taken to be on the first."""
+        capacity = self.gpu.memory_bytes if self._limited else UNLIMITED
+        allocator = CachingAllocator(capacity, settings=settings)
+        allocator.gpu = number
+        allocator.other_processes_bytes = self.constants.other_processes_bytes if not number else 0
+        return allocator
+
+    @property
+    def allocator(self) -> CachingAllocator:
+        """Of the first GPU."""
+        return self._memory.allocators[0]
+
     def _grow_context(self) -> None:
-        """A library was used for the first time: the process takes its memory from now on."""
+        """A library or a GPU was used for the first time: the process takes memory from now on, on
+        each of its GPUs."""
         used = self.constants.used(self.engine.libraries)
-        self.allocator.context_bytes = total(used)[0]
+        for number in (0, *self._memory.others):
+            self._memory.allocators[number].context_bytes = total(used)[0]
 
     def _wait(self, stream: int | None) -> None:
         with self._time.simulating():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ from trainfit.simgpu.device.tensor import (
     DeviceTensor,
     SimulatedTensor,
     current_engine,
+    several_gpus,
     vars_of,
 )
 from trainfit.simgpu.device.user_location import user_frame
@@ -54,10 +55,13 @@ def install(
     def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
         # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
         groups = group(*args, **kwargs)
-        return {
-            (CUDA if device.type == "meta" else device, dtype): value
-            for (device, dtype), value in groups.items()
-        }
+        found: dict[Any, Any] = {}
+        for (device, dtype), value in groups.items():
+            if device.type == "meta":
+                found |= {(gpu, dtype): part for gpu, part in _by_gpu(value)}
+            else:
+                found[device, dtype] = value
+        return found
 
     patches.set(*GROUP_TENSORS, group_tensors)
     clear = torch.clear_autocast_cache
@@ -75,6 +79,24 @@ def install(
     patches.set(lazy, "materialize", _materializer(lazy.materialize, materialized))
     patches.set(torch, "compile", compiled)
     patches.set(*FLATTENS_RNN_WEIGHTS, lambda: True)
+
+
+def _by_gpu(grouped: Any) -> Iterator[tuple[torch.device, Any]]:
+    """What C++ has put together, the tensors of each GPU by themselves."""
+    lists, indices = grouped
+    if not several_gpus():
+        yield CUDA, grouped
+        return
+    on = [each.device for each in lists[0]]
+    for gpu in dict.fromkeys(on):
+        places = [place for place, device in enumerate(on) if device == gpu]
+        yield (
+            gpu,
+            (
+                [[each[at] for at in places] if each else each for each in lists],
+                [indices[at] for at in places] if indices else indices,
+            ),
+        )
 
 
 _EXTENSIONS = "torch.utils.cpp_extension"

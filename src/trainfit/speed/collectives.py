@@ -21,7 +21,7 @@ import numpy as np
 
 from trainfit.hardware.gpu.topology import Link, link_of
 from trainfit.results.gpus import GpuSpec
-from trainfit.results.runs.steps import COLLECTIVES
+from trainfit.results.runs.steps import COLLECTIVES, PEER_COPY, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: How much longer kernels take while a collective runs, for the multiprocessors and the bandwidth
@@ -59,22 +59,34 @@ _BASE_S: Final = {"NVLink 4": 5.4e-6, "nvlink": 9.2e-6, "pcie": 5.5e-6}
 _BASE_OF_OTHERS_S: Final = 5.5e-6
 _DOUBLED_S: Final = {"all_reduce": 6e-6, "all_to_all": 1e-6}
 _DOUBLED_OTHERS_S: Final = 3e-6
+#: Of a network card, what large messages reach (45 GB/s a GPU over 400 Gb/s).
+_NETWORK_SHARE: Final = 0.9
+#: Seconds that each doubling of the machines adds to a small message, in one direction (assumed).
+_NETWORK_S: Final = 10e-6
 #: Square root of seconds.
 _FILL: Final = {"NVLink 3": 0.0050, "NVLink 4": 0.0033, "nvlink": 0.0042, "pcie": 0.0026}
 _FILL_OF_OTHERS: Final = 0.0026
 
 
 def collective_seconds(work: Work, gpu: GpuSpec) -> Floats:
-    """Of each kernel, what it takes the links; 0 for those that are no collectives."""
+    """Of each kernel, what it takes the links between GPUs; 0 for those that do not use them."""
     seconds = np.zeros(len(work.table))
-    chosen = np.flatnonzero(work.is_kind(*COLLECTIVES))
+    chosen = np.flatnonzero(work.is_kind(*TRANSFERS))
     if not len(chosen):
         return seconds
-    link, names = link_of(gpu), {CODES[name]: name for name in COLLECTIVES}
-    kinds, sizes, ranks = (work.column(name)[chosen] for name in ("kind", "read", "rows"))
+    link = link_of(gpu)
+    # A copy takes what NCCL's send and receive of as much take.
+    names = {CODES[name]: name for name in COLLECTIVES} | {CODES[PEER_COPY]: "send_receive"}
+    kinds, sizes, ranks, machines = (
+        work.column(name)[chosen] for name in ("kind", "read", "rows", "columns")
+    )
+    ranks = np.where(kinds == CODES[PEER_COPY], 2, ranks)
+    columns = (each.tolist() for each in (kinds, sizes, ranks, machines))
     seconds[chosen] = [
         one_collective(names[kind], size, count, link)
-        for kind, size, count in zip(kinds.tolist(), sizes.tolist(), ranks.tolist(), strict=True)
+        if among < 2
+        else among_machines(names[kind], size, count, among, gpu)
+        for kind, size, count, among in zip(*columns, strict=True)
     ]
     return seconds
 
@@ -103,6 +115,29 @@ def one_collective(
     fill = _FILL.get(link.name, _FILL.get(link.kind, _FILL_OF_OTHERS))
     latency = base + doublings * _DOUBLED_S.get(kind, _DOUBLED_OTHERS_S)
     return latency + passing + fill * math.sqrt(passing)
+
+
+def among_machines(kind: str, nbytes: int, ranks: int, machines: int, gpu: GpuSpec) -> float:
+    """Likewise of ranks on several machines.
+
+    NCCL's rings go through all network cards of a machine that its ranks have: what passes over
+    a GPU's link passes over the cards together as well. The slower of both decides; an all-to-all
+    sends most of it to other machines. The latency is that of the machines' GPUs among each other
+    and of the network, which comes in addition.
+    """
+    link, network = link_of(gpu), gpu.network_bytes_per_s
+    assert network is not None
+    of_each = max(1, ranks // machines)
+    cards = 1 if kind == "send_receive" else max(1, min(gpu.network_cards, of_each))
+    rate = network * _NETWORK_SHARE * cards
+    if kind == "all_to_all":
+        wire = nbytes * (ranks - of_each) / ranks * of_each
+    else:
+        whole = 1 if kind in _WHOLE else (ranks - 1) / ranks
+        wire = nbytes * whole * (2 if kind in _TWICE else 1)
+    waits = _NETWORK_S * math.log2(machines) * (2 if kind in _TWICE else 1)
+    inside = one_collective(kind, nbytes, of_each, link)
+    return max(inside, wire / rate) + waits
 
 
 def _share(kind: str, ranks: int, link: Link) -> float:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
-from trainfit.results.runs.steps import COLLECTIVES, DTYPES, KINDS, MARKS
+from trainfit.results.runs.steps import DTYPES, KINDS, MARKS, TRANSFERS
 from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.products import (
@@ -105,7 +105,7 @@ _FED_SHARE: Final = 0.74
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
 
-_ELSEWHERE: Final = ("upload", "upload_pinned", "download", *MARKS, *COLLECTIVES)
+_ELSEWHERE: Final = ("upload", "upload_pinned", "download", *MARKS, *TRANSFERS)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("convolution", "grouped", "recurrent"))
 )

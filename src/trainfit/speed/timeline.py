@@ -1,13 +1,15 @@
-"""Timeline of kernels: a GPU with its streams, and the CPU that launches for them."""
+"""Timeline of kernels: GPUs with their streams, and the CPU that launches for them."""
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import product
 from typing import Final
 
 import numpy as np
 
-from trainfit.results.runs.steps import COLLECTIVES, LAUNCH_QUEUE, MARKS
+from trainfit.results.runs.recording import gpu_of
+from trainfit.results.runs.steps import LAUNCH_QUEUE, MARKS, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: Kinds after which the CPU goes on when the GPU has come to a point.
@@ -20,16 +22,16 @@ _ENGINES: Final = {
     CODES["upload"]: "up",
     CODES["upload_pinned"]: "up",
     CODES["download"]: "down",
-    **dict.fromkeys((CODES[name] for name in COLLECTIVES), "links"),
+    **dict.fromkeys((CODES[name] for name in TRANSFERS), "links"),
 }
 
 
 class Timeline:
-    """A GPU that runs kernels, each when it is launched and the one before in its stream is done.
+    """GPUs that run kernels, each when it is launched and the one before in its stream is done.
 
     Where the CPU waits for the GPU (for its data, or for a place in the launch queue), all that
-    follows is launched later. Kernels of several streams take turns: each is taken to fill the GPU.
-    Copies from and to the host run concurrently, one at a time in each direction, and so do
+    follows is launched later. Kernels of several streams of a GPU take turns: each is taken to fill
+    it. Copies from and to the host run concurrently, one at a time in each direction, and so do
     collectives, over the links between GPUs.
 
     ``host_s`` is what the CPU took to launch and for pauses, ``waited_s`` its waits.
@@ -42,7 +44,7 @@ class Timeline:
         self._ends = np.full(queue, -np.inf)
         #: When each stream and each engine is done with what was added, and when events came.
         self._free: dict[int, float] = {}
-        self._engines: dict[str, float] = {}
+        self._engines: dict[tuple[str, int], float] = {}
         self._events: dict[int, float] = {}
         #: When each stream was done with what was added before the present work.
         self._before: dict[int, float] = {}
@@ -119,7 +121,8 @@ class Timeline:
         ends: Floats = np.maximum.accumulate(starts) + passed
         self._free[stream] = float(ends[-1])
         # Whatever other stream may come: nothing of this one runs any longer.
-        self._engines = dict.fromkeys(("up", "down", "links", "kernels"), float(ends[-1]))
+        of_gpu = product(("up", "down", "links", "kernels"), (gpu_of(stream),))
+        self._engines |= dict.fromkeys(of_gpu, float(ends[-1]))
         for at in np.flatnonzero(work.is_kind("event")).tolist():
             self._events[int(work.column("rows")[at])] = float(ends[at])
         return ends
@@ -132,6 +135,10 @@ class Timeline:
         streams: list[int] = work.stream.tolist()
         seconds: list[float] = took.tolist()
         launched: list[float] = ready.tolist()
+        by = [
+            (_ENGINES.get(kind, "kernels"), gpu)
+            for kind, gpu in zip(kinds, gpu_of(work.stream).tolist(), strict=True)
+        ]
         to_come = {number for kind, number in zip(kinds, numbers, strict=True) if kind == _EVENT}
         lines: dict[int, deque[int]] = {}
         for place, stream in enumerate(streams):
@@ -146,7 +153,7 @@ class Timeline:
                 return max(at, self._event(numbers[place], recorded_on[place]))
             if kind in _MARKS:
                 return at
-            return max(at, self._engines.get(_ENGINES.get(kind, "kernels"), 0.0))
+            return max(at, self._engines.get(by[place], 0.0))
 
         ends = np.empty(len(seconds))
         while lines:
@@ -157,7 +164,7 @@ class Timeline:
                 self._events[numbers[place]] = end
                 to_come.discard(numbers[place])
             elif kind not in _MARKS:
-                self._engines[_ENGINES.get(kind, "kernels")] = end
+                self._engines[by[place]] = end
             lines[stream].popleft()
             if not lines[stream]:
                 del lines[stream]
@@ -171,8 +178,9 @@ class Timeline:
     def _awaited(self, work: Work) -> float:
         """When that is done for which the CPU waits after the last row."""
         kind, stream = int(work.column("kind")[-1]), int(work.stream[-1])
-        if kind == _ALL:
-            return max(self._free.values())
+        if kind == _ALL:  # of its GPU
+            gpu = gpu_of(stream)
+            return max(end for each, end in self._free.items() if gpu_of(each) == gpu)
         if kind == _SYNCHRONIZE:
             return self._event(int(work.column("rows")[-1]), stream)
         return self._free[stream]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Final
 
 import torch
-from torch.nn.parallel import scatter_gather
 
 from trainfit.torch_private.needed import PrivateName, needed, place
 
@@ -25,6 +25,8 @@ _CUDA: Final = _names(
     cuda_record_memory_history_legacy cuda_resetAccumulatedHostMemoryStats
     cuda_resetAccumulatedMemoryStats cuda_resetPeakHostMemoryStats cuda_resetPeakMemoryStats
     cuda_setDevice cuda_set_cudnn_benchmark_limit cuda_sleep cuda_synchronize host_emptyCache
+    broadcast broadcast_coalesced broadcast_out gather gather_out nccl_all_reduce nccl_reduce
+    scatter scatter_out
     """
 )
 _ACCELERATOR: Final = _names(
@@ -48,7 +50,14 @@ _SOME_VERSIONS: Final = _names(
 _C_FUNCTIONS: Final = _CUDA | _ACCELERATOR | _SOME_VERSIONS
 
 with needed():
+    from torch import _utils
     from torch.nn.parallel import _functions as _parallel_functions
+
+    #: Tensors of one dtype and of so many bytes together; they as one, and it as views again.
+    take_tensors: Any = _utils._take_tensors
+    flatten: Any = _utils._flatten_dense_tensors
+    unflatten: Any = _utils._unflatten_dense_tensors
+    in_order_of: Any = _utils._reorder_tensors_as
 
     #: Turns in circles for so many cycles.
     sleep: Any = torch.cuda._sleep
@@ -63,7 +72,8 @@ MAYBE_EXCHANGE_DEVICE = place(torch.cuda, "_maybe_exchange_device")
 GRAPH_POOL_HANDLE = place(torch.cuda.graphs, "_graph_pool_handle")
 #: Streams for copies to each GPU, made when they are first asked for.
 PARALLEL_STREAMS = place(_parallel_functions, "_streams")
-SCATTER = place(scatter_gather, "Scatter")
+#: The module ``threading`` as ``parallel_apply`` knows it.
+PARALLEL_THREADS = place(importlib.import_module("torch.nn.parallel.parallel_apply"), "threading")
 CUDNN_INIT = place(torch.backends.cudnn.m, "_init")  # type: ignore[attr-defined]
 
 

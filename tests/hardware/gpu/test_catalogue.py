@@ -190,6 +190,7 @@ def check_sane(spec: GpuSpec) -> None:
     assert ("bfloat16" in spec.tensor_flops) == (spec.supports_bf16 and spec.has_tensor_cores)
     assert ("float8" in spec.tensor_flops) == (spec.capability >= (8, 9))
     unsourced = {"memory_is_assumed", "sources", "count", "peer_to_peer"}
+    unsourced |= {"machines", "network_bytes_per_s", "network_cards"}
     assert set(spec.sources) == {f.name for f in fields(GpuSpec)} - unsourced
     assert all(spec.sources.values())
     assert spec.memory_is_assumed == spec.sources["memory_bytes"].startswith("assumed")

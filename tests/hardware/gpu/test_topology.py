@@ -29,14 +29,35 @@ def test_names(name: str, key: str, count: int) -> None:
     [
         ("0x H100 SXM", "1 to 16 GPUs"),
         ("100x H100 SXM", "1 to 16 GPUs"),
-        ("2x(8x H100 SXM), 400Gb/s", "several machines are not simulated yet"),
-        ("2x 8x H100 SXM", "several machines are not simulated yet"),
+        ("2x(8x H100 SXM)", "say how fast the network between them is"),
+        ("2x(8x H100 SXM), fast", "'fast' is no network"),
+        ("2x(8x H100 SXM), 0Gb/s", "'0Gb/s' is no network"),
+        ("0x(8x H100 SXM), 400Gb/s", "1 to 1024 machines"),
+        ("2x(8x no such card), 400Gb/s", "unknown GPU"),
+        ("2x(8x H100 SXM", "as in 2x\\(8x H100 SXM\\), 400Gb/s"),
+        ("2x 8x H100 SXM", "as in 2x\\(8x H100 SXM\\), 400Gb/s"),
         ("2x no such card", "unknown GPU"),
     ],
 )
 def test_names_that_are_refused(name: str, says: str) -> None:
     with pytest.raises(GpuNameError, match=says):
         find_gpus(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "machines", "rate", "cards"),
+    [
+        ("2x(8x H100 SXM), 400Gb/s", 8, 2, 50e9, 8),
+        ("4 x ( 2x RTX 4090 ), 1x 10 Gbit/s", 2, 4, 1.25e9, 1),
+        ("16x(A100 80GB PCIe), 25GB/s", 1, 16, 25e9, 1),
+        ("1x(8x H100 SXM), 400Gb/s", 8, 1, None, 1),
+    ],
+)
+def test_machines(name: str, count: int, machines: int, rate: float | None, cards: int) -> None:
+    gpu = find_gpus(name)
+    assert (gpu.count, gpu.machines) == (count, machines)
+    assert (gpu.network_bytes_per_s, gpu.network_cards) == (rate, cards)
+    assert named_count(name) == count * machines
 
 
 def test_the_number_that_a_name_says() -> None:

@@ -136,8 +136,8 @@ def test_accelerate_reads_its_configuration(asked: list[Any], folder: Path) -> N
     ("line", "says"),
     [
         ("torchrun --nproc_per_node 2 train.py", "starts 2 processes"),
-        ("torchrun --nnodes 1:4 train.py", "processes on 4 machines"),
-        ("torchrun --nnodes 2 --nproc_per_node 8 train.py", "plan one machine: --nnodes=1"),
+        ("torchrun --nnodes 1:4 train.py", "starts 4 processes"),
+        ("torchrun --nnodes 2 --nproc_per_node 8 train.py", "--nnodes=1 --nproc-per-node=1"),
         ("torchrun --nproc_per_node 2 train.py", "--nproc-per-node=1, with its own batch size"),
         ("accelerate launch --num_processes 4 --multi_gpu train.py", "--num_processes 1"),
         ("torchrun --no-such-option train.py", "unrecognized arguments: --no-such-option"),

@@ -45,7 +45,7 @@ def test_a_script_without_its_launcher(tmp_path: Path, message: str) -> None:
     ],
 )
 def test_a_script_that_needs_several_gpus(tmp_path: Path, message: str) -> None:
-    assert "one GPU is simulated, cuda:0" in said(tmp_path, "exited", message)
+    assert 'name them, as in --gpu "2x RTX 4090"' in said(tmp_path, "exited", message)
 
 
 def test_deepspeeds_own_kernels(tmp_path: Path) -> None:

@@ -193,3 +193,19 @@ def test_sync_batch_norm_gathers_statistics_and_reduces_gradients(gpu: Any) -> N
     assert ("all_gather", RANKS * 4 * (2 * 8 + 1), RANKS, 0) in sent
     assert ("all_reduce", 4 * 2 * 8, RANKS, 0) in sent[before:]
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_groups_say_on_how_many_machines_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
+    for name, value in (values | {"MASTER_ADDR": "localhost", "MASTER_PORT": 29500}).items():
+        monkeypatch.setenv(name, str(value))
+    with trainfit.simulate("2x(2x H100 SXM), 400Gb/s") as simulation:
+        distributed.init_process_group("nccl")
+        assert torch.cuda.device_count() == 2
+        inside, across = distributed.new_group([0, 1]), distributed.new_group([0, 2])
+        for group in (None, inside, across):
+            distributed.all_reduce(torch.zeros(8, device="cuda"), group=group)
+    recording = simulation.recording
+    chosen = recording.kernel_kind == KINDS.index("all_reduce")
+    columns = recording.kernel_rows[chosen], recording.kernel_columns[chosen]
+    assert list(zip(*(each.tolist() for each in columns), strict=True)) == [(4, 2), (2, 1), (2, 2)]

@@ -8,8 +8,9 @@ import pytest
 
 from tests.speed.model.test_timeline import MACHINE, computing, row, work
 from trainfit.hardware import find_gpu
-from trainfit.hardware.gpu.topology import link_of
-from trainfit.speed.collectives import SLOWED_BY, one_collective
+from trainfit.hardware.gpu.topology import find_gpus, link_of
+from trainfit.results.runs.steps import COLLECTIVES
+from trainfit.speed.collectives import SLOWED_BY, among_machines, one_collective
 from trainfit.speed.step import step_time
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -100,3 +101,38 @@ def test_a_collective_on_the_current_stream_is_all_waited_for() -> None:
     found = step_time(work(computing(1e-3), reduce(64 * MIB, 0), computing(1e-3)), MACHINE)
     assert found.exposed_s == pytest.approx(took, rel=0.01)
     assert found.seconds - found.slowest_s == pytest.approx(2e-3 + took, rel=0.1)
+
+
+def of_machines(name: str, kind: str, nbytes: int, ranks: int, machines: int) -> float:
+    return among_machines(kind, nbytes, ranks, machines, find_gpus(name))
+
+
+def test_a_card_for_each_gpu_brings_the_network_close_to_nvlink() -> None:
+    inside = one_collective("all_reduce", 1 << 30, 8, link_of(find_gpus("8x H100 SXM")))
+    across = of_machines("2x(8x H100 SXM), 400Gb/s", "all_reduce", 1 << 30, 16, 2)
+    assert inside < across < 2 * inside
+    # 45 GB/s a GPU: 2 * 15/16 of the bytes over 8 cards.
+    assert across == pytest.approx((1 << 30) * 2 * 15 / 16 / (8 * 45e9), rel=0.02)
+
+
+def test_one_card_is_shared_by_the_gpus_of_its_machine() -> None:
+    shared = of_machines("2x(8x H100 SXM), 1x 400Gb/s", "all_gather", 1 << 30, 16, 2)
+    assert shared == pytest.approx((1 << 30) * 15 / 16 / 45e9, rel=0.02)
+    # A group of one GPU of each machine has one card in either case.
+    names = ("2x(8x H100 SXM), 400Gb/s", "2x(8x H100 SXM), 1x 400Gb/s")
+    assert len({of_machines(each, "all_reduce", 1 << 28, 2, 2) for each in names}) == 1
+
+
+def test_a_fast_network_leaves_the_links_within_a_machine_as_the_limit() -> None:
+    gpu = find_gpus("2x(4x RTX 4090), 1x 10Tb/s")
+    inside = one_collective("reduce_scatter", 1 << 28, 4, link_of(gpu))
+    across = among_machines("reduce_scatter", 1 << 28, 8, 2, gpu)
+    assert inside < across < inside + 1e-4
+
+
+def test_every_machine_makes_it_slower() -> None:
+    name = "{}x(8x H100 SXM), 400Gb/s"
+    for kind in COLLECTIVES:
+        took = [of_machines(name.format(n), kind, 1 << 26, 8 * n, n) for n in (2, 4, 16)]
+        assert took == sorted(took)
+        assert all(took)

@@ -33,7 +33,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     parsed = dataclasses.replace(
         read_command(command, several=True), sandbox=sandbox_request(options)
     )
-    device = chosen_device(options, {**os.environ, **parsed.environment()}, parsed.processes)
+    environment = {**os.environ, **parsed.environment()}
+    device = chosen_device(options, environment, parsed.processes, parsed.machines)
     parsed = parsed.on(device.gpu.count)
     settings = dataclasses.replace(settings, rates=device.rates)
     output = given_output(options.output)

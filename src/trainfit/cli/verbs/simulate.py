@@ -29,7 +29,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     is_bare = command[0].startswith("-m") or _is_script(command[0])
     parsed = read_command(["python", *command] if is_bare else command, several=True)
     parsed = dataclasses.replace(parsed, sandbox=sandbox_request(options))
-    device = chosen_device(options, {**os.environ, **parsed.environment()}, parsed.processes)
+    environment = {**os.environ, **parsed.environment()}
+    device = chosen_device(options, environment, parsed.processes, parsed.machines)
     parsed = parsed.on(device.gpu.count)
     output = output_file(options.output)
     with shown_progress() as progress:

@@ -191,7 +191,10 @@ _CUSTOM_SMS = 64
 _CUSTOM_CLOCK_HZ = 1.5e9
 _CUSTOM_BANDWIDTH = 600e9
 _CUSTOM_WATTS = 250.0
-_NO_FIGURES = {"memory_is_assumed", "sources", "count", "peer_to_peer"}
+_NO_FIGURES = {
+    "memory_is_assumed", "sources", "count", "peer_to_peer", "machines", "network_bytes_per_s",
+    "network_cards",
+}  # fmt: skip
 _FIGURES = set(GpuSpec.__dataclass_fields__) - _NO_FIGURES
 
 

@@ -1,4 +1,4 @@
-"""Several GPUs of one machine by name ("8x H100 SXM"), and the link between them."""
+"""Several GPUs by name ("8x H100 SXM"), of several machines, too, and the links between them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Final, Literal
 from trainfit.hardware.gpu.figures import GpuNameError
 from trainfit.hardware.gpu.lookup import find_gpu, find_rented
 from trainfit.results.gpus import GpuSpec
+from trainfit.results.text import byte_rate
 
 _ASSUMED: Final = "assumed: "
 #: GPUs that one machine has at most: HGX boards have 8, NVIDIA's DGX-2 16.
 MOST_GPUS: Final = 16
+
+#: Machines that a job has at most.
+MOST_MACHINES: Final = 1024
+#: "2x(8x H100 SXM), 400Gb/s", "4x(2x RTX 4090), 1x 10Gb/s": machines, what is in each, the network.
+_MACHINES: Final = re.compile(
+    r"\s*(\d+)\s*[x\u00d7]\s*\(([^()]+)\)\s*(?:,\s*(.*?)\s*)?", re.IGNORECASE | re.DOTALL
+)
+_NETWORK: Final = re.compile(
+    r"(?:(\d+)\s*[x\u00d7]\s*)?(\d+(?:\.\d+)?)\s*(G|T)(bit/s|bps|b/s|B/s)", re.IGNORECASE
+)
+_EXAMPLE: Final = "2x(8x H100 SXM), 400Gb/s"
 
 _COUNT: Final = re.compile(r"\s*(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE | re.DOTALL)
 
@@ -24,33 +36,70 @@ def named_count(name: str) -> int | None:
     """
     if rented := find_rented(name):
         return rented.gpus if rented.gpus > 1 else None
+    if _MACHINES.fullmatch(name):
+        gpu = find_gpus(name)
+        return gpu.count * gpu.machines
     found = _COUNT.match(name)
     return int(found[1]) if found else None
 
 
 def find_gpus(name: str) -> GpuSpec:
-    """The GPU that ``name`` means, with the ``count`` of them in the machine.
+    """The GPU that ``name`` means, with the ``count`` of them in each of the ``machines``.
 
     Raises:
-        GpuNameError: as :func:`find_gpu` does, and for a number that no machine has, or for
-            several machines.
+        GpuNameError: as :func:`find_gpu` does, and for a number that no machine has, and for
+            machines without the network between them.
     """
+    if machines := _MACHINES.fullmatch(name):
+        return _of_machines(name, int(machines[1]), find_gpus(machines[2]), machines[3])
     found = None if find_rented(name) else _COUNT.match(name)
     if found is None:
         return find_gpu(name)
     count, each = int(found[1]), found[2]
-    if each.lstrip().startswith("(") or _COUNT.match(each):
-        raise GpuNameError(
-            name, "several machines are not simulated yet: name one of them, as in 8x H100 SXM"
-        )
+    if "(" in each or _COUNT.match(each):
+        raise GpuNameError(name, f"name machines and their network as in {_EXAMPLE}")
     if not 1 <= count <= MOST_GPUS:
         raise GpuNameError(name, f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}")
     return dataclasses.replace(find_gpu(each), count=count)
 
 
+def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) -> GpuSpec:
+    if not 1 <= machines <= MOST_MACHINES:
+        raise GpuNameError(name, f"expected 1 to {MOST_MACHINES} machines, not {machines}")
+    if machines == 1:
+        return gpu
+    if not network:
+        raise GpuNameError(name, f"say how fast the network between them is, as in {_EXAMPLE}")
+    said = _NETWORK.fullmatch(network)
+    if said is None or not float(said[2]) or said[1] == "0":
+        raise GpuNameError(
+            name,
+            f"{network!r} is no network: give the rate of each GPU's network card (400Gb/s), or "
+            "the cards of a machine and theirs (1x 100Gb/s)",
+        )
+    cards, number, prefix, unit = said.groups()
+    each = float(number) * (1e9 if prefix.upper() == "G" else 1e12)
+    rate = each if unit == "B/s" else each / 8
+    return dataclasses.replace(
+        gpu,
+        machines=machines,
+        network_bytes_per_s=rate,
+        network_cards=int(cards) if cards else gpu.count,
+    )
+
+
+def network_words(gpu: GpuSpec) -> str:
+    """The network between the machines, in words; empty for one machine."""
+    if gpu.network_bytes_per_s is None:
+        return ""
+    cards = "for each GPU" if gpu.network_cards == gpu.count else f"x {gpu.network_cards}"
+    rate = byte_rate(gpu.network_bytes_per_s)
+    return f"between {gpu.machines} machines a network card of {rate} each way {cards}"
+
+
 def with_ranks(gpu: GpuSpec, processes: int) -> GpuSpec:
     """``gpu`` in a machine that has one for each process; what is assumed is among its sources."""
-    if gpu.count >= processes:
+    if gpu.count * gpu.machines >= processes:
         return gpu
     note = (
         f"{_ASSUMED}{processes} GPUs in one machine, one for each process ({processes}x {gpu.key})"
@@ -81,6 +130,11 @@ class Link:
     kind: Literal["nvlink", "pcie", "host", "desktop"]
     bytes_per_s: float
     reduces: bool = False
+
+    @property
+    def words(self) -> str:
+        """Its name and its rate."""
+        return f"{self.name}, {byte_rate(self.bytes_per_s)} each way"
 
 
 #: By the first figures of the compute capability: NVLink of cards on SXM boards, bytes a second in

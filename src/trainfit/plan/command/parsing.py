@@ -136,6 +136,11 @@ class Command:
         """How many its launcher starts; 1 without one."""
         return 1 if self.launcher is None else self.launcher.launched.processes
 
+    @property
+    def machines(self) -> int:
+        """On how many machines they are."""
+        return 1 if self.launcher is None else self.launcher.launched.machines
+
     def on(self, gpus: int) -> Command:
         """The same in a machine of so many GPUs: a launcher may start a process for each."""
         if self.launcher is None:

@@ -93,14 +93,15 @@ def most_full(first: Trace, batch: int | None) -> int | None:
     return loader.samples // max(math.ceil(loader.batches * share), 1)
 
 
-def pairs_of(batch: int, most: int | None) -> Iterator[tuple[int, int]]:
+def pairs_of(batch: int, most: int | None, gpus: int = 1) -> Iterator[tuple[int, int]]:
     """Pairs of batch sizes to derive the law from, in the order of preference.
 
     The present one is among them if it can. Not 1: with one sample, strides are trivially
-    contiguous and copies disappear.
+    contiguous and copies disappear. A process that divides its batch among ``gpus`` does not give
+    one more sample to all of them.
     """
     if batch > 1 and (most is None or batch <= most):
-        found = [(batch, other) for other in (2 * batch, batch + 1, batch - 1, batch // 2)]
+        found = [(batch, other) for other in (2 * batch, batch + gpus, batch - gpus, batch // 2)]
     elif batch == 1:
         found = [(2, 4), (2, 3)]
     else:

@@ -17,7 +17,6 @@ from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration, exception_text
-from trainfit.simgpu.device.errors import ONE_GPU
 
 #: Why there are no figures of a run, after an interrupt.
 INTERRUPTED = "interrupted before that was simulated"
@@ -217,17 +216,23 @@ _SEVERAL_GPUS = re.compile(
 )
 
 
+_NAME_GPUS = (
+    'name them, as in --gpu "2x RTX 4090", or begin the command with '
+    "`torchrun --nproc-per-node=2`, one process for each GPU"
+)
+
+
 def _of_processes(message: str) -> str:
     """What to do where a script wants a launcher, or several GPUs; empty where it does not."""
     if _WITHOUT_LAUNCHER.search(message):
         return (
             "it expects a launcher's environment variables: begin the command with "
-            "`torchrun --nproc-per-node=1` in place of `python`"
+            "`torchrun --nproc-per-node=1` in place of `python` (=gpu: one process for each GPU)"
         )
     if _MIXED_DEVICES in message:
         return "move all tensors of that line to one device, as in .to(device)"
     if _SEVERAL_GPUS.search(message):
-        return ONE_GPU
+        return _NAME_GPUS
     if "Error building extension 'fused_adam'" in message:
         return (
             'DeepSpeed\'s CUDA kernels cannot be built here: set "torch_adam": true among its '

@@ -210,7 +210,8 @@ def planned_job(
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
     peak = memory_model.shown(Stream.of(recording_of(largest)))[0].peak_reserved
-    pairs = pairs_of(batch, most_full(first, batch)) if batch is not None else ()
+    gpus = len(Stream.of(recording_of(first)).gpus)
+    pairs = pairs_of(batch, most_full(first, batch), gpus) if batch is not None else ()
     return PlannedJob(
         command,
         gpu,

@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.topology import link_of
+from trainfit.hardware.gpu.topology import link_of, network_words
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.steps import COLLECTIVES
+from trainfit.results.runs.steps import TRANSFERS
 from trainfit.results.speed import CollectiveTime, Ranks
-from trainfit.results.text import byte_rate
 from trainfit.speed.collectives import collective_seconds
 from trainfit.speed.step import Machine
+from trainfit.speed.work import Work
 
 _EQUAL: Final = (
     "rank 0 was simulated; the others are taken to have batches of the same shapes, the same model "
@@ -28,22 +28,22 @@ def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
     count = recording.header.get("ranks") or 1
     if count < 2:
         return None
-    link = link_of(machine.gpu)
-    found: list[CollectiveTime] = []
-    if recording.steps:
-        work = steady_work(recording)
-        seconds = (
-            collective_seconds(work, machine.gpu)
-            if has_rates(machine.gpu)
-            else np.zeros(len(work.table))
-        )
-        for kind in COLLECTIVES:
-            chosen = work.is_kind(kind)
-            if chosen.any():
-                nbytes = int(work.column("read")[chosen].sum())
-                took = float(seconds[chosen].sum())
-                found.append(CollectiveTime(kind, int(chosen.sum()), nbytes, took))
-    found.sort(key=lambda each: -each.seconds)
-    words = f"{link.name}, {byte_rate(link.bytes_per_s)} each way"
+    found = transfers(steady_work(recording), machine) if recording.steps else ()
     sharded = any(each.kind == "reduce_scatter" for each in found)
-    return Ranks(count, words, tuple(found), _EQUAL + (_SHARDED if sharded else ""))
+    words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
+    equal = _EQUAL + (_SHARDED if sharded else "")
+    return Ranks(count, words, found, equal, machine.gpu.machines)
+
+
+def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:
+    """What passes between GPUs in a step, by kind, the longest first."""
+    rated = has_rates(machine.gpu)
+    seconds = collective_seconds(work, machine.gpu) if rated else np.zeros(len(work.table))
+    found = []
+    for kind in TRANSFERS:
+        chosen = work.is_kind(kind)
+        if chosen.any():
+            nbytes = int(work.column("read")[chosen].sum())
+            took = float(seconds[chosen].sum())
+            found.append(CollectiveTime(kind, int(chosen.sum()), nbytes, took))
+    return tuple(sorted(found, key=lambda each: -each.seconds))

@@ -130,6 +130,7 @@ def plan_subject(
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
             *section(plan_facts.ranks_title(result), plan_facts.ranks_facts(result)),
+            *section(plan_facts.gpus_title(result), plan_facts.gpus_facts(result)),
             *generation_sections(result.generation),
             *section(fix_title(result), _fixes(result)),
             *section("Why these settings", _reasons(result)),

@@ -17,6 +17,7 @@ from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
+from trainfit.results.runs.steps import PEER_COPY
 from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
 from trainfit.results.text import count, duration, percent, rate, size, times
 
@@ -511,6 +512,31 @@ def ranks_facts(result: PlanResult) -> Facts | None:
     )
 
 
+def gpus_title(result: PlanResult) -> str:
+    """With the number of GPUs that the process uses."""
+    return f"{len(result.gpus.shares)} GPUs of one process (predicted)" if result.gpus else ""
+
+
+def gpus_facts(result: PlanResult) -> Facts | None:
+    """What each GPU holds and does, and what passes between them; ``None`` for a job of one GPU."""
+    gpus = result.gpus
+    if gpus is None:
+        return None
+    computing = [each for each in gpus.shares if each.busy_share is not None]
+    return facts_of(
+        ("memory", ", ".join(f"GPU {e.gpu} {size(e.device_bytes)}" for e in gpus.shares), 1),
+        (
+            "computing",
+            ", ".join(f"GPU {e.gpu} {percent(e.busy_share)}" for e in computing)
+            + (" of a step" if computing else ""),
+            2,
+        ),
+        ("a step", ", ".join(map(_of_kind, gpus.transfers)), 3),
+        ("link", gpus.link, 12),
+        lines=3,
+    )
+
+
 def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
     if step is None:
         return ""
@@ -545,6 +571,6 @@ def _communication(ranks: Ranks) -> str:
 
 
 def _of_kind(found: CollectiveTime) -> str:
-    name = found.kind.replace("_", "-")
+    name = "transfer" if found.kind == PEER_COPY else found.kind.replace("_", "-")
     took = f" in {duration(found.seconds)}" if found.seconds else ""
     return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"

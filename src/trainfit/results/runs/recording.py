@@ -13,7 +13,7 @@ import json
 import typing
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Final, TypedDict, cast
+from typing import IO, Any, Final, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,22 @@ EMPTY_CACHE, USED, DONE = 0, 1, 2
 
 IntArray = npt.NDArray[np.int64]
 
+#: Streams of a GPU, and private pools of graphs, are numbered in multiples of these.
+_STREAMS_OF_GPU: Final = 1 << 40
+_GPUS: Final = 1 << 8
+_Streams = TypeVar("_Streams", int, IntArray)
+
+
+def gpu_of(stream: _Streams) -> _Streams:
+    """The number of the GPU (from 0) that streams, as ``alloc_stream`` and ``kernel_stream`` have
+    them, are of."""
+    return stream // _STREAMS_OF_GPU % _GPUS
+
+
+def stream_on(gpu: int, stream: int) -> int:
+    """The number of a GPU's stream in those columns."""
+    return gpu * _STREAMS_OF_GPU + stream
+
 
 @dataclasses.dataclass(frozen=True)
 class Recording(Displayed):
@@ -174,7 +190,8 @@ class Recording(Displayed):
     the i-th are ``workspace_args[workspace_start[i]:workspace_start[i + 1]]``.
 
     ``alloc_stream`` is a CUDA stream, or a private pool's number for one
-    (:mod:`trainfit.simgpu.allocator.blocks`).
+    (:mod:`trainfit.simgpu.allocator.blocks`); of a process with several GPUs it says which one's
+    (:func:`gpu_of`).
 
     A row of the ``kernel_`` columns is a kernel, or a copy
     or wait, of operator ``kernel_op`` (-1: before the first) on ``kernel_stream``; kinds and

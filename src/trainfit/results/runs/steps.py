@@ -127,6 +127,11 @@ COLLECTIVES: Final = (
     "send_receive",
 )
 
+#: From one GPU of a process to another.
+PEER_COPY: Final = "peer_copy"
+#: All that passes between GPUs.
+TRANSFERS: Final = (*COLLECTIVES, PEER_COPY)
+
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
 #: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
@@ -144,7 +149,9 @@ COLLECTIVES: Final = (
 #: "unknown": of an operator that is not PyTorch's and has no FLOP rule: counted are its bytes;
 #: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's);
 #: "all_reduce" and what else is of :data:`COLLECTIVES`: by NCCL, of ``read`` bytes among ``rows``
-#: processes (as nccl-tests count them: of an all-gather and a reduce-scatter the whole).
+#: processes (as nccl-tests count them: of an all-gather and a reduce-scatter the whole) on
+#: ``columns`` machines (0: one);
+#: "peer_copy": from one GPU of a process to another, on a stream of the first.
 KINDS: Final = (
     "matmul",
     "convolution",
@@ -197,7 +204,7 @@ KINDS: Final = (
     "convolution_3x3_input_gradient",
     "graph",
     "unknown",
-    *COLLECTIVES,
+    *TRANSFERS,
 )
 
 #: Rows of these kinds are no kernels.

@@ -48,6 +48,8 @@ class DeviceSegments(Counters):
         memory_fraction: float,
     ) -> None:
         super().__init__()
+        #: The number of its GPU.
+        self.gpu = 0
         self.capacity_bytes = capacity_bytes
         self.context_bytes = context_bytes
         #: What other processes hold of the device.
@@ -401,10 +403,12 @@ class OutOfDeviceMemory(Exception):
     ``requested_bytes`` is what the message says after "Tried to allocate": the size of the
     segment that was asked of the device, which is the request after rounding.
     ``allowed_bytes`` is the limit that a memory fraction sets, ``None`` without one.
-    ``non_pytorch_bytes`` is the process's memory outside the allocator (the context).
+    ``non_pytorch_bytes`` is the process's memory outside the allocator (the context), ``gpu`` the
+    number of the GPU.
     """
 
     def __init__(self, allocator: DeviceSegments, requested_bytes: int) -> None:
+        self.gpu = allocator.gpu
         self.requested_bytes = requested_bytes
         self.capacity_bytes = allocator.capacity_bytes
         self.free_bytes = allocator.free_device_bytes()

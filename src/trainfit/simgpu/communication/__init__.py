@@ -1,1 +1,1 @@
-"""``torch.distributed`` for one simulated rank: process groups and collectives."""
+"""What passes between GPUs: of one simulated rank, and within a process."""

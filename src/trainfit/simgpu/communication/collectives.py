@@ -9,19 +9,19 @@ others run on the current stream.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
-from trainfit.results.runs.steps import DTYPES
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import worth_keeping
-from trainfit.simgpu.operators.kernel_rules import Kernel
+from trainfit.simgpu.operators.kernel_rules import Kernel, dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.torch_private.operators import no_dispatch, schema
 from trainfit.torch_private.tensors import graph_task_id
@@ -55,8 +55,8 @@ class Communication:
         if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
             return self._handle(tensors, None)
         engine.use_library("nccl")
-        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
-        kernel = Kernel(kind, dtype if dtype in DTYPES else "integer", 0, nbytes, 0, ranks)
+        first = next(each for each in tensors if isinstance(each, DeviceTensor))
+        kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks, self._machines_of(group))
         if not asynchronous:
             self._kernels.kernel(kernel)
             return self._handle(tensors, None)
@@ -65,6 +65,17 @@ class Communication:
         self._kernels.stream_waits(stream, self._kernels.event(current), current)
         self._kernels.kernel(kernel, stream)
         return self._handle(tensors, (self._kernels.event(stream), stream))
+
+    def _machines_of(self, group: Any) -> int:
+        """How many machines the ranks of a group are on."""
+        if self.gpu.machines == 1:
+            return 1
+        each = int(os.environ.get("LOCAL_WORLD_SIZE", self.gpu.count))
+        try:
+            ranks = torch.distributed.get_process_group_ranks(group)
+        except (KeyError, ValueError):  # one that PyTorch keeps no list of
+            ranks = list(range(group.size()))
+        return len({rank // each for rank in ranks})
 
     def waits(self, event: int, stream: int) -> None:
         """The current stream waits for a collective."""

@@ -98,7 +98,7 @@ def require_gpus(size: int, what: str) -> None:
     assert communication is not None
     communication.ranks = max(size, communication.ranks or 1)
     gpu = communication.gpu
-    if size > gpu.count:
+    if size > gpu.count * gpu.machines:
         raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 

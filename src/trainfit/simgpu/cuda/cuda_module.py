@@ -11,14 +11,14 @@ import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
 from trainfit.hardware import GpuSpec
+from trainfit.hardware.gpu.topology import link_of
+from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.cuda.clocks import TrafficClock
 from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.errors import SeveralGpusError
-from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal, ordinal
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.tensor import CPU, GPUS, DeviceTensor, gpu_number, ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
 from trainfit.torch_private.tensors import Generator as PlainGenerator
@@ -78,16 +78,6 @@ def _shared_memory(major: int, minor: int) -> int:
     return kib.get((major, minor), 99 if major >= 12 else 48) * 1024
 
 
-class _Scatter:
-    """``DataParallel``'s scatter to the one GPU there is."""
-
-    @staticmethod
-    def apply(gpus: Any, sizes: Any, dim: int, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if len(gpus) > 1:
-            raise SeveralGpusError(f"DataParallel over {len(gpus)} GPUs", user_frame())
-        return (tensor.to(CUDA),)
-
-
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128,
     torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -112,11 +102,11 @@ class Surface:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)
-        self._default = Stream(stream_id=0)
+        self._defaults = [Stream(stream_id=stream_on(each, 0)) for each in range(gpu.count)]
         self._event = event
         self._graphs = graphs
         self._streams = threading.local()
-        self._fraction = 1.0
+        self._fractions = [1.0] * gpu.count
 
     def install(self, patches: PatchSet) -> None:
         Stream.count_anew()
@@ -142,7 +132,6 @@ class Surface:
         self._graphs.hooks.install(patches)
         # A stream of the simulation would stay there.
         patches.set(*private.PARALLEL_STREAMS, None)
-        patches.set(*private.SCATTER, _Scatter)
         self._install_storages(patches)
         self._install_versions(patches)
         self._install_nvtx(patches)
@@ -150,24 +139,36 @@ class Surface:
     # -- functions of torch._C -------------------------------------------------------------
 
     def _c_functions(self) -> dict[str, Any]:
-        memory, allocator = self._memory, self._memory.allocator
+        memory, allocators = self._memory, self._memory.allocators
 
         def stats(device: int = 0) -> dict[str, Any]:
-            check_ordinal(device)
             memory.flush()
-            return allocator.memory_stats()
+            return allocators[gpu_number(device)].memory_stats()
 
         def nothing(*_: Any, **__: Any) -> None:
             return None
 
-        def synchronize(*_: Any, **__: Any) -> None:
-            memory.synchronize()
+        def synchronize(device: Any = None, *_: Any) -> None:
+            with memory.on(gpu_number(device)):
+                memory.synchronize()
 
         def set_settings(text: str) -> None:
-            allocator.apply(allocator.settings.changed_by(text, str(torch.__version__)))
+            for each in allocators:
+                each.apply(each.settings.changed_by(text, str(torch.__version__)))
+
+        def set_device(device: Any) -> None:
+            memory.gpu = gpu_number(device)
+
+        def exchange(device: int) -> int:
+            """Makes it the current one, if it is any; which was it before?"""
+            before = memory.gpu
+            if device < 0:
+                return -1
+            memory.gpu = gpu_number(device)
+            return before
 
         # It asks for the time at each allocation: the clock that costs little will do.
-        history = History(allocator, TrafficClock(memory.recorder, self._gpu).now)
+        history = History(allocators[0], TrafficClock(memory.recorder, self._gpu).now)
 
         def snapshot(*_: Any) -> dict[str, Any]:
             memory.flush()
@@ -175,39 +176,43 @@ class Surface:
 
         functions: dict[str, Any] = {
             "cuda_getDeviceCount": lambda: self._gpu.count,
-            "cuda_getDevice": lambda: 0,
-            "cuda_setDevice": lambda index: check_ordinal(index),
+            "cuda_getDevice": lambda: memory.gpu,
+            "cuda_setDevice": set_device,
             "cuda_synchronize": synchronize,
             "cuda_ipc_collect": nothing,
-            "cuda_getCurrentRawStream": lambda *_: self._current_stream().stream_id,
+            "cuda_getCurrentRawStream": lambda device=None: self._current_stream(device).stream_id,
             "cuda_emptyCache": memory.empty_cache,
             "cuda_memoryStats": stats,
             "cuda_memorySnapshot": snapshot,
-            "cuda_resetPeakMemoryStats": lambda *_: allocator.reset_peaks(),
-            "cuda_resetAccumulatedMemoryStats": lambda *_: allocator.reset_accumulated(),
+            "cuda_resetPeakMemoryStats": lambda index: allocators[gpu_number(index)].reset_peaks(),
+            "cuda_resetAccumulatedMemoryStats": (
+                lambda index: allocators[gpu_number(index)].reset_accumulated()
+            ),
             "cuda_getAllocatorBackend": lambda: "native",
             "cuda_record_memory_history": history.configure,
             "cuda_record_memory_history_legacy": history.configure_legacy,
             "cuda_isInBadFork": lambda: False,
             "cuda_isCurrentStreamCapturing": self._graphs.stream_captures,
             "host_emptyCache": nothing,
-            "cuda_canDeviceAccessPeer": lambda *_: False,
+            "cuda_canDeviceAccessPeer": lambda *_: self._reach_each_other(),
             "cuda_getArchFlags": lambda: "sm_{}{}".format(*self._gpu.capability),
             "cuda_sleep": nothing,
             "get_accelerator": lambda *_: torch.device("cuda"),
             "accelerator_getAccelerator": lambda *_: torch.device("cuda"),
-            "accelerator_getDeviceIndex": lambda: 0,
-            "accelerator_setDeviceIndex": lambda index: check_ordinal(index),
-            "accelerator_exchangeDevice": lambda index: 0,
-            "accelerator_maybeExchangeDevice": lambda index: 0,
+            "accelerator_getDeviceIndex": lambda: memory.gpu,
+            "accelerator_setDeviceIndex": set_device,
+            "accelerator_exchangeDevice": exchange,
+            "accelerator_maybeExchangeDevice": exchange,
             "accelerator_synchronizeDevice": synchronize,
             "accelerator_setAllocatorSettings": set_settings,
             "cuda_cudaCachingAllocator_set_allocator_settings": set_settings,
             "accelerator_emptyCache": memory.empty_cache,
             "accelerator_getDeviceStats": stats,
-            "accelerator_getMemoryInfo": lambda *_: self._mem_get_info(),
-            "accelerator_resetPeakStats": lambda *_: allocator.reset_peaks(),
-            "accelerator_resetAccumulatedStats": lambda *_: allocator.reset_accumulated(),
+            "accelerator_getMemoryInfo": self._mem_get_info,
+            "accelerator_resetPeakStats": lambda index: allocators[gpu_number(index)].reset_peaks(),
+            "accelerator_resetAccumulatedStats": (
+                lambda index: allocators[gpu_number(index)].reset_accumulated()
+            ),
             "accelerator_isAllocatorInitialized": lambda: True,
             "accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
             "accelerator_hooks_device_count": lambda: self._gpu.count,
@@ -215,7 +220,7 @@ class Surface:
             "cuda_resetAccumulatedHostMemoryStats": nothing,
             "cuda_resetPeakHostMemoryStats": nothing,
             **self._benchmark_limit(),
-            "accelerator_getStream": lambda *_: self._current_stream(),
+            "accelerator_getStream": self._current_stream,
             "accelerator_setStream": lambda stream: self._set_stream(stream),
         }
         return functions
@@ -232,16 +237,12 @@ class Surface:
     # -- functions of torch.cuda -----------------------------------------------------------
 
     def _cuda_functions(self) -> dict[str, Any]:
-        gpu = self._gpu
-
-        def exchange(device: int) -> int:
-            check_ordinal(device)
-            return 0
+        gpu, functions = self._gpu, self._c_functions()
 
         def properties(device: Any = None) -> DeviceProperties:
-            # The other GPUs of the machine are of the same kind.
+            # The other GPUs of the machine are of the same kind; to ask of one is not to use it.
             if ordinal(device) not in range(1, gpu.count):
-                check_ordinal(device)
+                gpu_number(device)
             return self._properties
 
         return {
@@ -250,10 +251,10 @@ class Surface:
             "is_initialized": lambda: True,
             "is_available": lambda: True,
             "device_count": lambda: self._gpu.count,
-            "current_device": lambda: 0,
-            "set_device": lambda device: check_ordinal(device),
-            private.EXCHANGE_DEVICE.name: exchange,
-            private.MAYBE_EXCHANGE_DEVICE.name: exchange,
+            "current_device": functions["cuda_getDevice"],
+            "set_device": functions["cuda_setDevice"],
+            private.EXCHANGE_DEVICE.name: functions["accelerator_exchangeDevice"],
+            private.MAYBE_EXCHANGE_DEVICE.name: functions["accelerator_exchangeDevice"],
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_capability": lambda device=None: (
                 properties(device).major,
@@ -265,9 +266,9 @@ class Surface:
             ),
             "get_arch_list": lambda: ["sm_{}{}".format(*gpu.capability)],
             "is_current_stream_capturing": self._graphs.stream_captures,
-            "synchronize": lambda device=None: self._memory.synchronize(),
-            "current_stream": lambda device=None: self._current_stream(),
-            "default_stream": lambda device=None: self._default,
+            "synchronize": functions["cuda_synchronize"],
+            "current_stream": self._current_stream,
+            "default_stream": lambda device=None: self._defaults[gpu_number(device)],
             "set_stream": self._set_stream,
             "Stream": Stream,
             "ExternalStream": Stream,
@@ -276,13 +277,18 @@ class Surface:
             "utilization": lambda device=None: 100,
         }
 
-    def _current_stream(self) -> Stream:
-        return getattr(self._streams, "current", self._default)
+    def _current_stream(self, device: Any = None) -> Stream:
+        number = self._memory.stream_of(gpu_number(device))
+        made: Stream | None = vars(self._streams).get(str(number))
+        return self._defaults[gpu_of(number)] if made is None else made
 
     def _set_stream(self, stream: Any) -> None:
         if stream is not None:
-            self._streams.current = stream
+            vars(self._streams)[str(stream.stream_id)] = stream
             self._memory.stream = stream.stream_id
+
+    def _reach_each_other(self) -> bool:
+        return link_of(self._gpu).kind in ("nvlink", "pcie")
 
     # -- memory ----------------------------------------------------------------------------
 
@@ -290,18 +296,24 @@ class Surface:
         def set_fraction(fraction: float, device: Any = None) -> None:
             if not isinstance(fraction, float) or not 0 <= fraction <= 1:
                 raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
-            self._fraction = fraction
-            self._memory.allocator.set_memory_fraction(fraction, self._gpu.memory_bytes)
+            gpu = gpu_number(device)
+            self._fractions[gpu] = fraction
+            self._memory.allocators[gpu].set_memory_fraction(fraction, self._gpu.memory_bytes)
 
         return {
-            "mem_get_info": lambda device=None: self._mem_get_info(),
+            "mem_get_info": self._mem_get_info,
             "set_per_process_memory_fraction": set_fraction,
-            "get_per_process_memory_fraction": lambda device=None: self._fraction,
+            "get_per_process_memory_fraction": lambda device=None: self._fractions[
+                gpu_number(device)
+            ],
         }
 
-    def _mem_get_info(self) -> tuple[int, int]:
+    def _mem_get_info(self, device: Any = None) -> tuple[int, int]:
         self._memory.flush()
-        return self._memory.allocator.free_device_bytes(), self._gpu.memory_bytes
+        # To ask of a GPU is not to use it: libraries ask of all that there are.
+        index = ordinal(device)
+        number = index if index in range(self._gpu.count) else gpu_number(device)
+        return self._memory.allocators[number].free_device_bytes(), self._gpu.memory_bytes
 
     # -- storages --------------------------------------------------------------------------
 
@@ -325,9 +337,8 @@ class Surface:
             return 0 if life.block is None else life.block.address
 
         def get_device(storage: torch.UntypedStorage) -> torch.device:
-            if storage_key(storage) in memory.lives:
-                return CUDA
-            return device.__get__(storage)
+            life = memory.lives.get(storage_key(storage))
+            return device.__get__(storage) if life is None else GPUS[life.gpu]
 
         patches.set(torch.UntypedStorage, "resize_", resize_)
         patches.set(torch.UntypedStorage, "data_ptr", data_ptr)
@@ -376,17 +387,19 @@ class SimulatedGenerator(PlainGenerator):
 
     _offset: int
 
-    def __new__(cls) -> SimulatedGenerator:
+    _gpu: int
+
+    def __new__(cls, gpu: int = 0) -> SimulatedGenerator:
         generator = PlainGenerator.__new__(cls, "cpu")  # type: ignore[call-arg]
-        generator._offset = 0
+        generator._offset, generator._gpu = 0, gpu
         return generator
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: int = 0) -> None:
         pass
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
+        return GPUS[self._gpu]
 
     def get_state(self) -> torch.Tensor:
         seed = self.initial_seed()
@@ -411,7 +424,7 @@ class SimulatedGenerator(PlainGenerator):
         return self
 
     def clone_state(self) -> SimulatedGenerator:
-        return SimulatedGenerator().set_state(self.get_state())
+        return SimulatedGenerator(self._gpu).set_state(self.get_state())
 
     graphsafe_get_state = clone_state
 
@@ -436,8 +449,7 @@ class _AnyDevice(type):
         wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if wanted.type != "cuda":
             return PlainGenerator(device)
-        check_ordinal(wanted)
-        return SimulatedGenerator()
+        return SimulatedGenerator(gpu_number(wanted))
 
 
 class Generator(metaclass=_AnyDevice):
@@ -447,5 +459,5 @@ class Generator(metaclass=_AnyDevice):
 def install(patches: PatchSet, count: int) -> None:
     """Let ``torch.Generator`` and ``torch.cuda.default_generators`` know so many devices."""
     patches.set(torch, "Generator", Generator)
-    generators = tuple(SimulatedGenerator() for _ in range(count))
+    generators = tuple(SimulatedGenerator(each) for each in range(count))
     patches.set(torch.cuda, "default_generators", generators)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, ClassVar
 
 import torch
 
+from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.cuda.clocks import ScriptTime
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.tensor import CUDA, current_engine
+from trainfit.simgpu.device.tensor import CUDA, GPUS, current_engine, gpu_number
 from trainfit.simgpu.operators.launch_log import KernelLog
 
 #: PyTorch hands out streams from pools of so many, round robin (c10/cuda/CUDAStream.cpp).
@@ -18,21 +20,22 @@ _STREAMS_IN_POOL = 32
 class Stream:
     """A CUDA stream of the simulated device; streams have separate allocator pools."""
 
-    #: Streams made so far, by whether they have high priority.
-    _counts: ClassVar[list[int]] = [0, 0]
+    #: Streams made so far, by GPU and whether they have high priority.
+    _counts: ClassVar[Counter[tuple[int, bool]]] = Counter()
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         number = kwargs.get("stream_id")
         if number is None:
-            high = priority < 0
-            number = 1 + self._counts[high] % _STREAMS_IN_POOL + high * _STREAMS_IN_POOL
-            self._counts[high] += 1
+            gpu, high = gpu_number(device), priority < 0
+            made = self._counts[gpu, high] % _STREAMS_IN_POOL
+            number = stream_on(gpu, 1 + made + high * _STREAMS_IN_POOL)
+            self._counts[gpu, high] += 1
         self.stream_id: int = number
-        self.device = CUDA
-        self.device_index = 0
+        self.device_index = gpu_of(number)
+        self.device = GPUS[self.device_index]
         self.device_type = 1
         self.priority = priority
-        self._previous: Any = None
+        self._previous: tuple[Any, ...] = ()
 
     @property
     def cuda_stream(self) -> int:
@@ -50,7 +53,7 @@ class Stream:
     @classmethod
     def count_anew(cls) -> None:
         """The first stream of each pool is the next that is made."""
-        cls._counts[:] = [0, 0]
+        cls._counts.clear()
 
     def wait_stream(self, stream: Any) -> None:
         self.wait_event(stream.record_event())
@@ -64,12 +67,14 @@ class Stream:
         return event
 
     def __enter__(self) -> Stream:
-        self._previous = torch.cuda.current_stream()
+        # Of its own GPU, then of the current one, which set_stream changes.
+        self._previous = torch.cuda.current_stream(self.device), torch.cuda.current_stream()
         torch.cuda.set_stream(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *_: Any) -> None:
-        torch.cuda.set_stream(self._previous)
+        for each in self._previous:
+            torch.cuda.set_stream(each)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
@@ -78,7 +83,7 @@ class Stream:
         return hash((Stream, self.stream_id))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device=cuda:0 cuda_stream={self.stream_id:#x} simulated>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x} simulated>"
 
 
 def event_class(memory: DeviceMemory, kernels: KernelLog, script_time: ScriptTime) -> type:

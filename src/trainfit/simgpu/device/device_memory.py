@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.results.runs.steps import LAUNCH_QUEUE
 from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
@@ -28,12 +30,14 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
 
     ``value`` is the storage's real content on the CPU where it is known (small integer
     tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
-    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
+    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``. ``gpu``
+    is the number of the GPU that it is on.
     """
 
-    __slots__ = ("block", "fill", "key", "nbytes", "number", "value")
+    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "number", "value")
 
     block: Block | None
+    gpu: int
     number: int
     nbytes: int
     key: int
@@ -51,22 +55,35 @@ class _Wait(NamedTuple):
     submitted: int
 
 
-class _CurrentStream(threading.local):
-    number = 0
+class _Current(threading.local):
+    """A thread's GPU and the stream of it that is current; those of other GPUs by their number."""
+
+    gpu = 0
+    stream = 0
+
+    def __init__(self) -> None:
+        self.streams: dict[int, int] = {}
 
 
 class DeviceMemory:
     """Allocates for storages, records it, and frees when a storage dies.
 
+    Each GPU of the process has an allocator; the streams of all of them have different numbers
+    (:func:`~trainfit.results.runs.recording.stream_on`).
+
     A storage can die at any bytecode, through the garbage collector also in the middle of
     an allocation. Such frees wait in ``_pending`` until the allocator is consistent again.
     """
 
-    def __init__(self, allocator: CachingAllocator, recorder: Recorder) -> None:
-        self.allocator = allocator
+    def __init__(self, allocators: Sequence[CachingAllocator], recorder: Recorder) -> None:
+        self.allocators = allocators
         self.recorder = recorder
         self.lives: dict[int, StorageRecord] = {}
-        self._streams = _CurrentStream()
+        self._current = _Current()
+        #: GPUs that something was allocated on, or tried to be, in addition to the first.
+        self.others: set[int] = set()
+        #: Is told of each of them.
+        self.on_other: Callable[[int], None] = lambda _: None
         self._lock = threading.Lock()
         self._pending: list[StorageRecord] = []
         self._lines: dict[tuple[str, int] | None, int] = {None: -1}
@@ -76,19 +93,56 @@ class DeviceMemory:
         self.on_wait: Callable[[int | None], None] = lambda _: None
         #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
         self.on_death: Callable[[float], None] = lambda _: None
-        allocator.defers_events = True
+        for each in allocators:
+            each.defers_events = True
         #: Streams that take part in the capture of a CUDA graph, and its private pool.
         self.capturing: set[int] = set()
         self._private = 0
 
     @property
+    def allocator(self) -> CachingAllocator:
+        """Of the current GPU."""
+        return self.allocators[self._current.gpu]
+
+    @property
+    def gpu(self) -> int:
+        """The calling thread's current GPU; while an operator runs, the one that it runs on."""
+        return self._current.gpu
+
+    @gpu.setter
+    def gpu(self, number: int) -> None:
+        current = self._current
+        current.streams[current.gpu] = current.stream
+        current.gpu, current.stream = number, self.stream_of(number)
+
+    @property
     def stream(self) -> int:
-        """The calling thread's current stream."""
-        return self._streams.number
+        """The calling thread's current stream on its current GPU."""
+        return self._current.stream
 
     @stream.setter
     def stream(self, number: int) -> None:
-        self._streams.number = number
+        """Its GPU becomes the current one, too, as in ``torch.cuda.set_stream``."""
+        gpu = gpu_of(number)
+        if gpu != self._current.gpu:
+            self.gpu = gpu
+        self._current.stream = number
+
+    def stream_of(self, gpu: int) -> int:
+        """The calling thread's current stream on a GPU."""
+        current = self._current
+        if gpu == current.gpu:
+            return current.stream
+        return current.streams.get(gpu, stream_on(gpu, 0))
+
+    @contextlib.contextmanager
+    def on(self, gpu: int) -> Iterator[None]:
+        """A GPU is the current one inside."""
+        before, self.gpu = self.gpu, gpu
+        try:
+            yield
+        finally:
+            self.gpu = before
 
     def begin_capture(self, pool: int) -> None:
         """``beginAllocateToPool``: the current stream's allocations, and those of streams that
@@ -113,6 +167,7 @@ class DeviceMemory:
             return life
         life = StorageRecord(storage, self._on_death)
         life.key = key
+        life.gpu = self._current.gpu
         life.value = None
         life.fill = None
         life.nbytes = storage.nbytes()
@@ -126,12 +181,22 @@ class DeviceMemory:
     def _malloc(self, life: StorageRecord) -> None:
         if self._waits:
             self._settle_waits()
-        place = self._place() if self.capturing else self.stream
+        if life.gpu:
+            self._use(life.gpu)
+        if life.gpu != self._current.gpu:
+            place = self.stream_of(life.gpu)
+        else:
+            place = self._place() if self.capturing else self.stream
         with self._lock:
-            life.block = self.allocator.malloc(life.nbytes, place)
+            life.block = self.allocators[life.gpu].malloc(life.nbytes, place)
             life.number = self.recorder.malloc(life.nbytes, place, self._line())
         if self._pending:
             self.flush()
+
+    def _use(self, gpu: int) -> None:
+        if gpu not in self.others:
+            self.others.add(gpu)
+            self.on_other(gpu)
 
     def _line(self) -> int:
         """The string index of the user's line that is being executed."""
@@ -209,7 +274,7 @@ class DeviceMemory:
 
     def _release(self, block: Block, number: int) -> None:
         uses = block.stream_uses
-        self.allocator.free(block)
+        self.allocators[gpu_of(block.stream)].free(block)
         self.recorder.free(number)
         if uses is not None:
             self._waits.append(_Wait(block, number, set(uses), self.recorder.op_count))
@@ -223,7 +288,8 @@ class DeviceMemory:
     def empty_cache(self) -> None:
         self.flush()
         with self._lock:
-            self.allocator.empty_cache()
+            for each in self.allocators:
+                each.empty_cache()
             self.recorder.empty_cache()
             self._waits.clear()
 
@@ -237,7 +303,7 @@ class DeviceMemory:
         with self._lock:
             if block.stream_uses is None:
                 self.recorder.used(life.number)
-            self.allocator.record_stream(block, stream)
+            self.allocators[life.gpu].record_stream(block, stream)
 
     def synchronize(self, stream: int | None = None, submitted: int | None = None) -> None:
         """The host waits for ``stream`` (``None``: all) to carry out its work.
@@ -267,12 +333,18 @@ class DeviceMemory:
         reached = self.recorder.op_count - LAUNCH_QUEUE
         with self._lock:
             # Where memory ran out, the allocator has waited for all of them.
-            while self._waits and (not self.allocator.waits or self._waits[0].submitted <= reached):
+            while self._waits and (
+                not self._allocator_of(self._waits[0]).waits or self._waits[0].submitted <= reached
+            ):
                 self._complete(self._waits.popleft())
 
+    def _allocator_of(self, wait: _Wait) -> CachingAllocator:
+        return self.allocators[gpu_of(wait.block.stream)]
+
     def _complete(self, wait: _Wait) -> None:
-        if self.allocator.waits:
-            self.allocator.complete(wait.block)
+        allocator = self._allocator_of(wait)
+        if allocator.waits:
+            allocator.complete(wait.block)
         self.recorder.done(wait.number)
 
 

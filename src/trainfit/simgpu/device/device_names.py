@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.tensor import CPU, CUDA, DeviceTensor, check_ordinal, plain
+from trainfit.simgpu.device.tensor import CPU, CUDA, GPUS, DeviceTensor, gpu_number, plain
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import operators as private
 
@@ -40,8 +40,7 @@ def complete(value: Any) -> Any:
     elif type(value) is int:
         value = torch.device("cuda", value)
     if isinstance(value, torch.device) and value.type == "cuda":
-        check_ordinal(value)
-        return CUDA
+        return GPUS[gpu_number(value)]
     return value
 
 
@@ -68,9 +67,9 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     kwargs = dict(kwargs)
     if device is not None:
         device = kwargs["device"] = complete(device)
-        if func is torch.sparse_coo_tensor and device == CUDA and len(args) > 1:
+        if func is torch.sparse_coo_tensor and device in GPUS and len(args) > 1:
             del kwargs["device"]  # it is where the values are
-            args = (*(torch.as_tensor(each, device=CUDA) for each in args[:2]), *args[2:])
+            args = (*(torch.as_tensor(each, device=device) for each in args[:2]), *args[2:])
         if isinstance(device, torch.device) and device.type == "meta":
             return on_meta(engine, func, args, kwargs)
     if pinned:
@@ -98,7 +97,7 @@ def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[st
         kwargs["device"] = device
     if isinstance(device, torch.device) and device.type == "meta":
         return on_meta(engine, func, (*args[:at], data), kwargs)
-    on_device = device == CUDA and not isinstance(data, DeviceTensor)
+    on_device = device in GPUS and not isinstance(data, DeviceTensor)
     requires_grad = on_device and kwargs.pop("requires_grad", False)
     if on_device:
         kwargs["device"] = CPU
@@ -114,7 +113,7 @@ def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[st
         data = private.map_leaves(DeviceTensor, _read, data)
         made = func(*args[:at], data, **kwargs)
     if on_device:
-        made = made.to(CUDA)
+        made = made.to(device)
         if not known:
             engine.values.forget(plain(made)._life)
     return made.requires_grad_() if requires_grad else made
@@ -158,14 +157,14 @@ def _legacy(base: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...])
     """What a legacy constructor makes on the device: of sizes, or of data as ``base`` takes it."""
     if all(isinstance(each, int | torch.Size) for each in args):
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
-        return torch.empty(sizes, dtype=dtype, device=CUDA)
+        return torch.empty(sizes, dtype=dtype, device=complete("cuda"))
     if isinstance(args[0], DeviceTensor):
         return args[0].detach()
     if isinstance(args[0], list | tuple):
-        return torch.tensor(args[0], dtype=dtype, device=CUDA)
+        return torch.tensor(args[0], dtype=dtype, device=complete("cuda"))
     with CPU:
         made: torch.Tensor = base(*args)
-    return made.to(CUDA, dtype)
+    return made.to(complete("cuda"), dtype)
 
 
 def install(engine: Engine, patches: PatchSet) -> None:

@@ -35,6 +35,7 @@ from trainfit.simgpu.device.geometry import (
     without_subclasses,
 )
 from trainfit.simgpu.device.ownership import ModuleTracker
+from trainfit.simgpu.device.placing import Placing, moved
 from trainfit.simgpu.device.recorder import Accounting
 from trainfit.simgpu.device.registry import Hooks, OperatorInfo
 from trainfit.simgpu.device.tensor import (
@@ -43,6 +44,7 @@ from trainfit.simgpu.device.tensor import (
     SimulatedTensor,
     Spec,
     plain,
+    several_gpus,
     spec_of,
     view_of,
     wrap,
@@ -96,6 +98,9 @@ class Engine(Hooks):
         self.library_memory: set[Any] = set()
         #: Bytes of the operands that the current operator made contiguous for its kernels.
         self.copied: list[tuple[str, int]] = []
+        #: The GPU that the current operator copies from, where that is another than it runs on.
+        self.source_gpu: int | None = None
+        self._placing = Placing()
         #: Libraries whose kernels ran.
         self.libraries: set[str] = set()
         self._key_of_launch: Any = None
@@ -195,6 +200,8 @@ class Engine(Hooks):
         finally:
             if entered:
                 self.leave()
+            if several_gpus():
+                self.on_done()
 
     def run_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Likewise where an argument is sparse; the operators on what it consists of come here."""
@@ -212,6 +219,21 @@ class Engine(Hooks):
         return with_subclasses(self.run(func, plain_args, plain_kwargs), given)
 
     def _run(
+        self, info: OperatorInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not several_gpus():
+            return self._run_here(info, func, args, kwargs)
+        place, outer = self._placing.of(func, args, kwargs, self.memory.gpu), self.source_gpu
+        self.source_gpu = place.source
+        try:
+            if place.gpu == self.memory.gpu:
+                return self._run_here(info, func, args, kwargs)
+            with self.memory.on(place.gpu):
+                return self._run_here(info, func, args, kwargs)
+        finally:
+            self.source_gpu = outer
+
+    def _run_here(
         self, info: OperatorInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._key_of_launch = None
@@ -318,6 +340,10 @@ class Engine(Hooks):
                 wanted = value._meta.shape
                 value._meta = view_of(value)
                 self.change_geometry(aten.resize_.default, (value, list(wanted)), {})
+
+    def move(self, tensor: DeviceTensor, device: torch.device) -> torch.Tensor:
+        """A copy on another GPU or on the host, whose gradient goes back."""
+        return moved(tensor, device)
 
     # -- geometry ----------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ Commands name these errors too: PyTorch is imported by who raises one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 
@@ -35,13 +35,10 @@ class UnsupportedOperatorError(NotImplementedError):
         self.detail = detail
 
 
-#: How a job for several GPUs is planned today.
-ONE_GPU: Final = (
-    "one GPU is simulated, cuda:0, for one process; start a process for each GPU, as "
-    "DistributedDataParallel has it (`torchrun --nproc-per-node=2 train.py`), or plan one alone "
-    "(`torchrun --nproc-per-node=1 train.py`); DataParallel, and a model that is split over GPUs, "
-    "cannot be planned yet"
-)
+def no_such_gpu(gpu: str, count: int, index: int) -> str:
+    """What to do where a script names a GPU that the machine does not have."""
+    have = "one GPU is simulated, cuda:0" if count == 1 else f"{count} GPUs are simulated"
+    return f'{have}: name as many as the script uses, --gpu "{index + 1}x {gpu}"'
 
 
 def too_few_gpus(processes: int, gpu: str, count: int) -> str:
@@ -56,17 +53,17 @@ class SeveralGpusError(UnsupportedOperatorError):
     It is a ``RuntimeError``, as CUDA's "invalid device ordinal" is.
     """
 
-    def __init__(self, what: str, location: str | None, remedy: str = ONE_GPU) -> None:
+    def __init__(self, what: str, location: str | None, remedy: str) -> None:
         super().__init__(what, location, "", remedy)
 
 
 class DeviceMismatch(RuntimeError):
-    """A CPU tensor where the GPU's kernel needs one of its own."""
+    """A tensor of the CPU, or of another GPU, where the GPU's kernel needs one of its own."""
 
-    def __init__(self, device: torch.device, func: Any) -> None:
+    def __init__(self, device: torch.device, func: Any, gpu: int = 0) -> None:
         super().__init__(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"cuda:0 and {device}! (when running {func})"
+            f"cuda:{gpu} and {device}! (when running {func})"
         )
 
 
@@ -88,7 +85,7 @@ def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
     allowed = "" if limit is None else f"{format_size(limit)} allowed; "
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {format_size(error.requested_bytes)}. "
-        f"GPU 0 has a total capacity of {format_size(error.capacity_bytes)} "
+        f"GPU {error.gpu} has a total capacity of {format_size(error.capacity_bytes)} "
         f"of which {format_size(error.free_bytes)} is free. "
         "Including non-PyTorch memory, this process has "
         f"{format_size(error.non_pytorch_bytes + error.reserved_bytes)} memory in use. {allowed}"

@@ -19,7 +19,15 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.subclasses import SUBCLASSES, has_operators, replace_data
-from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain, wrapped
+from trainfit.simgpu.device.tensor import (
+    CUDA,
+    DeviceTensor,
+    SimulatedTensor,
+    gpu_of,
+    plain,
+    several_gpus,
+    wrapped,
+)
 from trainfit.simgpu.patching import PatchSet, in_child
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import TorchDispatchMode
@@ -28,6 +36,7 @@ from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
+_WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
 #: ``x.to(device, dtype)`` in inference mode; otherwise autograd has taken it apart.
@@ -96,6 +105,8 @@ class FunctionMode(TorchFunctionMode):
             return replace_data(args[0], args[1])
         if func in _CHECKS_DATA:
             return self._trusting(func, args, kwargs)
+        if several_gpus() and func in _WRITES:
+            args = _on_one_gpu(*args)
         if func in _COMPARES:
             return self._close(call(self._engine, func, args, kwargs))
         return call(self._engine, func, args, kwargs)
@@ -124,14 +135,28 @@ class FunctionMode(TorchFunctionMode):
             dtype = legacy_dtype(rest[0] if rest else kwargs.get("dtype"))
             if dtype is None:
                 return func(*args, **kwargs)
-            return torch.Tensor.to(tensor, CUDA, dtype)
+            return torch.Tensor.to(tensor, complete("cuda"), dtype)
         rest = [complete(each) for each in rest]
         if func is _to_cuda:  # as it was: it may be wrapped by now
-            kwargs = {name: kwargs[name] for name in kwargs if name != "device"}
-            return torch.Tensor.to(tensor, CUDA, **kwargs)
+            kwargs = dict(kwargs)
+            named = kwargs.pop("device", rest[0] if rest else None)
+            return torch.Tensor.to(tensor, complete("cuda" if named is None else named), **kwargs)
         if torch.device("meta") in rest:
             return on_meta(self._engine, func, (tensor, *rest), kwargs)
         return call(self._engine, func, (tensor, *rest), kwargs)
+
+
+def _on_one_gpu(target: Any, *rest: Any) -> tuple[Any, ...]:
+    """Arguments of an assignment; a value of another GPU whose gradient has to go back there is
+    moved first (C++ believes both to be on "meta")."""
+    if not isinstance(target, DeviceTensor):
+        return target, *rest
+    return target, *(
+        each.to(target.device)
+        if isinstance(each, DeviceTensor) and each.requires_grad and gpu_of(each) != gpu_of(target)
+        else each
+        for each in rest
+    )
 
 
 def _any_on_device(types: Any) -> bool:

@@ -141,5 +141,7 @@ class Hooks:
         self.on_leave: Callable[[], None] = lambda: None
         #: Is told of every operator that may launch kernels, with its geometry's key.
         self.on_launch: LaunchListener = lambda *_: None
+        #: Called after each operator that a thread of several runs (`communication.replicas`).
+        self.on_done: Callable[[], None] = lambda: None
         #: Is told when random numbers are drawn on the device.
         self.on_random: Callable[[], None] = lambda: None

@@ -9,19 +9,21 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
+from trainfit.hardware.gpu.topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.errors import SeveralGpusError
+from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import tensors as private
 from trainfit.torch_private.operators import no_dispatch
 
 # ---
-# The one GPU of the simulated machine, as PyTorch names devices.
+# The GPUs of the simulated machine, as PyTorch names devices.
 
 
-CUDA = torch.device("cuda", 0)
+GPUS = tuple(torch.device("cuda", index) for index in range(MOST_GPUS))
+CUDA = GPUS[0]
 META = torch.device("meta")
 CPU = torch.device("cpu")
 
@@ -33,11 +35,41 @@ def ordinal(device: Any) -> Any:
     return device.index if isinstance(device, torch.device) else device
 
 
-def check_ordinal(device: Any) -> None:
-    """One GPU is simulated; raises :class:`SeveralGpusError` for another."""
+def gpu_number(device: Any) -> int:
+    """The number of the GPU that a script names; the current one where it says none.
+
+    Raises :class:`SeveralGpusError` for one that the machine does not have.
+    """
     index = ordinal(device)
-    if index not in (None, 0, -1):
-        raise SeveralGpusError(f"cuda:{index} (invalid device ordinal)", user_frame())
+    if index is None or index == -1:
+        return current_engine().memory.gpu
+    gpu = current_engine().gpu
+    if not 0 <= index < gpu.count:
+        remedy = no_such_gpu(gpu.key, gpu.count, max(index, 0))
+        raise SeveralGpusError(f"cuda:{index} (invalid device ordinal)", user_frame(), remedy)
+    if index:
+        use_several()
+    return int(index)
+
+
+#: Has the script named another GPU than the first? Where one tensor is, all others are, else.
+_several = False
+
+
+def use_several(now: bool = True) -> None:
+    """From now on it may matter on which GPU a tensor is."""
+    global _several
+    _several = now
+
+
+def gpu_of(tensor: torch.Tensor) -> int:
+    """The number of the GPU that a simulated tensor is on."""
+    return int(plain(tensor)._life.gpu) if _several else 0
+
+
+def several_gpus() -> bool:
+    """May tensors be on other GPUs than the first?"""
+    return _several
 
 
 # ---
@@ -51,12 +83,14 @@ def check_ordinal(device: Any) -> None:
 #: Below the priorities that PyTorch's own devices have (10 and more): asked first.
 _PRIORITY = 1
 _MARK = "_trainfit_on_device"
+_ON = "_trainfit_gpu"
 
 
-def mark(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Note that a CPU storage stands for one of the device."""
+def mark(storage: torch.UntypedStorage, gpu: int = 0) -> torch.UntypedStorage:
+    """Note that a CPU storage stands for one of a GPU."""
     if not hasattr(storage, _MARK):
         setattr(storage, _MARK, {})
+        setattr(storage, _ON, GPUS[gpu])
     return storage
 
 
@@ -72,15 +106,14 @@ def install(patches: PatchSet) -> None:
 
 def _tag(storage: Any) -> str | None:
     plain = private.untyped_of(storage)
-    return str(CUDA) if hasattr(plain, _MARK) else None
+    return str(getattr(plain, _ON)) if hasattr(plain, _MARK) else None
 
 
 def _restore(storage: Any, location: Any) -> Any:
     text = location.decode() if isinstance(location, bytes) else str(location)
     if not text.startswith("cuda"):
         return None
-    check_ordinal(text)
-    return mark(storage)
+    return mark(storage, gpu_number(text))
 
 
 def _rebuilder(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -96,7 +129,7 @@ def _rebuilder(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
                 first = next(iter(copies.values()))
                 copies[dtype] = first.view(torch.uint8).view(dtype)
             else:
-                copies[dtype] = rebuild(storage, 0, (count,), (1,)).to(CUDA)
+                copies[dtype] = rebuild(storage, 0, (count,), (1,)).to(getattr(plain, _ON))
         return copies[dtype].as_strided(size, stride, offset)  # type: ignore[no-any-return]
 
     return rebuild_tensor
@@ -121,6 +154,8 @@ class Executor(Protocol):
 
     def set_data(self, target: DeviceTensor, value: DeviceTensor) -> None: ...
 
+    def move(self, tensor: DeviceTensor, device: torch.device) -> torch.Tensor: ...
+
     def library_workspace(self, model: str, arguments: tuple[int, ...]) -> None: ...
 
     def assume(self, text: str) -> None: ...
@@ -138,6 +173,7 @@ def set_engine(engine: Executor | None) -> None:
     """Make ``engine`` the one that simulated tensors report to."""
     global _engine
     _engine = engine
+    use_several(False)
 
 
 def current_engine() -> Executor:
@@ -206,7 +242,7 @@ def spec_of(meta: torch.Tensor) -> Spec:
 
 
 class DeviceTensor(torch.Tensor):
-    """What Python sees of a tensor on the simulated ``cuda:0``.
+    """What Python sees of a tensor on a simulated GPU.
 
     Two kinds there are: :class:`SimulatedTensor`, which every operator makes, and the classes of
     :mod:`trainfit.simgpu.device.subclasses`, for tensors of the user's own classes.
@@ -228,7 +264,7 @@ class DeviceTensor(torch.Tensor):
     # What Python code asks of a CUDA tensor. C++ getters would say "meta".
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
+        return GPUS[plain(self)._life.gpu] if _several else CUDA
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -243,7 +279,7 @@ class DeviceTensor(torch.Tensor):
         return False
 
     def get_device(self) -> int:
-        return 0
+        return gpu_of(self)
 
     def is_pinned(self, *_: Any, **__: Any) -> bool:
         return False
@@ -262,8 +298,9 @@ class DeviceTensor(torch.Tensor):
             dtype = torch.empty(0).type(dtype).dtype
         return self.to(dtype)
 
-    def cuda(self, *_: Any, **__: Any) -> DeviceTensor:
-        return self
+    def cuda(self, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
+        number = gpu_number(device)
+        return self.to(GPUS[number]) if _several else self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         return to_device(self, args, kwargs)
@@ -274,7 +311,7 @@ class DeviceTensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
             raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. "
+                f"can't convert {self.device} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
         return self.detach().cpu().resolve_conj().resolve_neg().numpy()
@@ -288,7 +325,7 @@ class DeviceTensor(torch.Tensor):
     def new_tensor(  # type: ignore[override]
         self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any
     ) -> Any:
-        device = CUDA if device is None else device
+        device = self.device if device is None else device
         return torch.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +334,7 @@ class DeviceTensor(torch.Tensor):
             return self.new_tensor(only)
         if isinstance(only, torch.Tensor):
             return only.detach()
-        return torch.empty(*(args or (0,)), dtype=self.dtype, device=CUDA)
+        return torch.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
 
     def record_stream(self, stream: Any) -> None:
         current_engine().memory.record_stream(plain(self)._life, stream.stream_id)
@@ -342,14 +379,16 @@ class DeviceTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Checkpoints written during the simulated steps get plausible CPU data.
         host = plain(self).detach().cpu()
-        mark(host.untyped_storage())
+        mark(host.untyped_storage(), gpu_of(self))
         return _like(self, host, vars_of(self)).__reduce_ex__(protocol)
 
     def __repr__(  # type: ignore[override]
         self, *, tensor_contents: Any = None
     ) -> str:
         spec = plain(self)._spec
-        return f"tensor(..., device='cuda:0', size={spec.size}, dtype={spec.dtype}, simulated)"
+        return (
+            f"tensor(..., device='{self.device}', size={spec.size}, dtype={spec.dtype}, simulated)"
+        )
 
     def __format__(self, format_spec: str) -> str:
         if self.dim() == 0:
@@ -358,7 +397,7 @@ class DeviceTensor(torch.Tensor):
 
 
 class SimulatedTensor(DeviceTensor):
-    """A tensor on the simulated ``cuda:0``: geometry and a storage life, no data.
+    """A tensor on a simulated GPU: geometry and a storage life, no data.
 
     Attributes: ``_meta`` is the plain meta tensor that shares the storage, ``_spec`` its
     interned geometry, ``_life`` the allocation behind the storage.
@@ -406,7 +445,14 @@ def to_device(tensor: DeviceTensor, args: tuple[Any, ...], kwargs: dict[str, Any
         if device.type == "meta":
             meta = plain(tensor)._meta
             return torch.empty_like(meta, dtype=given.get("dtype"), device=META)
+        if device.type == "cuda" and gpu_number(device) != gpu_of(tensor):
+            # Converted first: fewer bytes pass, mostly.
+            tensor = to_device(tensor, (), {**given, "copy": False})  # type: ignore[assignment]
+            return current_engine().move(tensor, GPUS[gpu_number(device)])
         if device.type != "cuda":
+            if gpu_of(tensor) and tensor.requires_grad:
+                tensor = to_device(tensor, (), {**given, "copy": False})  # type: ignore[assignment]
+                return current_engine().move(tensor, device)
             given["device"] = device
     return super(DeviceTensor, tensor).to(**{"dtype": tensor.dtype} | given)
 

@@ -65,6 +65,8 @@ def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     on_device = type(source) is SimulatedTensor
     if on_device and target is not None and target.type == "cpu":
         return _to_host(engine, source, kwargs)
+    if on_device and engine.source_gpu is not None:
+        return _from_another(engine, func, args, kwargs)
     if on_device:
         return engine.generic(engine.info(func), args, kwargs)
     if source.layout is torch.sparse_coo:
@@ -77,6 +79,20 @@ def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         )
         return make_sparse(tuple(source.shape), indices, values, source.is_coalesced())
     return _to_device(engine, func, source, kwargs)
+
+
+def _from_another(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """From one GPU to another."""
+    source = args[0]
+    engine.record(engine.info(func))
+    with no_dispatch():
+        meta = func(source._meta, **meta_keywords(kwargs))
+    result = engine.adopt(meta)
+    content = engine.values.read(source)
+    if content is not None and worth_keeping(source._meta):
+        engine.values.write(result, content)
+    result._life.fill = source._life.fill
+    return result
 
 
 def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.results.runs.steps import DTYPES, KINDS
@@ -54,7 +54,8 @@ class KernelLog:
         self, info: OperatorInfo, key: Any, args: tuple[Any, ...], kwargs: Any, result: Any
     ) -> None:
         """An operator ran; ``key`` is its geometry, ``None`` where the engine did not need it."""
-        if key is not None:
+        source = self._engine.source_gpu
+        if key is not None and source is None:
             key = (key, _rounding())
             rows = self._known.get(key)
             if rows is None:
@@ -64,8 +65,28 @@ class KernelLog:
         if copied := self._engine.copied:
             rows = [*_rows([_copy(*each) for each in copied]), *rows]
             self._engine.copied = []
-        if rows:
+        if rows and source is not None:
+            self._from_another(rows, source)
+        elif rows:
             self._write(rows, self._engine.memory.stream)
+
+    def _from_another(self, rows: list[KernelRow], gpu: int) -> None:
+        """A copy from a GPU runs on its stream, between what is there and what comes here
+        (copy_kernel_cuda in ATen/native/cuda/Copy.cu)."""
+        here, there = self._engine.memory.stream, self._engine.memory.stream_of(gpu)
+        self.stream_waits(there, self.event(here), here)
+        self._write(rows, there)
+        self.stream_waits(here, self.event(there), there)
+
+    def together(self, kernel: Kernel, root: int, gpus: Sequence[int]) -> None:
+        """A collective of several GPUs of the process, on their current streams."""
+        on = self._engine.memory.stream_of(root)
+        others = [self._engine.memory.stream_of(each) for each in gpus if each != root]
+        for each in others:
+            self.stream_waits(on, self.event(each), each)
+        self._write(_rows([kernel]), on)
+        for each in others:
+            self.stream_waits(each, self.event(on), on)
 
     def kernel(self, kernel: Kernel, stream: int | None = None) -> None:
         """A kernel that no operator of PyTorch's launches, on the current stream or another."""

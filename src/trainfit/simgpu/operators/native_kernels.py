@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.steps import PEER_COPY
 from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators.kernel_rules import (
@@ -261,6 +262,8 @@ def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """``copy_(self, src)`` writes to its first argument, ``_to_copy(self)`` to a new tensor."""
     target, source = (call["self"], call["src"]) if "src" in call else (result, call["self"])
     here, there = type(source) is SimulatedTensor, type(target) is SimulatedTensor
+    if here and there and source._life.gpu != target._life.gpu:
+        return [Kernel(PEER_COPY, dtype_of(target), 0, *(2 * [stored_bytes(target._spec)]))]
     if here and there:
         kind, single = pointwise([source, target]), singly([source, target], casts=True)
         moved = bytes_of([source]), stored_bytes(target._spec)
