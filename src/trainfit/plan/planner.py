@@ -36,6 +36,7 @@ from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
     note_batches,
+    note_context,
     note_interrupt,
     note_learning,
     note_steps,
@@ -50,6 +51,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
+from trainfit.plan.sizing.lengths import tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
@@ -61,6 +63,7 @@ from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
+from trainfit.results.lengths import TunableSizes
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import TuningSpec
@@ -200,6 +203,7 @@ def simulated(
 def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstants) -> Simulated:
     """From the first run to what is recommended; the plan is built once, at the end."""
     job, options = first_run.job()
+    tunable = tunable_to_size(options.command, job.first.outcome.options, settings.solve)
 
     # Batch sizes, of the command as it is written.
     flipped = opposite_amp(job)
@@ -232,6 +236,10 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     else:
         remedies = try_remedies(job, present, flipped, settings.remedies)
     note_interrupt(job, present, others, remedies)
+    note_context(job.notes, job.first.outcome.context)
+    sizes = None
+    if tunable is not None:
+        sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
     kept, options = _accumulation(job, options, chosen)
@@ -240,7 +248,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     launched = _launched_step(job, chosen, kept)
     result = _built(
         job, options.command, settings, constants, present, chosen, others, choice, remedies,
-        inference, ends, launched,
+        inference, ends, launched, sizes,
     )  # fmt: skip
     return Simulated(result, options)
 
@@ -307,6 +315,7 @@ def _built(
     inference: Inference | None,
     ends: EpochEnds,
     launched: StepSpeed | None,
+    sizes: TunableSizes | None,
 ) -> PlanResult:
     """The plan of the simulated runs."""
     curve = with_step(chosen.batches.curve, launched)
@@ -364,6 +373,7 @@ def _built(
         epoch_end=ends.present,
         recommended_epoch_end=ends.recommended,
         generation=_generation(job, chosen),
+        sizes=sizes,
         script_lines=_script_lines(job, command),
     )
 

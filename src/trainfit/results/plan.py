@@ -23,6 +23,7 @@ from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Finding
+from trainfit.results.lengths import TunableSizes
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
@@ -161,7 +162,8 @@ class PlanResult(ResultFile):
     (``None``: an older result, or the script does not train), ``recommended_epoch_end`` the same
     at the recommended batch size (``None``: that is the current one, or it was not looked at).
     ``generation`` is of the text that it generates (``None``: an older result, or it generates
-    none). ``ranks`` are the processes of a job that has several (``None``: it has one); all
+    none). ``sizes`` are the values of a tunable that the user asked about (``None``: none was).
+    ``ranks`` are the processes of a job that has several (``None``: it has one); all
     figures but ``ranks_samples_per_s`` are of one of them then, on its GPU.
     """
 
@@ -236,6 +238,7 @@ class PlanResult(ResultFile):
     generation: Generation | None = None
     script_lines: Mapping[str, ScriptLine] = dataclasses.field(default_factory=dict)
     ranks: Ranks | None = None
+    sizes: TunableSizes | None = None
 
     @property
     def chosen(self) -> Configuration:

@@ -38,6 +38,7 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
 )
 from trainfit.scripts import sandbox
+from trainfit.scripts.context_length import ContextWatch
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
@@ -84,6 +85,7 @@ class Runner:
         self._amp = AmpWatch(self._accelerate)
         self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
+        self._context = ContextWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
         self._coverage.before_evaluation = self._before_evaluation
@@ -113,6 +115,7 @@ class Runner:
             self._accelerate.expect(self._spec.variables)
             self._amp.install(self._patches)
             self._options.install(self._patches)
+            self._context.install()
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
@@ -140,6 +143,7 @@ class Runner:
                 self._generation.remove()
                 self._coverage.remove()
                 self._launch.remove()
+                self._context.remove()
                 self._options.remove()
                 self._accelerate.remove()
                 self._autocast.remove()
@@ -378,6 +382,7 @@ class Runner:
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
+            context=self._context.seen(),
         ).save(self._spec.outcome)
         return True
 
