@@ -23,12 +23,12 @@ from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import Finding
-from trainfit.results.lengths import TunableSizes
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
 from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.generation import Generation
+from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern

@@ -38,7 +38,6 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
 )
 from trainfit.scripts import sandbox
-from trainfit.scripts.context_length import ContextWatch
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
@@ -47,6 +46,7 @@ from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
+from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
