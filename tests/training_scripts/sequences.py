@@ -12,6 +12,8 @@ parser.add_argument("--attention", choices=("flash", "eager"), default="flash")
 parser.add_argument("--samples", type=int, default=0, help="tokens of the longest (0: any)")
 parser.add_argument("--positions", type=int, default=0)
 parser.add_argument("--width", type=int, default=128)
+parser.add_argument("--use-peft", action="store_true")
+parser.add_argument("--optim", default="adamw_torch")
 options = parser.parse_args()
 
 
@@ -58,7 +60,12 @@ class Texts(torch.utils.data.Dataset):
 
 
 model = Model().cuda().half()
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
+if options.use_peft:
+    model.tokens.requires_grad_(False)
+    model.attention.requires_grad_(False)
+trained = [each for each in model.parameters() if each.requires_grad]
+assert options.optim in ("adamw_torch", "paged_adamw_8bit")
+optimizer = torch.optim.AdamW(trained) if "paged" not in options.optim else torch.optim.SGD(trained)
 loader = torch.utils.data.DataLoader(Texts(), options.batch_size)
 for ids in loader:
     ids = ids.cuda()

@@ -12,6 +12,7 @@ from typing import Final
 from trainfit.findings.learning import of_learning
 from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hardware import GpuSpec, catalogue, device_constants
+from trainfit.hardware.gpu.figures import is_of_desktop
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
@@ -21,6 +22,7 @@ from trainfit.plan.changes.amp_settings import (
     other_settings,
     present_setting,
 )
+from trainfit.plan.changes.by_options import with_switches
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.file_values import batch_constant
@@ -51,7 +53,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
-from trainfit.plan.sizing.lengths import tunable_sizes, tunable_to_size
+from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
@@ -66,7 +68,7 @@ from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.lengths import TunableSizes
-from trainfit.results.runs.spec import TuningSpec
+from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 
 Say = Callable[[str], None]
@@ -234,7 +236,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     if job.infers:
         inference = gradients_both_ways(job)
     else:
-        remedies = try_remedies(job, present, flipped, settings.remedies)
+        remedies = _remedies(job, present, flipped, settings.remedies)
     note_interrupt(job, present, others, remedies)
     note_context(job.notes, job.first.outcome.context)
     sizes = None
@@ -251,6 +253,24 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         inference, ends, launched, sizes,
     )  # fmt: skip
     return Simulated(result, options)
+
+
+def _remedies(
+    job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
+) -> Remedies | None:
+    """Of the job, with what its options can make of it in addition: sequences of another length,
+    adapters, weights of 4 bits, a paged optimizer."""
+    if names is None and present.configuration.fits:
+        return None
+    options = job.first.outcome.options
+    command = with_switches(job.command, options)
+    length = length_option(command, options)
+    command = command if length is None else length.command
+    job.runs.use(command)
+    try:
+        return try_remedies(dataclasses.replace(job, command=command), present, flipped, names)
+    finally:
+        job.runs.use(job.command)
 
 
 def _launched_step(job: PlannedJob, chosen: AmpSetting, kept: Accumulation) -> StepSpeed | None:
@@ -428,7 +448,8 @@ def _other_gpus(
     job: PlannedJob, present: AmpSetting, evaluation: EpochEnd | None
 ) -> tuple[str, ...]:
     """GPUs of the catalogue on which the current batch size runs, with its evaluation, smallest
-    first; none where it runs on the planned one."""
+    first; none where it runs on the planned one. They are of its class (for desktops, for data
+    centers) where one is large enough; a board with the GPU in its processor is none of either."""
     end = evaluation if evaluation is not None and evaluation.fits is False else None
     if present.configuration.fits and end is None:
         return ()
@@ -441,7 +462,9 @@ def _other_gpus(
         for gpu in catalogue()
         if need + total(device_constants(gpu).used(libraries))[0] <= gpu.memory_bytes
     ]
-    able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
+    able = [gpu for gpu in able if not gpu.shared_memory_device or job.gpu.shared_memory_device]
+    alike = [gpu for gpu in able if is_of_desktop(gpu) == is_of_desktop(job.gpu)]
+    able = sorted(alike or able, key=lambda gpu: (gpu.memory_bytes, gpu.key))
     return tuple(gpu.key for gpu in able)
 
 

@@ -6,6 +6,7 @@ is materialised for each pair of positions grows with the square) says only wher
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -87,6 +88,13 @@ def tunable_to_size(
     if int(found.present) < 1:
         raise CommandError(f"--solve {name}: {found.shown} is {found.present}; expected 1 or more")
     return SizedTunable(with_options(command, [found]), name, found.shown)
+
+
+def length_option(command: Command, options: Sequence[ScriptOption]) -> SizedTunable | None:
+    """The length of the job's sequences, marked or not; ``None`` where no option says it."""
+    with contextlib.suppress(CommandError):
+        return tunable_to_size(command, options, "seq_len")
+    return None
 
 
 def tunable_sizes(

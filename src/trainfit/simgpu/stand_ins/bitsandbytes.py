@@ -83,10 +83,10 @@ def _composed(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 
 
 def _is_fused(source: Any, columns: int, depth: int, blocksize: int) -> bool:
-    rows = source.numel() // max(1, depth)
+    rows = int(source.numel()) // max(1, depth)
     if depth % blocksize:
         return False
-    library: Any = sys.modules.get("bitsandbytes.backends.cuda.ops")
+    library = sys.modules.get("bitsandbytes.backends.cuda.ops")
     ask = getattr(library, "_gemm_4bit_use_custom_fn", None)
     if ask is None:
         return rows <= _FUSED_ROWS
