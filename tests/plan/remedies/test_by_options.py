@@ -63,3 +63,14 @@ def test_four_bits_bring_their_adapters_along() -> None:
     assert values is not None
     assert command.line(**values).endswith("--width=8 --use_peft --load_in_4bit")
     assert switched_on(command, "paged-optimizer") is None
+
+
+def test_a_larger_gpu_is_of_the_class_that_was_named() -> None:
+    said = trainfit(
+        *("plan", "--gpu", "GTX 960 2GB", "--no-remedies", "--json"),
+        *("--", "python", SCRIPT, "--max-length=2048", "--attention=eager", "--batch-size=16"),
+        cwd=SCRIPTS,
+    )
+    result = json.loads(said.stdout)
+    assert not result["now"]["fits"]
+    assert result["other_gpus"] and all(key[:3] in ("RTX", "GTX") for key in result["other_gpus"])
