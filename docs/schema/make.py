@@ -51,6 +51,7 @@ _UNITS: Final = {
                "run_batch samples samples_now trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
+    "units of the tunable": "present value largest recommended too_large limit",
     "steps": "epoch_steps kept_gradients zero_rates last_step first_lost_step first_step "
              "light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "

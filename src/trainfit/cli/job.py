@@ -134,14 +134,14 @@ def _loads_eagerly(environment: Mapping[str, str]) -> bool:
 # The user's command, as the verbs that run it read it.
 
 
-def read_command(words: Sequence[str], *, several: bool = False) -> Command:
-    """The command (``several``: of several processes, too), with a line on standard error where
-    another Python runs it than its reader would expect.
+def read_command(words: Sequence[str], *, several: bool = False, also: str = "") -> Command:
+    """The command (``several``: of several processes, too; ``also``: with this tunable), with a
+    line on standard error where another Python runs it than its reader would expect.
 
     Raises:
         CommandError: no Python is found in it, or none that can run it.
     """
-    command = parse_command(words, several=several)
+    command = parse_command(words, several=several, also=also)
     if command.interpreter.note:
         sys.stderr.write(f"trainfit: {printable(command.interpreter.note)}\n")
         sys.stderr.flush()

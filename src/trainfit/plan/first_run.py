@@ -43,7 +43,7 @@ class Settings:
     ``rates`` are what a calibration profile measured, ``noise_scale`` is the gradients', in
     samples. ``rented`` says which machine the GPU is of, in words (empty: none was named).
     ``thorough``: also batch sizes and precisions that do not change the recommendation are
-    simulated.
+    simulated. ``solve`` is the tunable whose largest value is asked for (empty: none).
     """
 
     headroom: float | None = None
@@ -55,6 +55,7 @@ class Settings:
     noise_scale: float | None = None
     rented: str = ""
     thorough: bool = False
+    solve: str = ""
 
 
 class FirstRun:

@@ -23,7 +23,7 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import Accumulation, EffectiveBatch
 from trainfit.results.changes import Remedies
-from trainfit.results.runs.trace import Counted
+from trainfit.results.runs.trace import ContextSeen, Counted
 from trainfit.results.text import count, size
 from trainfit.simgpu.device.settling import LEAST_STEPS
 
@@ -192,6 +192,18 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
         f"{rule}`trainfit batch explain --batch-size {before} --to {after}{given}` says what "
         f"{after} samples a step instead of {before} do to learning{measure}"
     )
+
+
+def note_context(notes: Notes, context: ContextSeen) -> None:
+    """That sequences are longer than the model is made for."""
+    if context.too_long:
+        notes.add(
+            f"sequences of {context.longest:,} tokens are longer than the {context.positions:,} "
+            "positions that the model is made for: learned positions raise an error on the GPU; "
+            f"cut them to {context.positions:,}",
+            CHANGES,
+            first=True,
+        )
 
 
 def _is_interrupted(remedies: Remedies) -> bool:

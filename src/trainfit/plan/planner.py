@@ -12,6 +12,7 @@ from typing import Final
 from trainfit.findings.learning import of_learning
 from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hardware import GpuSpec, catalogue, device_constants
+from trainfit.hardware.gpu.figures import is_of_desktop
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
@@ -21,6 +22,7 @@ from trainfit.plan.changes.amp_settings import (
     other_settings,
     present_setting,
 )
+from trainfit.plan.changes.by_options import with_switches
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.file_values import batch_constant
@@ -36,6 +38,7 @@ from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
     note_batches,
+    note_context,
     note_interrupt,
     note_learning,
     note_steps,
@@ -52,6 +55,7 @@ from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
+from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
@@ -65,7 +69,8 @@ from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.generation import Generation
-from trainfit.results.runs.spec import TuningSpec
+from trainfit.results.runs.lengths import TunableSizes
+from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 
 Say = Callable[[str], None]
@@ -202,6 +207,7 @@ def simulated(
 def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstants) -> Simulated:
     """From the first run to what is recommended; the plan is built once, at the end."""
     job, options = first_run.job()
+    tunable = tunable_to_size(options.command, job.first.outcome.options, settings.solve)
 
     # Batch sizes, of the command as it is written.
     flipped = opposite_amp(job)
@@ -233,8 +239,12 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     if job.infers:
         inference = gradients_both_ways(job)
     else:
-        remedies = try_remedies(job, present, flipped, settings.remedies)
+        remedies = _remedies(job, present, flipped, settings.remedies)
     note_interrupt(job, present, others, remedies)
+    note_context(job.notes, job.first.outcome.context)
+    sizes = None
+    if tunable is not None:
+        sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
     kept, options = _accumulation(job, options, chosen)
@@ -243,9 +253,27 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     launched = _launched_step(job, chosen, kept)
     result = _built(
         job, options.command, settings, constants, present, chosen, others, choice, remedies,
-        inference, ends, launched,
+        inference, ends, launched, sizes,
     )  # fmt: skip
     return Simulated(result, options)
+
+
+def _remedies(
+    job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
+) -> Remedies | None:
+    """Of the job, with what its options can make of it in addition: sequences of another length,
+    adapters, weights of 4 bits, a paged optimizer."""
+    if names is None and present.configuration.fits:
+        return None
+    options = job.first.outcome.options
+    command = with_switches(job.command, options)
+    length = length_option(command, options)
+    command = command if length is None else length.command
+    job.runs.use(command)
+    try:
+        return try_remedies(dataclasses.replace(job, command=command), present, flipped, names)
+    finally:
+        job.runs.use(job.command)
 
 
 def _launched_step(job: PlannedJob, chosen: AmpSetting, kept: Accumulation) -> StepSpeed | None:
@@ -310,6 +338,7 @@ def _built(
     inference: Inference | None,
     ends: EpochEnds,
     launched: StepSpeed | None,
+    sizes: TunableSizes | None,
 ) -> PlanResult:
     """The plan of the simulated runs."""
     curve = with_step(chosen.batches.curve, launched)
@@ -373,6 +402,7 @@ def _built(
         epoch_end=ends.present,
         recommended_epoch_end=ends.recommended,
         generation=_generation(job, chosen),
+        sizes=sizes,
         script_lines=_script_lines(job, command),
     )
 
@@ -427,7 +457,8 @@ def _other_gpus(
     job: PlannedJob, present: AmpSetting, evaluation: EpochEnd | None
 ) -> tuple[str, ...]:
     """GPUs of the catalogue on which the current batch size runs, with its evaluation, smallest
-    first; none where it runs on the planned one."""
+    first; none where it runs on the planned one. They are of its class (for desktops, for data
+    centers) where one is large enough; a board with the GPU in its processor is none of either."""
     end = evaluation if evaluation is not None and evaluation.fits is False else None
     if present.configuration.fits and end is None:
         return ()
@@ -440,7 +471,9 @@ def _other_gpus(
         for gpu in catalogue()
         if need + total(device_constants(gpu).used(libraries))[0] <= gpu.memory_bytes
     ]
-    able.sort(key=lambda gpu: (gpu.memory_bytes, gpu.key))
+    able = [gpu for gpu in able if not gpu.shared_memory_device or job.gpu.shared_memory_device]
+    alike = [gpu for gpu in able if is_of_desktop(gpu) == is_of_desktop(job.gpu)]
+    able = sorted(alike or able, key=lambda gpu: (gpu.memory_bytes, gpu.key))
     return tuple(gpu.key for gpu in able)
 
 

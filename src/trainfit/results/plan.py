@@ -28,6 +28,7 @@ from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
 from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.generation import Generation
+from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
@@ -170,7 +171,8 @@ class PlanResult(ResultFile):
     (``None``: an older result, or the script does not train), ``recommended_epoch_end`` the same
     at the recommended batch size (``None``: that is the current one, or it was not looked at).
     ``generation`` is of the text that it generates (``None``: an older result, or it generates
-    none). ``ranks`` are the processes of a job that has several (``None``: it has one); all
+    none). ``sizes`` are the values of a tunable that the user asked about (``None``: none was).
+    ``ranks`` are the processes of a job that has several (``None``: it has one); all
     figures but ``ranks_samples_per_s`` are of one of them then, on its GPU. ``gpus`` are those of a
     job of one process that uses several (``None``: it uses one, or an older result); memory is
     of the fullest of them then.
@@ -248,6 +250,7 @@ class PlanResult(ResultFile):
     script_lines: Mapping[str, ScriptLine] = dataclasses.field(default_factory=dict)
     ranks: Ranks | None = None
     gpus: GpusOfProcess | None = None
+    sizes: TunableSizes | None = None
 
     @property
     def chosen(self) -> Configuration:

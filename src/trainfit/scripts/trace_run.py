@@ -46,6 +46,7 @@ from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
+from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
@@ -84,6 +85,7 @@ class Runner:
         self._amp = AmpWatch(self._accelerate)
         self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
+        self._context = ContextWatch()
         self._launch = LaunchInPlace(execute)
         self._coverage = CoverageWatch(self._loaders.feeding)
         self._coverage.before_evaluation = self._before_evaluation
@@ -113,6 +115,7 @@ class Runner:
             self._accelerate.expect(self._spec.variables)
             self._amp.install(self._patches)
             self._options.install(self._patches)
+            self._context.install()
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
@@ -140,6 +143,7 @@ class Runner:
                 self._generation.remove()
                 self._coverage.remove()
                 self._launch.remove()
+                self._context.remove()
                 self._options.remove()
                 self._accelerate.remove()
                 self._autocast.remove()
@@ -378,6 +382,7 @@ class Runner:
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
+            context=self._context.seen(),
         ).save(self._spec.outcome)
         return True
 

@@ -53,6 +53,7 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.needed import MissingNameError
@@ -227,6 +228,7 @@ class Simulation:
         self._default_device = device_names.DefaultDevice()
         self._collectives = Collectives(self.engine, self._kernels)
         self._triton = TritonKernels(self.engine, self._kernels)
+        self._bitsandbytes = BitsAndBytes(self.engine)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
 
     def _install(self) -> None:
@@ -249,6 +251,7 @@ class Simulation:
         replicas.install(self._patches, self.engine)
         self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
+        self._bitsandbytes.install(self._patches)
         torch_patches.install(
             self._patches,
             clear_casts=self._autocast.clear,
@@ -280,6 +283,7 @@ class Simulation:
         global _active
         self._time.stop()
         self._collectives.remove()
+        self._bitsandbytes.remove()
         self._triton.remove()
         if self._extensions is not None:
             self._extensions.remove()

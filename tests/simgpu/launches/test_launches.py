@@ -571,3 +571,43 @@ def test_weights_of_four_bits_are_looked_up_before_or_within_their_product() -> 
     assert product["kind"] == "matmul" and product["flops"] == 2 * 128 * 64
     assert (product["rows"], product["columns"], product["depth"]) == (1, 128, 64)
     del keep
+
+
+def _four_bits() -> list[Any]:
+    """bitsandbytes' operators with a layer of 4-bit weights, without its library."""
+    return library(
+        "bitsandbytes",
+        (
+            "dequantize_4bit(Tensor A, Tensor absmax, int blocksize, str quant_type, "
+            "int[] shape, ScalarType dtype) -> Tensor",
+            lambda A, absmax, blocksize, kind, shape, dtype: A.new_empty(shape, dtype=dtype),
+        ),
+        (
+            "gemm_4bit(Tensor A, Tensor B, int[] shapeB, Tensor absmax, int blocksize, "
+            "str quant_type, Tensor? bias=None, Tensor? absmax_8bit=None, "
+            "Tensor? absmax_code=None, Tensor? absmax_offset=None) -> Tensor",
+            lambda A, B, shape, *rest, **more: A.new_empty(*A.shape[:-1], shape[0]),
+        ),
+    )
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_a_layer_of_four_bits_costs_its_flops(rows: int) -> None:
+    """A few rows meet the packed weight; for many it becomes dense first, which takes longer."""
+    keep = _four_bits()
+
+    def act() -> Any:
+        packed, scales = tensor(128 * 64 // 2, dtype=torch.uint8), tensor(128, dtype=torch.float32)
+        x = tensor(rows, 64)
+
+        def run() -> None:
+            torch.ops.bitsandbytes.gemm_4bit(x, packed, [128, 64], scales, 64, "nf4")
+
+        return run
+
+    found = launched(act)
+    assert [row["kind"] for row in found] == ["matmul"] if rows == 4 else ["pointwise", "matmul"]
+    assert found[-1]["flops"] == 2 * rows * 128 * 64
+    if rows > 4:
+        assert found[0]["written"] == HALF * 128 * 64
+    del keep

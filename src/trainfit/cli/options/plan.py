@@ -70,6 +70,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "a batch much larger than it needs more samples for the same loss, so a smaller one is "
         "recommended",
     )
+    simulation.add_argument(
+        "--solve",
+        metavar="NAME",
+        help="find the largest value of this tunable that fits at the current batch size: seq_len, "
+        "max_new_tokens, or an integer option of the script, as image-size",
+    )
     add_simulation(simulation)
     simulation.add_argument(
         "--thorough",

@@ -20,6 +20,7 @@ from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.lookup import find_rented
 from trainfit.plan.changes.catalogue import NAMES
+from trainfit.plan.command.tunables import tunable_named
 from trainfit.plan.dataloader.section import plan_tuning
 from trainfit.plan.first_run import Settings
 from trainfit.plan.planner import RealRuns, plan
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     check_format(options)
     settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(
-        read_command(command, several=True), sandbox=sandbox_request(options)
+        read_command(command, several=True, also=settings.solve), sandbox=sandbox_request(options)
     )
     environment = {**os.environ, **parsed.environment()}
     device = chosen_device(options, environment, parsed.processes, parsed.machines)
@@ -71,6 +72,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         noise_scale=_noise_scale(options),
         rented=_rented(options),
         thorough=options.thorough,
+        solve="" if options.solve is None else tunable_named(options.solve),
     )
 
 

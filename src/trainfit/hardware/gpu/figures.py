@@ -363,3 +363,8 @@ def _sources(spec: GpuSpec) -> dict[str, str]:
     if "sm_count" in found:
         found["cuda_cores"] = "SMs x FP32 units per SM (CUDA C++ Programming Guide)"
     return found
+
+
+def is_of_desktop(gpu: GpuSpec) -> bool:
+    """Is it a card of desktops and workstations (GeForce, RTX), rather than of data centers?"""
+    return gpu.key.startswith(("GTX ", "RTX ", "TITAN ", "Quadro "))

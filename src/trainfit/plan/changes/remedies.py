@@ -279,7 +279,7 @@ class _Remedies:
         batch = next((t.batch for t in trials if t.kind.name == "accumulate"), job.batch)
         allocator = next((t.allocator for t in trials if t.allocator is not None), None)
         spec = RunSpec(
-            values=next((t.spec.values for t in trials if t.spec.values), {}),
+            values={name: text for t in trials for name, text in t.spec.values.items()},
             force=next((t.spec.force for t in trials if t.spec.force is not None), None),
             interventions=requests,
             title=" + ".join(names),

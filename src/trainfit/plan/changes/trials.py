@@ -8,8 +8,10 @@ import os
 from collections.abc import Sequence
 
 from trainfit.memory.affine import AffineStream
+from trainfit.memory.peak import by_kind
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.changes.by_options import BY_OPTIONS, switched_on
 from trainfit.plan.changes.catalogue import RemedyKind, instructions
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
@@ -23,6 +25,7 @@ from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import Applicability, InterventionRequest
+from trainfit.results.text import size
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
 
 # ---
@@ -104,6 +107,9 @@ def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
     return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size
 
 
+#: Remedies that are about the optimizer's states, and the share of the peak that these must be.
+_FEWER_STATES = ("optimizer-8bit", "paged-optimizer", "adafactor", "adam", "momentum", "sgd")
+_LEAST_STATES = 0.02
 #: Settings that are replayed in addition to expandable segments; the best of them is shown.
 _ALLOCATORS = (
     "max_split_size_mb:128",
@@ -171,6 +177,12 @@ class Trials:
             return self._expandable(kind)
         if kind.name == "allocator-settings":
             return self._other_allocator(kind)
+        if kind.name == "shorter-sequences":
+            return self._shorter(kind)
+        if kind.name in _FEWER_STATES:
+            self._require_states()
+        if kind.name in BY_OPTIONS:
+            return self._by_option(kind)
         finding = self._findings[kind.name]
         if not finding.applies:
             raise NotApplicable(finding.reason)
@@ -188,6 +200,40 @@ class Trials:
         if renamed(self._job.command, name, smaller) == self._job.command:
             return trial
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
+
+    def _shorter(self, kind: RemedyKind) -> Trial:
+        """By half, where an option of the command says how long sequences are."""
+        present = self._job.command.present.get("seq_len")
+        if present is None:
+            raise NotApplicable("no option of the command says how long sequences are")
+        if int(present) < 2:
+            raise NotApplicable(f"sequences of length {present} cannot be shorter")
+        values = {"seq_len": str(int(present) // 2)}
+        spec = self._job.sized(RunSpec(values=values, title=kind.name))
+        finding = Applicability(kind.name, True, detail=f"{values['seq_len']} instead of {present}")
+        return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
+
+    def _by_option(self, kind: RemedyKind) -> Trial:
+        """Where an option of the command switches it on."""
+        values = switched_on(self._job.command, kind.name)
+        if values is None:
+            raise NotApplicable("no option of the command switches it on, or it is on")
+        spec = self._job.sized(RunSpec(values=values, title=kind.name))
+        finding = Applicability(kind.name, True)
+        return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
+
+    def _require_states(self) -> None:
+        """Raise :class:`NotApplicable` where the optimizer's states are little of the peak, as with
+        adapters."""
+        recording = self._survey.recording
+        assert recording is not None
+        outcome, _ = self._memory_model.shown(self.stream)
+        kinds = by_kind(recording, self.stream, outcome)
+        states, whole = kinds["optimizer_state"], sum(kinds.values())
+        if states < _LEAST_STATES * whole:
+            raise NotApplicable(
+                f"the optimizer's states are only {size(states)} of {size(whole)} at the peak"
+            )
 
     def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> RunSpec:
         request = InterventionRequest(kind.name, targets)
@@ -291,6 +337,8 @@ class Trials:
         for trial in reversed(trials):
             if trial.amp is not None:
                 values["amp"] = trial.amp
+            chosen = (*BY_OPTIONS, "seq_len")
+            values |= {name: text for name, text in trial.spec.values.items() if name in chosen}
             if trial.batch != self._job.batch and "batch_size" in command.present:
                 values["batch_size"] = str(trial.batch)
             if trial.allocator is not None:

@@ -148,8 +148,9 @@ class Command:
         return dataclasses.replace(self, launcher=self.launcher.on(gpus, self.fill()))
 
 
-def parse_command(words: Sequence[str], *, several: bool = False) -> Command:
-    """Read a command; ``several``: also one whose launcher starts several processes.
+def parse_command(words: Sequence[str], *, several: bool = False, also: str = "") -> Command:
+    """Read a command; ``several``: also one whose launcher starts several processes; ``also``: a
+    name that is a tunable, too.
 
     Raises :class:`CommandError`.
     """
@@ -158,7 +159,7 @@ def parse_command(words: Sequence[str], *, several: bool = False) -> Command:
             "no command: write the training command after --, "
             "as in `trainfit plan -- python train.py --batch_size={batch_size:8}`"
         )
-    present = placeholders(words)
+    present = placeholders(words, also)
     plain = [fill(word, present) for word in words]
     prefix = read_prefix(plain)
     at = prefix.program_at

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -23,25 +24,47 @@ LOADER_SWITCHES: Final = ("pin_memory", "persistent_workers")
 NUMBER: Final = re.compile(r"[0-9]{1,9}")
 #: Tunables that trainfit can fill; ``grad_accum`` are the micro-batches of an optimizer step.
 TUNABLES: Final = ("batch_size", "grad_accum", "amp", *LOADER_TUNABLES)
+#: Lengths of sequences and of generated texts: what they cost is told, and how long ones fit.
+LENGTHS: Final = ("seq_len", "max_new_tokens")
 #: Other names of them: those that libraries' options have.
-_ALIASES: Final = dict.fromkeys(
-    (
-        "gradient_accumulation_steps",  # Transformers, Accelerate, nanoGPT
-        "accumulate_grad_batches",  # Lightning
-        "grad_accum_steps",  # timm
+ALIASES: Final = {
+    **dict.fromkeys(
+        (
+            "gradient_accumulation_steps",  # Transformers, Accelerate, nanoGPT
+            "accumulate_grad_batches",  # Lightning
+            "grad_accum_steps",  # timm
+        ),
+        "grad_accum",
     ),
-    "grad_accum",
-)
-_NAMES: Final = (*TUNABLES, *_ALIASES)
+    **dict.fromkeys(
+        (
+            *("max_length", "max_seq_length", "max_seq_len", "max_sequence_length"),  # TRL, peft
+            *("cutoff_len", "block_size"),  # LLaMA-Factory; run_clm, nanoGPT
+            *("model_max_length", "sequence_len", "sequence_length", "seq_length"),  # Axolotl
+            *("context_length", "ctx_len", "seqlen"),
+        ),
+        "seq_len",
+    ),
+    **dict.fromkeys(("max_gen_toks", "max_tokens_to_generate"), "max_new_tokens"),
+}
+_NAMES: Final = (*TUNABLES, *LENGTHS, *ALIASES)
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*")
 
-_TUNABLE = rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})(?::([^{{}}]*))?"
-_PLACEHOLDER = re.compile(rf"\{{\{{{_TUNABLE}\}}\}}|\{{{_TUNABLE}\}}")
+
+@functools.cache
+def _placeholder(also: frozenset[str] = frozenset()) -> re.Pattern[str]:
+    """Of the names that are always tunables, and of those that a user has made some (``also``)."""
+    names = sorted({*_NAMES, *also}, key=len, reverse=True)
+    tunable = rf"({'|'.join(map(re.escape, names))})(?::([^{{}}]*))?"
+    return re.compile(rf"\{{\{{{tunable}\}}\}}|\{{{tunable}\}}")
+
+
 #: Looks like a placeholder; whether it is a misspelt one is a matter of its name.
 _BRACES = re.compile(r"\{([A-Za-z_][\w-]*)(?::[^{}]*)?\}")
 #: How alike a name must be to be taken for a misspelt one ("batch_size" is misspelt most);
 #: "amp" is too short to tell, and "memory" or "workers" may be words of the user's own.
 _ALIKE: Final = {"batch_size": 0.75} | dict.fromkeys(
-    ("grad_accum", *_ALIASES, *LOADER_TUNABLES), 0.8
+    ("grad_accum", *LENGTHS, *ALIASES, *LOADER_TUNABLES), 0.8
 )
 #: Spellings of a prefetch_factor that is left to PyTorch: 2, or none without workers.
 _UNSET: Final = ("None", "none", "null")
@@ -81,19 +104,21 @@ class CommandError(TrainfitError):
     """A command that cannot be planned; one line with the word, the reason, the remedy."""
 
 
-def placeholders(words: Sequence[str]) -> dict[str, str]:
+def placeholders(words: Sequence[str], also: str = "") -> dict[str, str]:
     """The placeholders' present values; each must have one, and the same everywhere.
 
+    ``also`` is a name that is a tunable in this command, whatever it means (empty: none).
     Raises :class:`CommandError`.
     """
     present: dict[str, str] = {}
+    pattern = _placeholder(frozenset({also} - {""}))
     for word in words:
-        _check_spelling(word)
-        for match in _PLACEHOLDER.finditer(word):
+        _check_spelling(word, also)
+        for match in pattern.finditer(word):
             _, _, name, value = match.groups()
             if name is None:
                 continue  # double braces: literal
-            name = _ALIASES.get(name, name)
+            name = ALIASES.get(name, name)
             if not value:
                 raise CommandError(
                     f"placeholder {{{name}}} in {word!r} has no current value; "
@@ -115,14 +140,31 @@ def fill(word: str, values: Mapping[str, str]) -> str:
         name = match.group(3)
         if name is None:
             return match.group(0)[1:-1]
-        return values.get(_ALIASES.get(name, name), match.group(0))
+        return values.get(ALIASES.get(name, name), match.group(0))
 
-    return _PLACEHOLDER.sub(filled, word)
+    return _placeholder(frozenset(values) - frozenset(_NAMES)).sub(filled, word)
+
+
+def tunable_named(text: str) -> str:
+    """The tunable that a user names, with its usual name; raises :class:`CommandError`."""
+    name = text.strip().lstrip("-").replace("-", "_")
+    if not _IDENTIFIER.fullmatch(name):
+        raise CommandError(
+            f"--solve {text!r}: expected the name of a tunable or of an option of the script; "
+            "write for example --solve seq_len"
+        )
+    name = ALIASES.get(name, name)
+    if name in (*LOADER_TUNABLES, "amp", "grad_accum", "batch_size"):
+        raise CommandError(
+            f"--solve {name}: a plan chooses it without being asked; "
+            "name another option of the script, as in --solve seq_len"
+        )
+    return name
 
 
 def literal(word: str) -> str:
     """``word`` with double braces around what would be read as a placeholder."""
-    return _PLACEHOLDER.sub(lambda match: "{" + match.group(0) + "}", word)
+    return _placeholder().sub(lambda match: "{" + match.group(0) + "}", word)
 
 
 def other_amp(words: Sequence[str], present: Mapping[str, str]) -> str | None:
@@ -228,14 +270,16 @@ def _is_on(text: str) -> bool:
 # -- checks ------------------------------------------------------------------------------------
 
 
-def _check_spelling(word: str) -> None:
+def _check_spelling(word: str, also: str) -> None:
     for name in _BRACES.findall(word):
+        if name == also:
+            continue
         plain = name.lower().replace("-", "_")
         near = [plain] if plain in _NAMES else _alike(plain)
         if name not in _NAMES and near:
             raise CommandError(
                 f"placeholder {{{name}}} in {word!r} is not a tunable; did you mean "
-                f"{{{near[0]}:…}}? (known: {', '.join(TUNABLES)})"
+                f"{{{near[0]}:…}}? (known: {', '.join((*TUNABLES, *LENGTHS))})"
             )
 
 
@@ -248,6 +292,10 @@ def _check_values(present: Mapping[str, str]) -> None:
     _check_number(present, "batch_size", 1, "batch size", "8")
     _check_number(present, "grad_accum", 1, "number of micro-batches", "4")
     _check_number(present, "num_workers", 0, "number of workers", "4")
+    _check_number(present, "seq_len", 1, "sequence length", "2048")
+    _check_number(present, "max_new_tokens", 1, "number of tokens", "512")
+    for name in present.keys() - {*TUNABLES, *LENGTHS}:
+        _check_number(present, name, 1, "number", "8")
     if present.get("prefetch_factor") not in _UNSET:
         _check_number(present, "prefetch_factor", 1, "prefetch factor", "2")
     for name in LOADER_SWITCHES:

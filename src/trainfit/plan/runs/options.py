@@ -8,6 +8,7 @@ has what the first run saw. That is an assumption, which a run has to confirm
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal
@@ -15,7 +16,7 @@ from typing import Final, Literal
 from trainfit.plan.command.options import candidates, tunable_of
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import AmpReading, amp_readings
-from trainfit.plan.command.tunables import LOADER_SWITCHES, NUMBER, TUNABLES, as_switch
+from trainfit.plan.command.tunables import ALIASES, LOADER_SWITCHES, NUMBER, TUNABLES, as_switch
 from trainfit.plan.command.words import (
     OFF,
     ON,
@@ -166,6 +167,36 @@ def read_options(
         elif read is not None:
             left.append(read)
     return CommandOptions(command, with_options(command, found), tuple(found), tuple(left))
+
+
+def size_option(
+    command: Command, options: Sequence[ScriptOption], name: str
+) -> FoundOption | LeftOption:
+    """The option of ``command`` that is the whole number ``name``, by its name or an alias of it;
+    raises nothing: what is left alone says why."""
+    named = [
+        each
+        for each in candidates(command, options)
+        if any(_size_name(spelled) == name for spelled in (*each.option.flags, each.option.name))
+    ]
+    shown = ", ".join(each.shown for each in named)
+    whole = [each for each in named if NUMBER.fullmatch(each.option.value or "")]
+    if not named:
+        return LeftOption(name, "", "the script has no such option")
+    if not whole:
+        return LeftOption(
+            name, shown, f"its value is {named[0].option.value!r}, not a positive integer"
+        )
+    chosen = _only(whole, lambda each: each.place is not None)
+    if chosen is None:
+        return LeftOption(name, shown, "several options have this meaning")
+    text = said(command, chosen) or str(chosen.option.value)
+    return FoundOption(name, chosen.shown, text, write_value(command, chosen, name, text))
+
+
+def _size_name(option: str) -> str:
+    plain = re.split(r"[./]", option.lstrip("+~-").replace("-", "_"))[-1]
+    return ALIASES.get(plain.lower(), plain)
 
 
 def with_options(command: Command, found: Iterable[FoundOption]) -> Command:

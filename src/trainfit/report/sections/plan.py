@@ -24,6 +24,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.generation import generation_sections
+from trainfit.report.lengths import length_sections
 from trainfit.report.notes import (
     finding_items,
     note_text,
@@ -131,6 +132,7 @@ def plan_subject(
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
             *section(plan_facts.ranks_title(result), plan_facts.ranks_facts(result)),
             *section(plan_facts.gpus_title(result), plan_facts.gpus_facts(result)),
+            *length_sections(result.sizes, result.gpu_memory_bytes),
             *generation_sections(result.generation),
             *section(fix_title(result), _fixes(result)),
             *section("Why these settings", _reasons(result)),

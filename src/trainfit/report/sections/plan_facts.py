@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.report.blocks import Facts
 from trainfit.report.blocks import facts as facts_of
+from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes
 from trainfit.report.sections.launch import change_text, left_out_text, removed_text, threads_text
 from trainfit.report.sections.loading import effect_text, helps, input_text
@@ -40,8 +41,10 @@ BOUNDS: Final = {
 
 
 def answer(result: PlanResult) -> str:
-    """Fits or not, the largest batch size, the recommended one, and how fast that is."""
-    return " ".join(part for part in (_fits(result), _batches(result)) if part)
+    """Fits or not, the largest batch size, the recommended one, and how fast that is; the largest
+    value of a tunable that was asked for."""
+    parts = (_fits(result), _batches(result), solved_text(result.sizes))
+    return " ".join(part for part in parts if part)
 
 
 def _fits(result: PlanResult) -> str:

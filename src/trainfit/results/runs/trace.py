@@ -277,6 +277,20 @@ class AmpSeen:
 
 
 @dataclasses.dataclass(frozen=True)
+class ContextSeen:
+    """The ``longest`` sequence of token ids that a model was given, and the ``positions`` that the
+    models are made for, by their configuration; ``None``: none was seen, they do not say."""
+
+    longest: int | None = None
+    positions: int | None = None
+
+    @property
+    def too_long(self) -> bool:
+        """Was a model given more than it is made for?"""
+        return bool(self.longest and self.positions and self.longest > self.positions)
+
+
+@dataclasses.dataclass(frozen=True)
 class OwnFault:
     """A failure of trainfit's own code: the exception in a line, our file and line, and the whole
     traceback."""
@@ -325,7 +339,7 @@ class TraceOutcome(ScriptOutcome):
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
     parser knows them that read it. ``amp`` is what matters to mixed precision, ``learning`` what
-    spoils it.
+    spoils it. ``context`` are the sequences that the models were given.
     """
 
     loader: LoaderInfo | None = None
@@ -348,6 +362,7 @@ class TraceOutcome(ScriptOutcome):
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
     learning: LearningFacts = NOTHING_SEEN
+    context: ContextSeen = ContextSeen()
 
 
 # ---

@@ -20,6 +20,9 @@ LibraryFinder = Callable[[Any, tuple[Any, ...]], str | None]
 HANDLERS: dict[Any, Handler] = {}
 KERNELS: dict[Any, KernelModel] = {}
 
+#: The same by an operator's whole name: of packages that may be imported later.
+NAMED_HANDLERS: dict[str, Handler] = {}
+
 #: By an operator's name without "aten::": what finds the library that its kernel is from.
 LIBRARY_OF: dict[str, LibraryFinder] = {}
 
@@ -36,6 +39,16 @@ def handles(*overloads: Any) -> Callable[[Handler], Handler]:
     def register(function: Handler) -> Handler:
         for overload in overloads:
             HANDLERS[overload] = function
+        return function
+
+    return register
+
+
+def handles_named(*names: str) -> Callable[[Handler], Handler]:
+    """Likewise by their whole names ("package::operator"), whatever their overload."""
+
+    def register(function: Handler) -> Handler:
+        NAMED_HANDLERS.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -64,7 +77,7 @@ class OperatorInfo:
         schema = private.schema(func)
         self.func = func
         self.name = name
-        self.handler = HANDLERS.get(func)
+        self.handler = HANDLERS.get(func) or NAMED_HANDLERS.get(schema.name)
         self.kernel = KERNELS.get(func)
         self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
         self.composite = self.handler is None and _is_composite(func)

@@ -409,6 +409,11 @@ class SimulatedTensor(DeviceTensor):
 
     __torch_function__ = private.disabled_torch_function
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """What code makes that asks a tensor for its type: a parameter, or a plain tensor."""
+        kind = torch.nn.Parameter if "requires_grad" in kwargs else torch.Tensor
+        return kind(*args, **kwargs)
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None

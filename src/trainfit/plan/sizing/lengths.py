@@ -1,0 +1,496 @@
+"""The values of one tunable, such as a sequence's length: their cost, and the largest that fits.
+
+A job's memory is looked at where it was simulated; a parabola through the nearest such values (what
+is materialised for each pair of positions grows with the square) says only where to look next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.capacity import context_parts
+from trainfit.memory.replay import Stream, live_at, replay
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import LENGTHS, CommandError
+from trainfit.plan.runs.batches import varying_shapes
+from trainfit.plan.runs.failures import NotSimulated, ScriptError
+from trainfit.plan.runs.options import LeftOption, size_option, with_options
+from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.costing import memory_law, step_seconds
+from trainfit.plan.sizing.curve import curve_of
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.results.gpus import total
+from trainfit.results.runs.generation import generated_text
+from trainfit.results.runs.lengths import TunableLimit, TunablePoint, TunableSizes
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.script import ScriptOption
+from trainfit.results.runs.spec import RunSpec
+
+#: Simulated values in a search at the most, in addition to those of the table.
+_MOST_TRIALS: Final = 8
+#: No trial goes further beyond the largest value that fits than by this factor; of what may be a
+#: model's size, which the script makes in RAM first, by less.
+_FURTHEST, _FURTHEST_OF_MODEL = 8, 2
+#: Values are multiples of the largest power of two in the present one, of this at the most.
+_STEP: Final = 64
+#: A bracket no wider than this share of the value is sufficiently narrow.
+_NARROW: Final = 1 / 64
+#: Memory that differs by less is the same: the value has no more effect.
+_ALIKE: Final = 0.002
+#: Batch sizes of the table, in multiples of the present one.
+_BATCHES: Final = (0.5, 1, 2, 4)
+#: An exponent of growth from which it is the square's.
+_SQUARE: Final = 1.5
+#: Share of the GPU that a table's largest entry has to need, for the limit at its batch size.
+_TELLING: Final = 0.25
+#: Shares of the growth at the peak below which a kind of growth is not named.
+_NAMED: Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedTunable:
+    """A tunable of ``command``, which has its placeholder: its ``name``, and how its user knows
+    it."""
+
+    command: Command
+    name: str
+    shown: str
+
+
+def tunable_to_size(
+    command: Command, options: Sequence[ScriptOption], solve: str
+) -> SizedTunable | None:
+    """The tunable that ``solve`` names, or a length that the user marked; ``None``: neither.
+
+    ``options`` are those of the script's parser. Raises :class:`CommandError` where what is asked
+    for is not there.
+    """
+    name = solve or next((each for each in LENGTHS if each in command.present), "")
+    if not name:
+        return None
+    if name in command.present:
+        return SizedTunable(command, name, name)
+    found = size_option(command, options, name)
+    if isinstance(found, LeftOption):
+        at = f" ({found.shown})" if found.shown else ""
+        raise CommandError(
+            f"--solve {name}: {found.reason}{at}; mark the value in the command, "
+            f"as in --{name.replace('_', '-')} {{{name}:512}}"
+        )
+    if int(found.present) < 1:
+        raise CommandError(f"--solve {name}: {found.shown} is {found.present}; expected 1 or more")
+    return SizedTunable(with_options(command, [found]), name, found.shown)
+
+
+def length_option(command: Command, options: Sequence[ScriptOption]) -> SizedTunable | None:
+    """The length of the job's sequences, marked or not; ``None`` where no option says it."""
+    with contextlib.suppress(CommandError):
+        return tunable_to_size(command, options, "seq_len")
+    return None
+
+
+def tunable_sizes(
+    job: PlannedJob, tunable: SizedTunable, spec: RunSpec, *, solves: bool
+) -> TunableSizes:
+    """What values of the tunable cost, and with ``solves`` the largest that fits.
+
+    ``spec`` is the launched precision. Runs that cannot be made end the search with what is known.
+    """
+    command, name, shown = tunable.command, tunable.name, tunable.shown
+    present = int(command.present[name])
+    job.runs.use(command)
+    search = _Search(job, name, shown, present, spec)
+    found = TunableSizes(name, shown, present)
+    try:
+        search.look(present)
+        if solves:
+            found = search.solved(found)
+        search.spread()
+    except NotSimulated:  # the user's interrupt
+        found = dataclasses.replace(found, reason="the search was interrupted")
+    except ScriptError as error:
+        found = dataclasses.replace(found, reason=str(error))
+    found = search.told(found)
+    job.runs.use(job.command)
+    best = found.recommended or found.largest
+    if best:
+        found = dataclasses.replace(found, command=command.line(**{name: str(best)}))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulated:
+    """A run at a value of the tunable, at the present batch size."""
+
+    value: int
+    trace: Trace
+    spec: RunSpec
+    need_bytes: int
+    """Reserved if memory had no end, and the context."""
+    allocated_bytes: int
+    """At the peak, likewise: small tensors share segments that are reserved."""
+    fits: bool
+    has_margin: bool
+
+    @property
+    def recording(self) -> Recording:
+        return recording_of(self.trace)
+
+
+class _Search:
+    """Simulates a job at values of its tunable."""
+
+    def __init__(self, job: PlannedJob, name: str, shown: str, present: int, spec: RunSpec) -> None:
+        self._job, self._name, self._shown = job, name, shown
+        self._present, self._spec = present, spec
+        self._step = math.gcd(present, _STEP)
+        self._most: int | None = None
+        self._why_most = ""
+        self._failed: dict[int, str] = {}
+        self._trials: dict[int, _Simulated] = {}
+        self._is_length = name in LENGTHS
+        self._is_linear = False
+
+    # -- runs ----------------------------------------------------------------------------------
+
+    def look(self, value: int) -> _Simulated | None:
+        """The job at ``value``; ``None`` where the script fails with it."""
+        if value in self._trials:
+            return self._trials[value]
+        if value in self._failed:
+            return None
+        try:
+            trace, spec = self._largest(value)
+        except NotSimulated:
+            raise
+        except ScriptError as error:
+            if value == self._present:
+                raise
+            self._failed[value] = str(error)
+            return None
+        model = self._model(recording_of(trace))
+        stream = Stream.of(recording_of(trace))
+        limited = model.limited(stream)
+        taken = limited.peak_reserved + model.context_bytes
+        unlimited = model.unlimited(stream)
+        found = _Simulated(
+            value,
+            trace,
+            spec,
+            unlimited.peak_reserved + model.context_bytes,
+            unlimited.peak_allocated,
+            limited.fits,
+            limited.fits and taken <= model.usable_bytes,
+        )
+        self._trials[value] = found
+        self._bound(found)
+        return found
+
+    def _largest(self, value: int) -> tuple[Trace, RunSpec]:
+        """The run at ``value`` with the data set's largest batch, which another value may cut
+        elsewhere."""
+        job, spec = self._job, self._at(value)
+        if value == self._present:
+            sized = job.sized(spec)
+            return job.runs.trace(job.batch, sized), sized
+        loader = job.first.outcome.loader
+        if loader is not None:
+            spec = dataclasses.replace(spec, look_at_samples_s=job.runs.look_at_samples_s)
+        trace = job.runs.trace(job.batch, spec)
+        shapes = varying_shapes(trace)
+        if shapes is None or shapes.longest is None:
+            return trace, spec
+        sized = shapes.sized(spec)
+        return job.runs.trace(job.batch, sized), sized
+
+    def _at(self, value: int) -> RunSpec:
+        if value == self._present:
+            return self._spec
+        values = {**self._spec.values, self._name: str(value)}
+        return dataclasses.replace(self._spec, values=values, title=f"{self._shown} {value}")
+
+    def _model(self, recording: Recording) -> MemoryModel:
+        return dataclasses.replace(self._job.memory_model, context=context_parts(recording))
+
+    def _bound(self, found: _Simulated) -> None:
+        """What bounds the value from above: the model's positions, the longest sample."""
+        if not self._is_length:
+            return
+        text, context = generated_text(found.recording), found.trace.outcome.context
+        if text is not None:
+            if text.limit is not None and text.prompt is not None and self._name != "seq_len":
+                self._limit(text.limit - text.prompt, f"the model has {text.limit:,} positions")
+            return
+        if context.positions is not None and context.positions != found.value:
+            self._limit(context.positions, f"the model has {context.positions:,} positions")
+        if context.longest is not None and context.longest < found.value:
+            self._limit(context.longest, f"the longest sequence has {context.longest:,} tokens")
+
+    def _limit(self, most: int, why: str) -> None:
+        if most >= 1 and (self._most is None or most < self._most):
+            self._most, self._why_most = most, why
+
+    # -- the search ----------------------------------------------------------------------------
+
+    def solved(self, found: TunableSizes) -> TunableSizes:
+        """The largest that fits, and the largest with the margin; both are simulated."""
+        left = _MOST_TRIALS
+        goals: tuple[tuple[Callable[[_Simulated], bool], int], ...] = (
+            (lambda each: each.fits, self._job.memory_model.capacity_bytes),
+            (lambda each: each.has_margin, self._job.memory_model.usable_bytes),
+        )
+        for good, budget in goals:
+            while left and (value := self._next(good, budget)) is not None:
+                left -= 1
+                self.look(value)
+        fitting = [each.value for each in self._trials.values() if each.fits]
+        margin = [each.value for each in self._trials.values() if each.has_margin]
+        too_large = [each.value for each in self._trials.values() if not each.fits]
+        fitting = [each for each in fitting if each < min(too_large, default=each + 1)]
+        return dataclasses.replace(
+            found,
+            largest=max(fitting, default=0),
+            recommended=max((each for each in margin if each in fitting), default=0),
+            too_large=min(too_large, default=None),
+            reason=self._reason(),
+        )
+
+    def _reason(self) -> str:
+        """Of values at which the script fails."""
+        if not self._failed:
+            return ""
+        value, why = next(iter(self._failed.items()))
+        return f"{self._shown} {value} could not be simulated: {why}"
+
+    def _next(self, good: Callable[[_Simulated], bool], budget: int) -> int | None:
+        """The value to simulate next; ``None``: the bracket is sufficiently narrow."""
+        bad = [value for value, each in self._trials.items() if not good(each)]
+        high = min([*bad, *self._failed], default=None)
+        low = max(
+            (v for v, each in self._trials.items() if good(each) and (high is None or v < high)),
+            default=0,
+        )
+        most = self._most
+        if most is not None and low >= most:
+            return None
+        if high is not None and high - low <= max(self._step, int(low * _NARROW)):
+            return None
+        if high is None and self._is_flat():
+            return None
+        guess = predicted({v: each.need_bytes for v, each in self._trials.items()}, budget, low)
+        least = max(self._step, int(low * _NARROW) if high is None else (high - low) // 8)
+        if high is None:
+            further = _FURTHEST if self._is_length else _FURTHEST_OF_MODEL
+            guess = min(max(guess, low + least), further * max(low, 1))
+        else:
+            guess = min(max(guess, low + least), high - min(least, (high - low) // 2))
+        guess = max(guess // self._step * self._step, low + self._step)
+        if most is not None:
+            guess = min(guess, most)
+        if guess in self._trials or guess in self._failed or (high is not None and guess >= high):
+            return None
+        return guess
+
+    def _is_flat(self) -> bool:
+        """Has the value no effect, as far as two runs show?"""
+        values = sorted(self._trials)[-2:]
+        if len(values) < 2:
+            return False
+        low, high = (self._trials[value].allocated_bytes for value in values)
+        if abs(high - low) > _ALIKE * low:
+            return False
+        self._limit(values[-1], f"more than {values[0]:,} needs no more memory")
+        return True
+
+    # -- the table ------------------------------------------------------------------------------
+
+    def spread(self) -> None:
+        """Also the half and the double, for the table."""
+        wanted = [self._present // 2, 2 * self._present]
+        if self._most is not None:
+            wanted = [min(each, self._most) for each in wanted]
+        for value in wanted:
+            if value >= 1 and not any(_is_near(value, other) for other in self._trials):
+                self.look(value)
+
+    def told(self, found: TunableSizes) -> TunableSizes:
+        """With the table, and what the memory's growth is made of."""
+        growth, share, module = self._growth()
+        self._is_linear = growth == "linear"
+        kept = [each for each in (self._present, found.largest, found.too_large) if each]
+        rows = _few(sorted(self._trials), kept) if self._trials else []
+        points = [point for value in rows for point in self._row(value)]
+        return dataclasses.replace(
+            found,
+            points=tuple(points),
+            limit=self._most,
+            limit_reason=self._why_most,
+            limits=tuple(self._limits(points)),
+            growth=growth,
+            quadratic_bytes=share,
+            quadratic_in=module,
+        )
+
+    def _row(self, value: int) -> Iterator[TunablePoint]:
+        """A value at several batch sizes, from runs at two of them; else at the present one."""
+        trial, batch = self._trials[value], self._job.batch
+        law, times = self._law(trial)
+        sizes: list[int | None] = [batch]
+        if law is not None and batch is not None:
+            sizes = [*sorted({max(1, int(batch * factor)) for factor in _BATCHES})]
+        model = self._model(trial.recording)
+        context = total(model.context)[0]
+        for size in sizes:
+            if size == batch or law is None or size is None:
+                seconds = step_seconds(trial.recording, self._job.machine)
+                yield TunablePoint(value, batch, trial.need_bytes, trial.fits, seconds)
+                continue
+            shown, fits = model.shown(law.at(size))
+            device = shown.peak_reserved + context
+            yield TunablePoint(value, size, device, fits, times.get(size), is_simulated=False)
+
+    def _law(self, trial: _Simulated) -> tuple[AffineStream | None, Mapping[int, float]]:
+        """Memory at every batch size, and the time of a step at some; from one more run."""
+        job, batch = self._job, self._job.batch
+        if batch is None or not job.pairs:
+            return None, {}
+        pair = []
+        try:
+            for size in job.pairs[0]:
+                run = trial.trace if size == batch else job.runs.trace(size, trial.spec)
+                pair.append((size, recording_of(run)))
+            law = memory_law(pair)
+        except (ScriptError, NotSimulated, NotAffineError):
+            return None, {}
+        most = max(max(1, int(batch * factor)) for factor in _BATCHES)
+        steps = curve_of(pair, job.machine, most).steps
+        return law, {each.batch_size or 0: each.seconds for each in steps}
+
+    def _limits(self, points: Sequence[TunablePoint]) -> Iterator[TunableLimit]:
+        """About the largest value at each batch size of the table."""
+        by_batch: dict[int, dict[int, int]] = {}
+        for point in points:
+            if point.batch_size is not None:
+                by_batch.setdefault(point.batch_size, {})[point.value] = point.device_bytes
+        for batch, needs in sorted(by_batch.items()):
+            if batch == self._job.batch or len(needs) < 2:
+                continue
+            capacity = self._job.memory_model.capacity_bytes
+            around = _around(needs, capacity)
+            if self._is_linear and needs[around[0]] <= capacity < needs[around[-1]]:
+                around = [v for v in around if v in _bracket(needs, capacity)]
+            most = predicted({value: needs[value] for value in around}, capacity, 0)
+            by_model = self._most is not None and most >= self._most
+            value = self._most if by_model and self._most is not None else most
+            value = value // self._step * self._step if not by_model else value
+            # Where only small values were looked at, nothing is said.
+            tells = by_model or max(needs.values()) >= _TELLING * capacity
+            if tells and 0 < value <= 2 * max(needs):
+                yield TunableLimit(batch, value, by_model)
+
+    def _growth(self) -> tuple[str, int, str]:
+        """How memory at the peak grows with the value; of the present peak, the bytes that do with
+        the square, and the module that has most of them."""
+        values = sorted(self._trials)
+        if len(values) < 2:
+            return "", 0, ""
+        low = self._trials[self._present]
+        other = self._trials[max(v for v in values if v != self._present)]
+        return growth_between(low.recording, low.value, other.recording, other.value)
+
+
+def growth_between(
+    first: Recording, value: int, second: Recording, other: int
+) -> tuple[str, int, str]:
+    """How memory at the peak of ``second`` differs from ``first``'s, tensor by tensor: "linear",
+    "quadratic", "mixed" (empty: they run other operators); of ``first``, the bytes of tensors that
+    grow with the square, and the module that has most of them."""
+    one, two = first.simulated or first, second.simulated or second
+    steps = min(one.steps, two.steps)
+    one, two = one.first_steps(steps), two.first_steps(steps)
+    if not np.array_equal(one.alloc_op, two.alloc_op):
+        return "", 0, ""
+    larger = two if other > value else one
+    stream = Stream.of(larger)
+    live = live_at(stream, replay(stream).peak_event)
+    before, after = one.alloc_bytes[live].astype(float), two.alloc_bytes[live].astype(float)
+    grows = (before > 0) & (after > 0) & (before != after)
+    if not grows.any():
+        return "", 0, ""
+    exponent = np.log(after[grows] / before[grows]) / math.log(other / value)
+    is_square = exponent > _SQUARE
+    gained = np.abs(after[grows] - before[grows])
+    share = float(gained[is_square].sum() / gained.sum())
+    kind = "linear" if share < _NAMED else "quadratic" if share > 1 - _NAMED else "mixed"
+    if kind == "linear":
+        return kind, 0, ""
+    square = live[grows][is_square]
+    modules: dict[str, float] = {}
+    for place, size in zip(one.alloc_module[square].tolist(), one.alloc_bytes[square].tolist(),
+                           strict=True):  # fmt: skip
+        path = one.strings[place] if place >= 0 else ""
+        modules[path] = modules.get(path, 0) + size
+    most = max(modules, key=lambda path: modules[path])
+    return kind, int(one.alloc_bytes[square].sum()), most
+
+
+def predicted(needs: Mapping[int, int], budget: int, near: int) -> int:
+    """Where memory is about ``budget``: on the parabola through the three values of ``needs`` that
+    come next to it (a line through two, in proportion from one)."""
+    values = _around(needs, budget)
+    if len(values) == 1:
+        return 2 * values[0] if needs[values[0]] <= budget else max(values[0] // 2, 1)
+    if len(values) == 2 or _is_line(values, needs):
+        one, two = values[0], values[-1]
+        slope = (needs[two] - needs[one]) / (two - one)
+        if slope <= 0:
+            return 2 * max(values)
+        return max(int(one + (budget - needs[one]) / slope), 1)
+    square, line, base = np.polyfit(values, [needs[each] for each in values], 2)
+    found = line * line - 4 * square * (base - budget)
+    if found < 0:
+        return max(near, 1)
+    return max(int((-line + math.sqrt(found)) / (2 * square)), 1)
+
+
+def _bracket(needs: Mapping[int, int], budget: int) -> tuple[int, int]:
+    """The largest value within the budget, and the smallest beyond it."""
+    below = max(each for each in needs if needs[each] <= budget)
+    return below, min(each for each in needs if needs[each] > budget)
+
+
+def _around(needs: Mapping[int, int], budget: int) -> list[int]:
+    """Up to three values, in order: one on either side of the budget, and the next one."""
+    below = [each for each in sorted(needs) if needs[each] <= budget]
+    above = [each for each in sorted(needs) if needs[each] > budget]
+    pair = [*below[-1:], *above[:1]]
+    rest = sorted((each for each in needs if each not in pair),
+                  key=lambda each: abs(needs[each] - budget))  # fmt: skip
+    return sorted([*pair, *rest[: 3 - len(pair)]])
+
+
+def _is_line(values: Sequence[int], needs: Mapping[int, int]) -> bool:
+    """Do three values lie on a line, or below one (what the allocator rounds)?"""
+    low, middle, high = (needs[each] for each in values)
+    share = (values[1] - values[0]) / (values[2] - values[0])
+    on_line = low + share * (high - low)
+    return middle >= on_line * (1 - 1e-3)
+
+
+def _is_near(value: int, other: int) -> bool:
+    return abs(value - other) <= value // 8
+
+
+def _few(values: Sequence[int], kept: Collection[int]) -> list[int]:
+    """Those that are ``kept``, and others up to five: the smallest, the largest, some between."""
+    ends = [values[0], values[-1], *values]
+    wanted = dict.fromkeys(value for value in (*kept, *ends) if value in values)
+    return sorted(list(wanted)[: max(5, len(kept))])

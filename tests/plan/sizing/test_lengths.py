@@ -1,0 +1,126 @@
+"""The values of a tunable: the largest that fits, and the table of what they cost."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers_cli import SCRIPTS, trainfit
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.command.tunables import CommandError, placeholders, tunable_named
+from trainfit.plan.sizing.lengths import predicted, tunable_to_size
+from trainfit.results.runs.script import ScriptOption
+
+pytestmark = pytest.mark.usefixtures("warm")
+
+SCRIPT = SCRIPTS / "sequences.py"
+GIB = 1 << 30
+
+
+@functools.cache
+def planned(*words: str, solve: str = "seq_len") -> Any:
+    options = ["--solve", solve] if solve else []
+    said = trainfit(
+        *("plan", "--gpu", "custom:1GiB", "--headroom", "5%", "--no-remedies", "--json", *options),
+        *("--", "python", SCRIPT, *words),
+        cwd=SCRIPTS,
+    )
+    assert said.stdout, said.stderr
+    return json.loads(said.stdout)
+
+
+def needs(sizes: Any, batch: int) -> dict[int, int]:
+    return {p["value"]: p["device_bytes"] for p in sizes["points"] if p["batch_size"] == batch}
+
+
+def test_attention_that_is_materialised_grows_with_the_square() -> None:
+    sizes = planned("--max-length=512", "--attention=eager")["sizes"]
+    assert (sizes["shown"], sizes["present"], sizes["growth"]) == ("--max-length", 512, "quadratic")
+    assert sizes["quadratic_in"] == "Model.attention"
+    assert 512 < sizes["largest"] < sizes["too_large"] <= sizes["largest"] + 64
+    here = [p for p in sizes["points"] if p["batch_size"] == 4]
+    assert all(p["is_simulated"] for p in here)
+    assert {p["value"]: p["fits"] for p in here}[sizes["too_large"]] is False
+    at_two = needs(sizes, 2)
+    assert needs(sizes, 4)[max(at_two)] > at_two[max(at_two)]
+    assert f"--max-length={sizes['recommended']}" in sizes["command"]
+    other = {each["batch_size"]: each["value"] for each in sizes["limits"]}
+    assert other[2] > sizes["largest"] > other[8]
+
+
+@pytest.mark.slow
+def test_flash_attention_grows_in_proportion() -> None:
+    flash = planned("--max-length=512")["sizes"]
+    assert (flash["growth"], flash["quadratic_bytes"]) == ("linear", 0)
+    assert (
+        flash["largest"] > 4 * planned("--max-length=512", "--attention=eager")["sizes"]["largest"]
+    )
+
+
+def test_what_the_model_and_the_data_set_allow_ends_the_search() -> None:
+    sizes = planned("--max-length={seq_len:256}", "--positions=1000")["sizes"]
+    assert (sizes["largest"], sizes["limit"]) == (1000, 1000)
+    assert "1,000 positions" in sizes["limit_reason"]
+    sizes = planned("--max-length=256", "--samples=300")["sizes"]
+    assert sizes["limit"] == 300 and "300 tokens" in sizes["limit_reason"]
+
+
+def test_a_marked_length_has_its_table_without_a_search() -> None:
+    result = planned("--max-length={block_size:256}", "--positions=200", solve="")
+    sizes = result["sizes"]
+    assert sizes["largest"] is None and sorted(needs(sizes, 4)) == [128, 200, 256]
+    assert any("longer than the 200 positions" in note for note in result["notes"])
+
+
+def test_the_screen_has_the_answer_first(tmp_path: Path) -> None:
+    said = trainfit(
+        *("plan", "--gpu", "custom:1GiB", "--no-remedies", "--solve", "max-length"),
+        *("--", "python", SCRIPT, "--positions=1000"),
+        cwd=tmp_path,
+    )
+    first = " ".join(said.stdout.split("\n  python")[0].split())
+    assert "Largest --max-length at batch size 4: 1,000" in first
+
+
+def test_names_of_lengths() -> None:
+    assert placeholders(["--cutoff_len={cutoff_len:2048}"]) == {"seq_len": "2048"}
+    assert placeholders(["--size={size:3}"]) == {}
+    assert placeholders(["--size={size:3}"], "size") == {"size": "3"}
+    assert tunable_named("--block-size") == "seq_len" and tunable_named("width") == "width"
+    for text in ("a b", "", "batch_size"):
+        with pytest.raises(CommandError, match="--solve"):
+            tunable_named(text)
+    with pytest.raises(CommandError, match="expected a sequence length"):
+        placeholders(["{seq_len:long}"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ((), "the script has no such option"),
+        ((ScriptOption(("--seq_len",), "seq_len", "0.5", False),), "not a positive integer"),
+        (
+            (
+                ScriptOption(("--block_size",), "block_size", "8", False),
+                ScriptOption(("--max_length",), "max_length", "8", False),
+            ),
+            "several options have this meaning",
+        ),
+    ],
+)
+def test_a_length_that_is_not_there(options: tuple[ScriptOption, ...], reason: str) -> None:
+    command = parse_command(["python", str(SCRIPT)])
+    with pytest.raises(CommandError, match=reason):
+        tunable_to_size(command, options, "seq_len")
+    assert tunable_to_size(command, options, "") is None
+
+
+def test_where_to_look_next() -> None:
+    square = {v: 100 + 3 * v * v for v in (8, 16, 32)}
+    assert predicted(square, 100 + 3 * 50 * 50, 32) in (49, 50)
+    assert predicted({10: 100, 20: 200}, 450, 20) == 45
+    assert predicted({10: 100}, 450, 10) == 20 and predicted({10: 100}, 50, 0) == 5
