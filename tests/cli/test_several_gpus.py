@@ -142,6 +142,13 @@ def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
     assert json_of(done)["steps"] == 3
 
 
+def test_one_process_on_a_machine_of_several_is_told_of_torchrun(tmp_path: Path) -> None:
+    own = ("--gpu", "8x H100 SXM", "--json", "--steps", "2", *OWN)
+    done = trainfit("plan", *own, "--", "python", SCRIPTS / "tiny.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert any("`torchrun --nproc-per-node=8` in place of" in n for n in json_of(done)["notes"])
+
+
 def test_data_parallel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\n"

@@ -12,7 +12,7 @@ from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream
 from trainfit.plan.command.file_values import batch_constant
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.notes import note_first_run, note_options
+from trainfit.plan.notes import note_first_run, note_gpus, note_options
 from trainfit.plan.runs.batches import pairs_of
 from trainfit.plan.runs.failures import NotSimulated, is_inference, updates_by_itself
 from trainfit.plan.runs.option_proof import proven
@@ -94,6 +94,7 @@ class FirstRun:
             if assumed:
                 notes.add(assumed, MAY_CHANGE)
         memory_model = self._memory_model(command)
+        note_gpus(notes, command.gpus, recording.header.get("ranks") or 1)
         note_first_run(notes, memory_model, first, self._whole, self._runs.counted)
         memory_model = dataclasses.replace(memory_model, context=context_parts(recording))
         shapes, largest = largest_batch_of(first, batch, self._runs)

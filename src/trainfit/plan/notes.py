@@ -110,6 +110,16 @@ def note_options(notes: Notes, options: CommandOptions) -> None:
             notes.append(f"{each.shown} is not used for the batch size: {each.reason}")
 
 
+def note_gpus(notes: Notes, gpus: int, ranks: int) -> None:
+    """That a machine of several ``gpus`` was named for a command of one process."""
+    if gpus > 1 and ranks == 1:
+        notes.add(
+            f"the machine has {gpus} GPUs, and the command trains on one: begin it with "
+            f"`torchrun --nproc-per-node={gpus}` in place of `python` for a process on each",
+            kind="action",
+        )
+
+
 def note_interrupt(
     job: PlannedJob,
     present: AmpSetting,
