@@ -161,16 +161,21 @@ def prepare(folder: Path) -> None:
         subprocess.run([sys.executable, "-c", code, str(result)], check=True, env=environment())
 
 
-def run(command: Command, folder: Path, quick: bool) -> tuple[int, str, str]:
-    """Exit code and what it printed, asked for as JSON."""
+def typed(command: Command, quick: bool) -> list[str]:
+    """The words after ``trainfit``, for an answer in JSON."""
     verb, *rest = words(command)
     if quick:
         for name, value in SHORTER.items():
             if name in rest:
                 rest[rest.index(name) + 1] = value
         rest = [FEWER.get(word, word) for word in rest]
+    return [verb, "--json", *rest]
+
+
+def run(command: Command, folder: Path, quick: bool) -> tuple[int, str, str]:
+    """Exit code and what it printed, asked for as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainfit", verb, "--json", *rest],
+        [sys.executable, "-m", "trainfit", *typed(command, quick)],
         cwd=folder,
         env=environment(),
         capture_output=True,

@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "training_scripts"
 #: The verb that imports the user's code and times it in its own process.
 _MEASURING = {"pace"}
-#: Variables that are read when they are needed, not when a module is imported.
+#: Variables that are read when they are needed, not when a module is imported, or by what a call
+#: starts alone.
 _READ_LATER = {
-    *("XDG_STATE_HOME", "TRAINFIT_CONFIG", "CUDA_VISIBLE_DEVICES"),
+    *("XDG_STATE_HOME", "TRAINFIT_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "STUB_TUNER"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
 }
 
@@ -45,7 +46,7 @@ def trainfit(*words: str | Path, cwd: Path, **more: str) -> subprocess.Completed
     """
     called = _quick([str(word) for word in words])
     if more.keys() <= _READ_LATER and called[:1] and called[0] not in _MEASURING:
-        return _called_here(called, cwd, **more)
+        return called_here(called, cwd, **more)
     return subprocess.run(
         [sys.executable, "-m", "trainfit", *called],
         cwd=cwd,
@@ -57,7 +58,7 @@ def trainfit(*words: str | Path, cwd: Path, **more: str) -> subprocess.Completed
     )
 
 
-def _called_here(words: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def called_here(words: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """``words`` given to the command's entry point, as its process would be."""
     out, err = _stream(), _stream()
     with (
