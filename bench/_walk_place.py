@@ -25,6 +25,8 @@ from _walk_screens import COLUMNS
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: What the documentation clones; a walk clones this repository under that name.
 ADDRESS: Final = "https://github.com/trainfit/trainfit"
+#: What an installation puts on PATH of which the pages type something, by its module.
+COMMANDS: Final = {"trainfit": "trainfit.cli.main", "torchrun": "torch.distributed.run"}
 #: Installs and what prepares it: not typed where an environment is lent.
 INSTALLS: Final = re.compile(
     r"git clone |cd trainfit$|python3 -m venv |pip install |export PIP_|make (?!plan)"
@@ -157,10 +159,11 @@ def _lend(python: Path, clone: Path) -> None:
     (packages,) = (clone / ".venv" / "lib").glob("python*/site-packages")
     # A path file of a folder that a path file names is not read: not that of an editable trainfit.
     (packages / "lent.pth").write_text(f"{clone / 'src'}\n{lent.stdout.strip()}\n")
-    command = clone / ".venv" / "bin" / "trainfit"
-    entry = "import sys\nfrom trainfit.cli.main import main\nsys.exit(main())\n"
-    command.write_text(f"#!{clone / '.venv' / 'bin' / 'python'}\n{entry}")
-    command.chmod(0o755)
+    for name, module in COMMANDS.items():
+        command = clone / ".venv" / "bin" / name
+        entry = f"import sys\nfrom {module} import main\nsys.exit(main())\n"
+        command.write_text(f"#!{clone / '.venv' / 'bin' / 'python'}\n{entry}")
+        command.chmod(0o755)
     ready = clone / ".venv" / ".plan-ready"
     ready.touch()
 

@@ -56,9 +56,12 @@ LONG = tuple(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` looks for those that run alone in three folders: it need not import all."""
-    items.sort(key=lambda item: not any(map(item.path.is_relative_to, LONG)))
+    files = {item.path for item in items}
+    long = {path for path in files if any(map(path.is_relative_to, LONG))}
+    alone = {path for path in files if any(map(path.is_relative_to, ALONE))}
+    items.sort(key=lambda item: item.path not in long)
     for item in items:
-        if item.get_closest_marker("alone") and not any(map(item.path.is_relative_to, ALONE)):
+        if item.path not in alone and item.get_closest_marker("alone"):
             raise pytest.UsageError(
                 f"{item.nodeid}: marked alone, but in none of {', '.join(map(str, ALONE))}"
             )

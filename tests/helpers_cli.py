@@ -20,6 +20,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "tests" / "training_scripts"
 #: The verb that imports the user's code and times it in its own process.
 _MEASURING = {"pace"}
+#: Variables that are read when they are needed, not when a module is imported, or by what a call
+#: starts alone.
+_READ_LATER = {
+    *("XDG_STATE_HOME", "TRAINFIT_CONFIG", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "STUB_TUNER"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+}
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -32,15 +38,15 @@ def trainfit(*words: str | Path, cwd: Path, **more: str) -> subprocess.Completed
     """One call; ``more`` are variables of its environment.
 
     In this process, which has imported PyTorch already, where that makes no difference: what
-    runs the user's script are its children in either case. With ``more``, or a verb that measures
-    in its own process, in one of its own.
+    runs the user's script are its children in either case. With variables that Python or an import
+    reads, or a verb that measures in its own process, in one of its own.
 
     A plan leaves the DataLoader out, which takes half a minute, unless ``words`` ask for it by
     ``--loader`` or a placeholder.
     """
     called = _quick([str(word) for word in words])
-    if not more and called[:1] and called[0] not in _MEASURING:
-        return _called_here(called, cwd)
+    if more.keys() <= _READ_LATER and called[:1] and called[0] not in _MEASURING:
+        return called_here(called, cwd, **more)
     return subprocess.run(
         [sys.executable, "-m", "trainfit", *called],
         cwd=cwd,
@@ -52,12 +58,12 @@ def trainfit(*words: str | Path, cwd: Path, **more: str) -> subprocess.Completed
     )
 
 
-def _called_here(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def called_here(words: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """``words`` given to the command's entry point, as its process would be."""
     out, err = _stream(), _stream()
     with (
         contextlib.chdir(cwd),
-        mock.patch.dict(os.environ, environment(), clear=True),
+        mock.patch.dict(os.environ, environment(**more), clear=True),
         warm_runs(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -40,11 +40,13 @@ MEASURING = (
 #: pytest's, which no run reads, and what libraries set when they are imported (PyTorch's compiler,
 #: an OpenMP): the tests' own process has them sooner or later, a user's shell does not.
 _IGNORED = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK")
-#: Runs of one server may differ in these: they are read by libraries that it has not imported, or
-#: when CUDA is first used.
+#: Runs of one server may differ in these: they are read by libraries that it has not imported, when
+#: CUDA is first used, when a process group is made, when a file is written, by the tuner's stub.
 _READ_LATER = (
-    *("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    *("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "XDG_STATE_HOME"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_NAME"),
+    *("PYTORCH_NVML_BASED_CUDA_CHECK", "PATH", "STUB_TUNER", "STUB_METHODS"),
 )
 #: OpenCV puts its own libraries in front, in the process that imports it: a user's shell does not.
 _CHANGED = "LD_LIBRARY_PATH"
@@ -54,6 +56,8 @@ OUR_PATH = os.pathsep.join([str(_TESTS / "quick_start"), str(_TESTS.parent / "sr
 #: The tests' own variables, which runs have that no command starts.
 _OWN = {name: value for name, value in os.environ.items() if name not in _IGNORED}
 _lock = threading.Lock()
+#: Environments of earlier runs.
+_asked_before: set[tuple[tuple[str, str], ...]] = set()
 
 
 @contextlib.contextmanager
@@ -90,7 +94,7 @@ def _start(
         f"from {module} import" in words[3] for module in served
     )
     environment = _without_ignored(env)
-    if not is_served or _start_up(environment) not in (_start_up(_OWN), _environment()):
+    if not is_served or not _is_usual(_start_up(environment)):
         return subprocess.Popen(
             words,
             stdin=stdin,
@@ -115,6 +119,15 @@ def _start_up(environment: Mapping[str, str]) -> dict[str, str]:
     if kept.get("PYTHONPATH") in (OUR_PATH, _OWN["PYTHONPATH"]):
         del kept["PYTHONPATH"]
     return kept
+
+
+def _is_usual(start_up: Mapping[str, str]) -> bool:
+    """Is a server of this environment worth its start? That of the tests is, and that of the first
+    command; of others the second run has one."""
+    key = tuple(sorted(start_up.items()))
+    is_known = start_up in (_start_up(_OWN), _environment()) or key in _asked_before
+    _asked_before.add(key)
+    return is_known
 
 
 @functools.cache
@@ -160,7 +173,7 @@ class _Forked:
             self.stdin = open(ours, "wb", buffering=0)  # noqa: SIM115  (closed by its user)
         with _lock:
             descriptors = [source, output, output, its.fileno()]
-            server = _server(tuple(_start_up(asked["environment"]).items()))
+            server = _server(tuple(sorted(_start_up(asked["environment"]).items())))
             socket.send_fds(server, [json.dumps(asked).encode()], descriptors)
         os.close(source)
         its.close()

@@ -253,7 +253,10 @@ def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     assert asked.out.strip() == str(place.clone / "src/trainfit/__init__.py")
 
 
-@pytest.mark.parametrize("page", ["gpus", "doctor", "batch", "memory"])
+# What the guide of memory types is simulated three times; tests/cli/test_memory.py has its verb.
+@pytest.mark.parametrize(
+    "page", ["gpus", "doctor", "batch", pytest.param("memory", marks=pytest.mark.slow)]
+)
 def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None:
     walk = bench.walk.Walk(
         place, wanted=lambda text: text.startswith(QUICK) and "plan.json" not in text

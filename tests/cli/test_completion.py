@@ -69,12 +69,15 @@ def test_zsh_reads_it(tmp_path: Path) -> None:
     assert done.stdout.strip() == "_shtab_trainfit", done.stderr
 
 
-@pytest.mark.parametrize("typed", ["pl", "plan --step-t", "gpus rtx-409", "show res"])
+@pytest.mark.parametrize(
+    "typed", ["pl", "plan --step-t", "gpus rtx-409", "show res", "plan -- python tr"]
+)
 def test_what_zsh_completes(typed: str, tmp_path: Path) -> None:
     """Its completion works within its line editor alone: the key is pressed in a terminal."""
     if shutil.which("zsh") is None:
         pytest.skip("no zsh here")
     (tmp_path / "result.json").touch()
+    (tmp_path / "train.py").touch()
     (tmp_path / "completion").write_text(trainfit("completion", "zsh", cwd=tmp_path).stdout)
     ours, its = pty.openpty()
     shell = subprocess.Popen(

@@ -42,6 +42,7 @@ CAUSE = "cannot be pickled for workers that are not forked"
 FIX = "trainfit: fix: open it in the worker"
 
 
+@pytest.mark.usefixtures("warm_measuring")
 @pytest.mark.parametrize(
     "verb",
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers_cli import error_line, trainfit
+from helpers_cli import called_here, error_line, trainfit
 from trainfit.results.pace import PaceResult
 
 POLICY = """
@@ -173,6 +173,13 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     assert PaceResult.load(folder / "pace.json").ended == "interrupted"
 
 
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call imports in this process does not stay."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -195,8 +202,8 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
         ("broken.py:act", "could not be imported at "),
     ],
 )
-def test_bad_input(folder: Path, words: str, said: str) -> None:
-    done = trainfit("pace", *words.split(), cwd=folder)
+def test_bad_input(folder: Path, imports: None, words: str, said: str) -> None:
+    done = called_here(["pace", *words.split()], folder)
     assert done.returncode == 2, done.stdout
     assert said in (done.stdout if "Call 1" in said else error_line(done))
 
@@ -211,13 +218,13 @@ def test_bad_input(folder: Path, words: str, said: str) -> None:
     ],
 )
 def test_bad_options(folder: Path, words: str, said: str) -> None:
-    done = trainfit("pace", "policy.py:act", *words.split(), cwd=folder)
+    done = called_here(["pace", "policy.py:act", *words.split()], folder)
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_nothing_to_undo(folder: Path) -> None:
-    done = trainfit("pace", "--undo", cwd=folder, XDG_STATE_HOME=str(folder))
+    done = called_here(["pace", "--undo"], folder, XDG_STATE_HOME=str(folder))
     assert done.returncode == 0 and "nothing to undo" in done.stdout
 
 

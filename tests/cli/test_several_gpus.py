@@ -162,3 +162,12 @@ def test_several_machines_over_their_network(tmp_path: Path) -> None:
     took = slow["ranks"]["collectives"][0]["seconds"]
     assert took == pytest.approx(4 * PARAMETERS * 2 * 7 / 8 / (0.9 * 125e6), rel=0.01)
     assert slow["speed"]["now"]["exposed_s"] > 10 * fast["speed"]["now"]["exposed_s"]
+
+
+def test_one_process_on_a_machine_of_several_is_told_so(tmp_path: Path) -> None:
+    """A script that starts no process group is not sent to torchrun: that would train it twice."""
+    own = ("--gpu", "8x H100 SXM", "--json", "--steps", "2", *OWN)
+    done = trainfit("plan", *own, "--", "python", SCRIPTS / "tiny.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (note,) = [note for note in json_of(done)["notes"] if "of the 8 GPUs" in note]
+    assert note == "of the 8 GPUs the script uses 1"

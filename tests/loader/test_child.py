@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
 from helpers_cli import ROOT, SCRIPTS
+from helpers_warm import MEASURING, warm_runs
 from trainfit.entrypoint import UnknownNameError
 from trainfit.hardware import find_gpu
 from trainfit.loader.measure.workload import LoaderError
@@ -53,7 +54,8 @@ def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Load
         for name in ("STUB_TUNER", "STUB_METHODS"):
             if name in more:
                 monkeypatch.setenv(name, more.pop(name))
-        return tune_command(command, options, **more).result
+        with warm_runs(MEASURING):
+            return tune_command(command, options, **more).result
 
     return tune
 

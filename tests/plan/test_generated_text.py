@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
 
-pytestmark = pytest.mark.usefixtures("warm")
-pytest.importorskip("transformers")
+pytestmark = [
+    pytest.mark.usefixtures("warm"),
+    # The scripts import it, and no test: that takes a second.
+    pytest.mark.skipif(
+        importlib.util.find_spec("transformers") is None, reason="the package transformers"
+    ),
+]
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "transformers_generate.py"
 PROMPT, SEQUENCES, TOKEN_BYTES = 20, 4, 2 * 2 * 256

@@ -8,7 +8,9 @@ those of the command that it runs.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import io
 import shutil
 import signal
@@ -22,6 +24,8 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import IN_ASCII, laid_out_for, printable
 from trainfit.torch_private import needed
 
+#: Verbs that run the user's code in this process: what it has not yet written may be in a cycle.
+_USERS_CODE = ("pace",)
 #: Columns of text that goes to a pipe or a file.
 _PIPE_COLUMNS = 80
 
@@ -33,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb, options, command = read_words(sys.argv[1:] if argv is None else argv)
     except TrainfitError as error:  # a file of defaults
         return _report(error)
+    if argv is None and verb.name not in _USERS_CODE:
+        # This process ends without taking PyTorch apart, which takes a second.
+        atexit.register(gc.freeze)
     code = _run(verb, options, command)
     needed.saw(getattr(sys.modules.get("torch"), "__version__", ""))
     if newer := needed.newer_seen():

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import os
 import select
@@ -330,12 +331,14 @@ def become_run(folder: str, printed: bytes = b"") -> None:
 
 def main() -> None:
     """The server's entry point, and that of every run."""
+    gc.disable()  # none of the objects that imports make is garbage
     runner = importlib.import_module("trainfit.scripts.trace_run")
     # Every simulation needs the compiler.
     from trainfit.torch_private import compiled
 
     compiled.import_compiler()
     compiled.remove_import_folder()
+    gc.enable()
 
     def grow(folder: str, control: int, status: int) -> None:
         become_run(folder)

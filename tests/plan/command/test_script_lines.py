@@ -80,7 +80,7 @@ def fit(model, data, batch_size=32, num_workers=0):
         loss.backward()
         optimizer.step()
 """
-SCRIPT = """
+SCRIPT = """import sys; sys.path.append("site-packages")
 import torch
 from site_fit import fit
 
@@ -96,7 +96,7 @@ def test_a_librarys_fit_is_the_line_to_change(tmp_path: Path) -> None:
     (library / "site_fit.py").write_text(LIBRARY)
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ("--no-loader", "--no-remedies", "--steps=2", "--json", "--", "python", "train.py")
-    done = trainfit("plan", "--gpu", "RTX 4090", *words, cwd=tmp_path, PYTHONPATH=str(library))
+    done = trainfit("plan", "--gpu", "RTX 4090", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     plan = json_of(done)
     (option,) = [part for part in plan["launch_parts"] if part["status"] == "option"]

@@ -193,11 +193,15 @@ def test_prices_decide_and_budgets_bound(job: Job) -> None:
     assert none.cheapest is None and any("no run costs at most" in note for note in none.notes)
 
 
+@pytest.fixture(scope="module")
+def plain(job: Job) -> GpuComparison:
+    return compare_gpus(job, named("RTX 3090", "RTX 4090"))
+
+
 @settings(deadline=None, max_examples=10)
 @given(st.floats(0.4, 2.5))
-def test_a_measured_step_scales_all(job: Job, factor: float) -> None:
+def test_a_measured_step_scales_all(job: Job, plain: GpuComparison, factor: float) -> None:
     gpus = named("RTX 3090", "RTX 4090")
-    plain = compare_gpus(job, gpus)
     step = estimate_of(plain, "RTX 3090").now
     assert step is not None
     scaled = compare_gpus(job, gpus, measured=(gpus[0], step.seconds * factor))

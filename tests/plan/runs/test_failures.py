@@ -12,12 +12,12 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.results.runs.trace import Status, TraceOutcome
 
 
-def said(tmp_path: Path, status: Status, message: str) -> str:
+def said(tmp_path: Path, status: Status, message: str, gpus: int = 1) -> str:
     script = tmp_path / "train.py"
     script.write_text("")
     outcome = TraceOutcome(status=status, steps=0, seconds=1.0, message=message)
     with pytest.raises(ScriptError) as caught:
-        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]))
+        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]).on(gpus))
     return str(caught.value)
 
 
@@ -29,10 +29,10 @@ def said(tmp_path: Path, status: Status, message: str) -> str:
         "variable RANK expected, but not set",
     ],
 )
-def test_a_script_without_its_launcher(tmp_path: Path, message: str) -> None:
-    assert "begin the command with `torchrun --nproc-per-node=1`" in said(
-        tmp_path, "failed", message
-    )
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_a_script_without_its_launcher(tmp_path: Path, message: str, gpus: int) -> None:
+    wanted = f"begin the command with `torchrun --nproc-per-node={gpus}`"
+    assert wanted in said(tmp_path, "failed", message, gpus)
 
 
 @pytest.mark.parametrize(

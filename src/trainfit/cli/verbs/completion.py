@@ -38,7 +38,10 @@ def whole_parser() -> argparse.ArgumentParser:
         for action in parser._actions:
             _complete(action, gpus)
         if hasattr(verb.options(), "split"):
-            rest = parser.add_argument("command", nargs="*", metavar="COMMAND", help="the command")
+            # Of "*" shtab makes one word for zsh.
+            rest = parser.add_argument(
+                "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command"
+            )
             _set(rest, shtab.FILE)
     return whole
 

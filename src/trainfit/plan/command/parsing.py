@@ -53,8 +53,8 @@ class Command:
     ``float16_amp`` what asks for float16 (``None`` also where ``{amp}`` is on or off).
     ``python_flags`` are the ``interpreter``'s own options; ``kind`` and ``name`` say what it runs.
     ``words[arguments_at:]`` are the arguments of that, and ``prefix`` is what stands before the
-    program. ``launcher`` starts it, where there is one (torchrun). ``sandbox`` says what may come
-    of the files that it writes.
+    program. ``launcher`` starts it, where there is one (torchrun), in a machine of ``gpus``.
+    ``sandbox`` says what may come of the files that it writes.
 
     ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.runs.options`),
     and
@@ -71,6 +71,7 @@ class Command:
     name: str
     arguments_at: int
     launcher: Launcher | None = None
+    gpus: int = 1
     sandbox: SandboxRequest = UNASKED
     float16_amp: str | None = None
     supposed: frozenset[str] = frozenset()
@@ -143,9 +144,8 @@ class Command:
 
     def on(self, gpus: int) -> Command:
         """The same in a machine of so many GPUs: a launcher may start a process for each."""
-        if self.launcher is None:
-            return self
-        return dataclasses.replace(self, launcher=self.launcher.on(gpus, self.fill()))
+        launcher = None if self.launcher is None else self.launcher.on(gpus, self.fill())
+        return dataclasses.replace(self, launcher=launcher, gpus=gpus)
 
 
 def parse_command(words: Sequence[str], *, several: bool = False, also: str = "") -> Command:

@@ -174,7 +174,7 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
             f"no optimizer step {after}{place} (seen: {_seen(outcome)}); "
             "shorten what comes before training, or raise --time-limit"
         )
-    hint = _of_processes(outcome.message)
+    hint = _of_processes(outcome.message, command.gpus)
     if outcome.status == "exited":
         hint = hint or exit_hint(outcome, output, command)
     else:
@@ -222,12 +222,13 @@ _NAME_GPUS = (
 )
 
 
-def _of_processes(message: str) -> str:
-    """What to do where a script wants a launcher, or several GPUs; empty where it does not."""
+def _of_processes(message: str, gpus: int) -> str:
+    """What to do where a script wants a launcher, or several GPUs, in a machine of ``gpus``; empty
+    where it does not."""
     if _WITHOUT_LAUNCHER.search(message):
         return (
             "it expects a launcher's environment variables: begin the command with "
-            "`torchrun --nproc-per-node=1` in place of `python` (=gpu: one process for each GPU)"
+            f"`torchrun --nproc-per-node={gpus}` in place of `python`"
         )
     if _MIXED_DEVICES in message:
         return "move all tensors of that line to one device, as in .to(device)"
