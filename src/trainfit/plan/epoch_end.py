@@ -8,14 +8,21 @@ The last batch of each is the largest that its data set has.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import FullMemory, of_full_memory
+from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.epoch_peak import (
+    ShortRun,
+    carried_peak,
+    is_in_proportion,
+    memory_at_the_end,
+)
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
@@ -30,6 +37,8 @@ from trainfit.results.runs.trace import LoaderCut
 _STEPS, _EPOCHS = 2, 3
 #: Batches of an evaluation: two lengths tell whether memory grows over it.
 _LENGTHS: Final = (8, 16)
+#: A third, where something grows by more than in proportion to them.
+_THIRD: Final = 32
 #: Seconds for a look at the samples of the evaluation's data set: its last batch is the largest.
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
@@ -110,7 +119,18 @@ class _Evaluations:
             return dataclasses.replace(
                 end, evaluation="none", reason=why, saved=saved, batch_size=batch
             ), findings
-        end, findings = _measured(job, traces, lengths, coverage.evaluation_batches)
+        whole = coverage.evaluation_batches
+        if (
+            len(lengths) > 1
+            and (whole or 0) > lengths[-1]
+            and not is_in_proportion(_short_runs(job, traces, lengths, whole))
+        ):
+            third = _cut(spec, loader.index, _STEPS * each, _THIRD)
+            traces, lengths = [*traces, job.runs.attempt(batch, third)], (*lengths, _THIRD)
+            if not _went_on(traces[-1]):
+                why = what_happened(traces[-1].outcome)
+                return EpochEnd("not simulated", why, batch_size=batch), ()
+        end, findings = _measured(job, traces, lengths, whole)
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
 
 
@@ -130,8 +150,8 @@ def _went_on(trace: Trace) -> bool:
 
 def _measured(
     job: PlannedJob,
-    traces: list[Trace],
-    lengths: tuple[int, ...],
+    traces: Sequence[Trace],
+    lengths: Sequence[int],
     length: int | None,
     *,
     is_seen: bool = True,
@@ -140,38 +160,49 @@ def _measured(
     and that of the next epoch's steps, where what came between them has left something behind.
 
     Where no evaluation ``is_seen``, that of the whole run, which has the end of several epochs."""
-    model, streams = job.memory_model, [Stream.of(recording_of(trace)) for trace in traces]
-    ends = [model.unlimited(stream) for stream in streams]
-    if is_seen:
-        ends = [_after_steps(end) for end in ends]
-    more, left = lengths[-1], max(0, (length or 0) - lengths[-1])
-    peaks = [
-        (end.peak_allocated, _next_peak(end, trace))
-        for end, trace in zip(ends, traces, strict=True)
-    ]
-    grows = [0.0, 0.0]
-    if len(ends) > 1:
-        pairs = zip(peaks[0], peaks[-1], strict=True)
-        grows = [max(0, long - short) / (more - lengths[0]) for short, long in pairs]
-    if any(grows) and length is None:
+    model = job.memory_model
+    runs = _short_runs(job, traces, lengths, length)
+    ends, whole = [run.outcome for run in runs], max(length or 0, runs[-1].batches)
+    peak = carried_peak(runs, length) if is_seen else None
+    allocated = peak.allocated_bytes if peak is not None else ends[-1].peak_allocated
+    grows = float(peak.batch_bytes) if peak is not None else 0.0
+    nexts = [_next_peak(end, trace) for end, trace in zip(ends, traces, strict=True)]
+    if len(runs) > 1:
+        left = max(0, nexts[-1] - nexts[-2]) / (runs[-1].batches - runs[-2].batches)
+        nexts[-1] += round(left * (whole - runs[-1].batches))
+        grows = max(grows, left)
+    if grows and length is None:
         return EpochEnd("not simulated", "its memory grows, and its length is not known"), ()
-    left = left if any(grows) else 0
-    allocated = round(max(p + each * left for p, each in zip(peaks[-1], grows, strict=True)))
-    unused = max(0, ends[-1].peak_reserved - max(*peaks[-1], *_peaks(ends[-1])))
-    device = allocated + unused + model.context_bytes
+    seen = max(ends[-1].peak_allocated, *_peaks(ends[-1]))
+    allocated = max(allocated, nexts[-1])
+    device = allocated + max(0, ends[-1].peak_reserved - seen) + model.context_bytes
     fits = device <= model.capacity_bytes
-    extra = allocated - max([peaks[-1][0], *_peaks(ends[-1])])
+    extra = allocated - seen
     if not fits and extra < model.capacity_bytes:
         # The allocator frees cached blocks before it fails.
         held = model.other_processes_bytes + max(0, extra)
-        limited = dataclasses.replace(model, other_processes_bytes=held).limited(streams[-1])
+        limited = dataclasses.replace(model, other_processes_bytes=held).limited(ends[-1].stream)
         if limited.fits:
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
-    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(max(grows)))
+    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
     if fits:
         return found, ()
-    full = full_memory(recording_of(traces[-1]), ends[-1])
-    return found, of_full_memory(_at_the_end(full, allocated, (more + left) / more))
+    if peak is None or peak.allocated_bytes < allocated:
+        return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
+    return found, of_full_memory(memory_at_the_end(runs, peak, whole))
+
+
+def _short_runs(
+    job: PlannedJob, traces: Sequence[Trace], lengths: Sequence[int], length: int | None
+) -> list[ShortRun]:
+    """Those of different lengths: a short evaluation is over before it is cut."""
+    found: dict[int, ShortRun] = {}
+    for trace, at in zip(traces, lengths, strict=True):
+        batches = min(at, length or at)
+        recording = recording_of(trace)
+        outcome = job.memory_model.unlimited(Stream.of(recording))
+        found[batches] = ShortRun(recording, outcome, batches)
+    return list(found.values())
 
 
 #: What each step has of its own, and what is made once.
@@ -193,28 +224,6 @@ def _next_peak(end: Replay, trace: Trace) -> int:
 
 def _peaks(outcome: Replay) -> list[int]:
     return [allocated for allocated, _ in outcome.step_peaks]
-
-
-def _after_steps(outcome: Replay) -> Replay:
-    """``outcome`` with the peak of what came after its last whole step."""
-    events = outcome.stream.events
-    ends = np.flatnonzero(events % 4 == STEP_END)
-    first = int(ends[-1]) if len(ends) else 0
-    at = first + int(outcome.allocated_after[first:].argmax())
-    peak = int(outcome.allocated_after[at])
-    return dataclasses.replace(outcome, peak_event=at, peak_allocated=peak)
-
-
-def _at_the_end(memory: FullMemory, allocated: int, times: float) -> FullMemory:
-    """What is kept of each batch, by the evaluation's last."""
-    held = [
-        dataclasses.replace(each, nbytes=round(each.nbytes * times), kept=round(each.kept * times))
-        if each.kept
-        else each
-        for each in memory.held
-    ]
-    held.sort(key=lambda each: -each.nbytes)
-    return dataclasses.replace(memory, held=held, allocated_bytes=allocated)
 
 
 # ---

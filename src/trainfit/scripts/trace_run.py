@@ -45,9 +45,10 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
+from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.step_makeup import with_makeup
-from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
+from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.device.settling import LEAST_STEPS, judge
 from trainfit.simgpu.device.user_location import user_frame

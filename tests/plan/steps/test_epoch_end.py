@@ -58,6 +58,32 @@ def test_too_many_kept(tmp_path: Path) -> None:
     assert kinds == [("tensors_kept", 18)]
 
 
+#: After the loop, with the model in training mode all along.
+_AFTER = """kept = []
+    with torch.inference_mode():
+        for (x,) in DataLoader(val, batch_size=64):
+            kept.append(model(x.cuda()){one})
+    {after}"""
+
+
+@pytest.mark.parametrize(
+    ("one", "after", "nbytes"),
+    [
+        # Kept, and once more as one tensor.
+        ("", "torch.cat(kept).sum()", 2 * 20_000 * 10_000 * 4),
+        # Each sample with each other, which grows with the square of the evaluation's length.
+        ("[:, :16].clone()", "all = torch.cat(kept); print((all @ all.T).shape)", 20_000**2 * 4),
+    ],
+)
+def test_what_comes_after_the_evaluations_loop(
+    tmp_path: Path, one: str, after: str, nbytes: int
+) -> None:
+    found = _planned(tmp_path, _AFTER.format(one=one, after=after))
+    end = found["epoch_end"]
+    assert (end["evaluation"], end["batches"]) == ("simulated", 313)
+    assert end["allocated_bytes"] == pytest.approx(nbytes, rel=0.1)
+
+
 def test_nothing_kept(tmp_path: Path) -> None:
     end = _planned(tmp_path, _EVALUATION.format(kept="model(x.cuda()).cpu()", workers=0))[
         "epoch_end"
