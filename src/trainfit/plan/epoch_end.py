@@ -166,7 +166,9 @@ def _measured(
     peak = carried_peak(runs, length) if is_seen else None
     allocated = peak.allocated_bytes if peak is not None else ends[-1].peak_allocated
     grows = float(peak.batch_bytes) if peak is not None else 0.0
-    nexts = [_next_peak(end, trace) for end, trace in zip(ends, traces, strict=True)]
+    # A last epoch ends with the script: nothing comes after it.
+    ended = traces[-1].outcome.status == "ended"
+    nexts = [0 if ended else _next_peak(run) for run in runs]
     if len(runs) > 1:
         left = max(0, nexts[-1] - nexts[-2]) / (runs[-1].batches - runs[-2].batches)
         nexts[-1] += round(left * (whole - runs[-1].batches))
@@ -209,12 +211,12 @@ def _short_runs(
 _NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
 
 
-def _next_peak(end: Replay, trace: Trace) -> int:
+def _next_peak(run: ShortRun) -> int:
     """Of the steps of the next epoch: what was made since the last step and is still there, a copy
-    of the model for one, comes on top of the steps' own peak. 0 where no epoch follows."""
-    recording = recording_of(trace)
+    of the model for one, comes on top of the steps' own peak."""
+    recording, end = run.recording, run.outcome
     marks = np.flatnonzero(end.stream.events % 4 == STEP_END)
-    if not len(marks) or trace.outcome.status == "ended":
+    if not len(marks):
         return 0
     before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))
     left = np.setdiff1d(after, before)

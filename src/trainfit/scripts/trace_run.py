@@ -86,7 +86,7 @@ class Runner:
         self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
         self._launch = LaunchInPlace(execute)
-        self._coverage = CoverageWatch(self._loaders.feeding)
+        self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
         self._loaders.epochs.ended = self._epoch_ended
@@ -407,6 +407,7 @@ class Runner:
         for _ in range(_SNAPSHOTS):
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
+                recording.header["evaluations"] = self._coverage.evaluations()
                 recording.check()
             except (IndexError, ValueError, RuntimeError):
                 continue

@@ -16,7 +16,7 @@ from trainfit.plan.sizing.costing import Pair, has_rates, samples_per_batch, spe
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import KNEE, StepSpeed
 from trainfit.speed.step import Machine, step_time
-from trainfit.speed.work import NotAffineError, Work
+from trainfit.speed.work import NotAffineError, Work, period_of
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
@@ -155,16 +155,18 @@ def timed(
     """A step of a trial; ``None`` where nothing can be said.
 
     The median of its steps but the first, as shapes may differ from step to step (of an even
-    number, the longer of the middle two). After ``full`` steps an epoch's last batch is short:
-    what follows is not looked at (``None``: every step has full batches). Nothing is said where
-    the first step alone is full: what a script does after a step counts to the next one.
+    number, the longer of the middle two); the mean of a period, where they repeat. After ``full``
+    steps an epoch's last batch is short: what follows is not looked at (``None``: every step has
+    full batches). Nothing is said where the first step alone is full: what a script does after a
+    step counts to the next one.
     """
     if not has_rates(machine.gpu) or not recording.steps or full == 1:
         return None
     if full is not None:
         recording = recording.first_steps(min(full, recording.steps))
     works = [Work.of_step(recording, step) for step in range(1, recording.steps)]
-    works = works or [Work.of_steady_step(recording)]
+    if not works or period_of(recording) > 1:
+        works = [Work.of_steady_step(recording)]
     times = [step_time(work, machine) for work in works if len(work.table)]
     if not times:
         return None

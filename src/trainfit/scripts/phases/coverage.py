@@ -25,10 +25,15 @@ class CoverageWatch:
 
     Args:
         feeding: tells of the DataLoader that feeds the training, and how far it has come.
+        operators: how many ran so far.
     """
 
-    def __init__(self, feeding: Callable[[], LoaderInfo | None]) -> None:
-        self._feeding = feeding
+    def __init__(
+        self, feeding: Callable[[], LoaderInfo | None], operators: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._feeding, self._operators = feeding, operators
+        self._spans: list[list[int]] = []
+        self._called_at = 0
         self._trained: set[int] = set()
         self._evaluated = self._saved = False
         #: Does an evaluation go on?
@@ -65,6 +70,7 @@ class CoverageWatch:
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""
         trains = module.training and torch.is_grad_enabled()
+        self._called_at = self._operators()
         if self._is_within if not trains else not self._is_within:
             return
         try:
@@ -74,11 +80,12 @@ class CoverageWatch:
         if not is_own:
             return
         if trains:
-            self._is_within = False
+            self._over()
             self.trains_again()
         elif self._is_evaluation(module):
             self.before_evaluation()
             self._evaluated = self._is_within = True
+            self._spans.append([self._called_at, self._called_at])
         else:
             self._has_inferred = True
 
@@ -94,12 +101,27 @@ class CoverageWatch:
 
     def epoch_ended(self) -> None:
         """What was evaluated before does not count: it was none of an epoch's end."""
-        self._evaluated = self._is_within = False
+        self._over()
+        self._evaluated = False
+
+    def evaluations(self) -> list[list[int]]:
+        """Operators of each evaluation so far, the first and the one after the last."""
+        found = [list(each) for each in self._spans]
+        if self._is_within:
+            found[-1][1] = self._operators()
+        return found
+
+    def _over(self) -> None:
+        """An evaluation is over, if one goes on: what is called now is the training's."""
+        if self._is_within:
+            self._spans[-1][1] = self._called_at
+        self._is_within = False
 
     def stepped(self, steps: int) -> None:
         """An optimizer step is over, the ``steps``-th."""
         self._inferring.append(self._has_inferred)
-        self._has_inferred = self._is_within = False
+        self._has_inferred = False
+        self._over()
         loader = self._feeding()
         if loader is not None:
             self._progress = [*self._progress[:1], (steps, loader.batches)]
