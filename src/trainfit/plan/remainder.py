@@ -30,7 +30,7 @@ def note_remainder(job: PlannedJob, batches: Batches, spec: RunSpec) -> None:
     loader = first.outcome.loader
     if present is None or job.infers or loader is None or drops_last(first):
         return
-    samples = data_set_of(first, present)
+    samples = loader.samples or data_set_of(first, present)
     if not samples or samples <= present or loader.fed[:1] != (present,):
         return
     sizes = dict.fromkeys(size for size in (present, batches.recommended) if size and size > 1)

@@ -466,6 +466,7 @@ class LoaderTracker:
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
+            data_set=_length(getattr(loader, "dataset", None)),
         )
 
 
@@ -549,12 +550,16 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
-    for source in (sampler, getattr(loader, "dataset", None)):
-        try:
-            return len(source)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError, AttributeError):
-            continue
-    return None
+    length = _length(sampler)
+    return _length(getattr(loader, "dataset", None)) if length is None else length
+
+
+def _length(source: Any) -> int | None:
+    """``None`` where it has none."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
 
 
 def _reference(value: Any) -> Any:

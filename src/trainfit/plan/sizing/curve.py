@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from trainfit.hardware import GpuSpec
@@ -129,6 +129,16 @@ def rate_at(curve: Curve, batch: int) -> float | None:
     if not steps or not min(steps) <= batch <= max(steps):
         return None
     return _rate(steps[batch] if batch in steps else _between(steps, batch))
+
+
+def with_sizes(curve: Curve, sizes: Iterable[int | None]) -> Curve:
+    """``curve`` with steps at these batch sizes, too, where they lie between those it has."""
+    steps = {each.batch_size or 0: each for each in curve.steps}
+    inner = [size for size in sizes if size and steps and min(steps) < size < max(steps)]
+    for size in inner:
+        if size not in steps:
+            curve = with_step(curve, _between(steps, size))
+    return curve
 
 
 def _rate(step: StepSpeed) -> float:

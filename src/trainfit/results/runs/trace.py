@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
@@ -153,12 +153,17 @@ class CallSite:
     parameters: tuple[str, ...] = ()
 
 
+#: A sampler that draws so many times what the data set has ends by other means than its length.
+_ENDLESS: Final = 100
+
+
 @dataclasses.dataclass(frozen=True)
 class LoaderInfo:
     """The DataLoader that fed the first step.
 
     ``index`` is its place in the order of construction, ``None`` where it could not be told.
-    ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
+    ``samples`` is the number of its sampler's (``None``: unknown), ``data_set`` that of its data
+    set, which a sampler with replacement may draw from for ever; ``batches`` how many
     batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops). ``scan`` is a look at its samples (``None``: it was not asked
@@ -180,6 +185,14 @@ class LoaderInfo:
     scan: SampleScan | None = None
     drops_last: bool = False
     sites: tuple[CallSite, ...] = ()
+    data_set: int | None = None
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples of an epoch: the sampler's, but for one that draws without an end."""
+        if not self.samples or not self.data_set or self.samples < _ENDLESS * self.data_set:
+            return self.samples
+        return self.data_set
 
 
 @dataclasses.dataclass(frozen=True)

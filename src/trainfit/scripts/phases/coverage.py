@@ -137,9 +137,14 @@ class CoverageWatch:
         Batches are counted between the first step and the last: some loaders read ahead.
         """
         loader = self._feeding()
-        if loader is None or not loader.samples or not loader.batch_size or not self._progress:
+        if (
+            loader is None
+            or not loader.epoch_samples
+            or not loader.batch_size
+            or not self._progress
+        ):
             return None, None
-        batches = math.ceil(loader.samples / loader.batch_size)
+        batches = math.ceil(loader.epoch_samples / loader.batch_size)
         (first, before), (last, after) = self._progress[0], self._progress[-1]
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:
