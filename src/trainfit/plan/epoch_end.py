@@ -89,22 +89,31 @@ class _Evaluations:
         """One suffices where memory does not grow over the evaluation."""
         return _LENGTHS if like.batch_bytes else _LENGTHS[:1]
 
+    def _runs(
+        self, batch: int | None, spec: RunSpec, cut: LoaderCut, lengths: Sequence[int]
+    ) -> tuple[LoaderCut, list[Trace]]:
+        """The runs, with what comes every so many steps made to come; without that where they fail
+        with it."""
+        specs = [_lengthened(spec, cut, length) for length in lengths]
+        for one in specs:
+            self._job.runs.start(batch, one)
+        traces = [self._job.runs.attempt(batch, one) for one in specs]
+        if not cut.periodic or all(_went_on(trace) for trace in traces):
+            return cut, traces
+        return self._runs(batch, spec, dataclasses.replace(cut, periodic=0), lengths)
+
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """The evaluation at a batch size, and what fills the memory where that does not fit."""
         job = self._job
         loader, makeup = job.first.outcome.loader, job.recording.makeup
-        if loader is None or loader.index is None:
-            why = "no DataLoader tells where an epoch ends"
-            return EpochEnd("not simulated", why, batch_size=batch), ()
+        index = loader.index if loader is not None else None
         each = (makeup.loader_batches if makeup is not None else None) or 1
+        cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS)
         spec = job.sized(spec)
-        specs = [_cut(spec, loader.index, _STEPS * each, length) for length in lengths]
         try:
-            for one in specs:
-                job.runs.start(batch, one)
-            traces = [job.runs.attempt(batch, one) for one in specs]
+            cut, traces = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         failed = next((each for each in traces if not _went_on(each)), None)
@@ -113,6 +122,9 @@ class _Evaluations:
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
+            if index is None and not ended:
+                why = "no DataLoader tells where an epoch ends"
+                return EpochEnd("not simulated", why, batch_size=batch), ()
             why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
@@ -125,7 +137,7 @@ class _Evaluations:
             and (whole or 0) > lengths[-1]
             and not is_in_proportion(_short_runs(job, traces, lengths, whole))
         ):
-            third = _cut(spec, loader.index, _STEPS * each, _THIRD)
+            third = _lengthened(spec, cut, _THIRD)
             traces, lengths = [*traces, job.runs.attempt(batch, third)], (*lengths, _THIRD)
             if not _went_on(traces[-1]):
                 why = what_happened(traces[-1].outcome)
@@ -134,10 +146,10 @@ class _Evaluations:
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
 
 
-def _cut(spec: RunSpec, index: int, batches: int, others: int) -> RunSpec:
+def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     return dataclasses.replace(
         spec,
-        cut=LoaderCut(index, batches, others, _LOOK_S),
+        cut=dataclasses.replace(cut, others=others),
         steps=_STEPS * _EPOCHS,
         time_limit_s=_LIMIT_S,
         title=f"its evaluation ({others} batches)",

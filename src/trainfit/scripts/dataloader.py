@@ -207,9 +207,10 @@ class EpochCut:
         return self.cut.batches if self._is_training(made) else self.cut.others
 
     def _is_training(self, made: _Made | None) -> bool:
-        if made is None or self.cut is None or self.cut.index >= len(self._made):
+        index = self.cut.index if self.cut is not None else None
+        if made is None or index is None or index >= len(self._made):
             return False
-        first = self._made[self.cut.index]
+        first = self._made[index]
         same = (made.where, made.data_set) == (first.where, first.data_set)
         return made is first or same
 

@@ -50,14 +50,16 @@ class LoaderOverride:
 @dataclasses.dataclass(frozen=True)
 class LoaderCut:
     """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
-    set by the same line, end after ``batches``; those of all others after ``others``, the last of
-    which is the largest batch of their data set, after a look of ``look_s`` seconds at its samples
-    (0: it stays)."""
+    set by the same line, end after ``batches`` (``None``: none is the training's); those of all
+    others after ``others``, the last of which is the largest batch of their data set, after a look
+    of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
+    does every so many steps happens once (0: it does not)."""
 
-    index: int
+    index: int | None
     batches: int
     others: int
     look_s: float = 0.0
+    periodic: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,6 +336,7 @@ class TraceOutcome(ScriptOutcome):
     ``protection`` is what kept it from changing files (``None``: not told).
     ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``sample_s`` the
     seconds that fetching a sample took a worker, or the script itself (``None``: not known).
+    ``periodic`` are lines of what was done before its time, as it comes every so many steps.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
@@ -361,6 +364,7 @@ class TraceOutcome(ScriptOutcome):
     options: tuple[ScriptOption, ...] = ()
     amp: AmpSeen = AmpSeen()
     learning: LearningFacts = NOTHING_SEEN
+    periodic: tuple[str, ...] = ()
 
 
 # ---
