@@ -23,12 +23,13 @@ from trainfit.plan.epoch_peak import (
     is_in_proportion,
     memory_at_the_end,
 )
+from trainfit.plan.remainder import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
-from trainfit.results.findings import Finding
+from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, STEP_END
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut
@@ -73,7 +74,8 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     if best == job.batch and chosen.spec == AS_WRITTEN:
         there = None
     else:
-        there, _ = evaluations.at(best, chosen.spec, evaluations.lengths(present))
+        there, more = evaluations.at(best, chosen.spec, evaluations.lengths(present))
+        findings += tuple(each for each in more if each.kind == LAST_BATCH)
     setting, there = _limited(job, chosen, evaluations, present, there)
     return EpochEnds(setting, present, there, findings)
 
@@ -91,16 +93,25 @@ class _Evaluations:
 
     def _runs(
         self, batch: int | None, spec: RunSpec, cut: LoaderCut, lengths: Sequence[int]
-    ) -> tuple[LoaderCut, list[Trace]]:
-        """The runs, with what comes every so many steps made to come; without that where they fail
-        with it."""
-        specs = [_lengthened(spec, cut, length) for length in lengths]
-        for one in specs:
-            self._job.runs.start(batch, one)
-        traces = [self._job.runs.attempt(batch, one) for one in specs]
-        if not cut.periodic or all(_went_on(trace) for trace in traces):
-            return cut, traces
-        return self._runs(batch, spec, dataclasses.replace(cut, periodic=0), lengths)
+    ) -> tuple[LoaderCut, list[Trace], tuple[Finding, ...]]:
+        """The runs, with the epoch's last batch and what comes every so many steps; where they fail
+        with these, without them, and what that says of the last batch."""
+        plain = dataclasses.replace(cut, remainder=0)
+        wanted = dict.fromkeys((cut, plain, dataclasses.replace(plain, periodic=0)))
+        tried: dict[LoaderCut, list[Trace]] = {}
+        for each in wanted:
+            specs = [_lengthened(spec, each, length) for length in lengths]
+            for one in specs:
+                self._job.runs.start(batch, one)
+            tried[each] = [self._job.runs.attempt(batch, one) for one in specs]
+            if all(_went_on(trace) for trace in tried[each]):
+                break
+        runs = tried[each]
+        found: tuple[Finding, ...] = ()
+        at_fault = next((one for one in tried[cut] if one.outcome.status == "failed"), None)
+        if cut.remainder and batch and at_fault is not None and _went_on(runs[0]):
+            found = (last_batch_fails(self._job.first, batch, at_fault),)
+        return each, runs, found
 
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
@@ -110,10 +121,11 @@ class _Evaluations:
         loader, makeup = job.first.outcome.loader, job.recording.makeup
         index = loader.index if loader is not None else None
         each = (makeup.loader_batches if makeup is not None else None) or 1
-        cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS)
+        left = remainder_of(job.first, job.batch, batch) if index is not None else 0
+        cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS, left)
         spec = job.sized(spec)
         try:
-            cut, traces = self._runs(batch, spec, cut, lengths)
+            cut, traces, last = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         failed = next((each for each in traces if not _went_on(each)), None)
@@ -124,13 +136,13 @@ class _Evaluations:
             ended = traces[-1].outcome.status == "ended"
             if index is None and not ended:
                 why = "no DataLoader tells where an epoch ends"
-                return EpochEnd("not simulated", why, batch_size=batch), ()
+                return EpochEnd("not simulated", why, batch_size=batch), last
             why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
             return dataclasses.replace(
                 end, evaluation="none", reason=why, saved=saved, batch_size=batch
-            ), findings
+            ), (*last, *findings)
         whole = coverage.evaluation_batches
         if (
             len(lengths) > 1
@@ -143,7 +155,7 @@ class _Evaluations:
                 why = what_happened(traces[-1].outcome)
                 return EpochEnd("not simulated", why, batch_size=batch), ()
         end, findings = _measured(job, traces, lengths, whole)
-        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
+        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 
 def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:

@@ -40,7 +40,6 @@ from trainfit.plan.notes import (
     note_learning,
     note_steps,
 )
-from trainfit.plan.remainder import note_remainder
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
@@ -223,7 +222,6 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         job.notes.add(choice.by_hand, kind="action")
     note_steps(job, settings.steps)
     note_batches(job, chosen.batches)
-    note_remainder(job, chosen.batches, chosen.spec)
 
     # Remedies, or what an inference needs.
     remedies, inference = None, None

@@ -115,8 +115,17 @@ class _Made:
         self.batches = 0
         self.on_gpu = False
         self.fed = FedBatches()
+        data = getattr(loader, "dataset", None)
+        self._data = type(data), _length(data)
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
+
+    def is_again(self, other: _Made) -> bool:
+        """Was it made by the same calls as ``other``, of the same data set or one like it, as a
+        script does that makes both anew for each epoch?"""
+        if (self.where, self.sites) != (other.where, other.sites):
+            return False
+        return self.data_set == other.data_set or self._data == other._data
 
 
 class EpochCut:
@@ -156,6 +165,8 @@ class EpochCut:
                         self.ended()
                     raise StopIteration
                 found[0] += 1
+                if self._is_training(found[1]) and found[0] == self.cut.batches:
+                    return _shortened(ask(batches), self.cut.remainder)
             return ask(batches)
 
         def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -211,8 +222,7 @@ class EpochCut:
         if made is None or index is None or index >= len(self._made):
             return False
         first = self._made[index]
-        same = (made.where, made.data_set) == (first.where, first.data_set)
-        return made is first or same
+        return made is first or made.is_again(first)
 
 
 class LoaderTracker:
@@ -497,6 +507,11 @@ def _keep_loader(batches: Any, loader: Any) -> None:
     to end with it."""
     if not loader.persistent_workers:
         batches._trainfit_loader = loader
+
+
+def _shortened(samples: Any, count: int) -> Any:
+    """The first ``count`` of a batch's indices; all for 0."""
+    return samples[:count] if count and isinstance(samples, list) else samples
 
 
 def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:

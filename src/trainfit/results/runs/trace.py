@@ -53,13 +53,15 @@ class LoaderCut:
     set by the same line, end after ``batches`` (``None``: none is the training's); those of all
     others after ``others``, the last of which is the largest batch of their data set, after a look
     of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
-    does every so many steps happens once (0: it does not)."""
+    does every so many steps happens once (0: it does not). The last batch of such an epoch has
+    ``remainder`` samples (0: as many as all)."""
 
     index: int | None
     batches: int
     others: int
     look_s: float = 0.0
     periodic: int = 0
+    remainder: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
