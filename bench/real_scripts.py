@@ -62,7 +62,10 @@ def main() -> int:
 def figures_of(found: Sequence[dict[str, Any]]) -> list[Figure]:
     """Those of issue 20."""
     independent = [o["independent"] for o in found if o["independent"] is not None]
+    evaluations = [each != "silent" for each in evaluations_of(found)]
+    told = "evaluation simulated or named"
     return [
+        *([Figure(told, share(evaluations), 100, at_most=False, unit="%")] if evaluations else []),
         Figure("families", len(found), 30, at_most=False),
         Figure("families right", share(o["right"] for o in found), 95, at_most=False, unit="%"),
         Figure(
@@ -79,6 +82,13 @@ def figures_of(found: Sequence[dict[str, Any]]) -> list[Figure]:
             for unit in ("wall", "cpu")
         ),
     ]
+
+
+def evaluations_of(found: Sequence[dict[str, Any]]) -> list[str]:
+    """What each family's first plan says of the evaluation; none of those that give no plan, or
+    whose stored outcome is of before it was counted."""
+    said = (o["plans"][0]["figures"].get("evaluation") for o in found if o["plans"])
+    return [each for each in said if each is not None]
 
 
 def _options() -> argparse.Namespace:
