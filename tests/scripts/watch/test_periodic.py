@@ -77,6 +77,11 @@ def test_of_a_callback(tmp_path: Path) -> None:
     assert _did(tmp_path, "pass", every=500, with_callback=True) == [("callback", 2)]
 
 
+def test_on_one_line(tmp_path: Path) -> None:
+    body = "if self.step % self.every == 0: self.did.append(self.step)"
+    assert _did(tmp_path, body, every=500) == [2]
+
+
 def test_what_follows_a_continue(tmp_path: Path) -> None:
     body = """
         if self.step % self.every != 0:

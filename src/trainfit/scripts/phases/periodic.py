@@ -31,7 +31,8 @@ class PeriodicBlock:
     """An ``if`` at ``line`` with a remainder in its condition.
 
     ``condition`` is the same without the remainder, ``number`` the steps that it divides by,
-    ``target`` the line to go on with, and ``first`` to ``last`` the lines of what comes then.
+    ``target`` the line to go on with, and ``first`` to ``last`` the lines of what comes then, whose
+    code is ``body`` where it stands on the line of the condition (``None``: it does not).
     """
 
     line: int
@@ -41,6 +42,7 @@ class PeriodicBlock:
     target: int
     first: int
     last: int
+    body: CodeType | None = None
 
 
 class PeriodicWork:
@@ -99,11 +101,16 @@ class PeriodicWork:
             if type(number) is not int or number < 2 or not eval(block.condition, *spaces):
                 return
             self._done.add((name, block.line))
-            if not eval(block.original, *spaces):
+            if eval(block.original, *spaces):
+                return
+            if block.body is None:
                 frame.f_lineno = block.target  # type: ignore[misc]  # of the frame that is traced
-                self.entered.append(f"{name}:{block.line}")
+            self.entered.append(f"{name}:{block.line}")
         except Exception:  # the user's expressions, and lines that cannot be gone to
             self._done.add((name, block.line))
+            return
+        if block.body is not None:  # what it raises is the script's
+            exec(block.body, *spaces)
 
 
 @functools.cache
@@ -153,6 +160,7 @@ def _blocks(statements: Sequence[ast.stmt], filename: str) -> Iterator[PeriodicB
             taken[0].lineno,
             taken[0].lineno,
             last,
+            _statements(taken, filename) if taken[0].lineno == node.lineno else None,
         )
 
 
@@ -171,6 +179,10 @@ def _leaves(node: ast.AST) -> bool:
 def _leaves_loop(node: ast.AST) -> bool:
     """… by more than a ``break``?"""
     return any(isinstance(each, ast.Return | ast.Raise) for each in ast.walk(node))
+
+
+def _statements(taken: Sequence[ast.stmt], filename: str) -> CodeType:
+    return compile(ast.Module(list(taken), []), filename, "exec")
 
 
 def _as_taken(test: ast.expr, *, inverted: bool) -> ast.Expression:
