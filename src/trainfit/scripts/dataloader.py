@@ -125,7 +125,8 @@ class _Made:
         script does that makes both anew for each epoch?"""
         if (self.where, self.sites) != (other.where, other.sites):
             return False
-        return self.data_set == other.data_set or self._data == other._data
+        is_alike = self._data == other._data and self._data[1] is not None
+        return self.data_set == other.data_set or is_alike
 
 
 class EpochCut:
