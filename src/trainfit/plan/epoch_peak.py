@@ -79,7 +79,7 @@ def carried_peak(runs: Sequence[ShortRun], length: int | None) -> CarriedPeak:
         if maker != _ANY and len(seen) == len(numbers) > 1:
             at_end, growth = _carried(numbers, seen, whole)
         at_end += int(runs[-1].outcome.allocated_after[event]) - peak
-        if at_end > best.allocated_bytes:
+        if at_end >= best.allocated_bytes:
             best = CarriedPeak(at_end, round(growth), event, maker)
     return best
 
