@@ -8,20 +8,28 @@ The last batch of each is the largest that its data set has.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import FullMemory, of_full_memory
+from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.epoch_peak import (
+    ShortRun,
+    carried_peak,
+    is_in_proportion,
+    memory_at_the_end,
+)
+from trainfit.plan.remainder import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
-from trainfit.results.findings import Finding
+from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, STEP_END
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut
@@ -30,6 +38,8 @@ from trainfit.results.runs.trace import LoaderCut
 _STEPS, _EPOCHS = 2, 3
 #: Batches of an evaluation: two lengths tell whether memory grows over it.
 _LENGTHS: Final = (8, 16)
+#: A third, where something grows by more than in proportion to them.
+_THIRD: Final = 32
 #: Seconds for a look at the samples of the evaluation's data set: its last batch is the largest.
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
@@ -64,7 +74,8 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     if best == job.batch and chosen.spec == AS_WRITTEN:
         there = None
     else:
-        there, _ = evaluations.at(best, chosen.spec, evaluations.lengths(present))
+        there, more = evaluations.at(best, chosen.spec, evaluations.lengths(present))
+        findings += tuple(each for each in more if each.kind == LAST_BATCH)
     setting, there = _limited(job, chosen, evaluations, present, there)
     return EpochEnds(setting, present, there, findings)
 
@@ -80,22 +91,41 @@ class _Evaluations:
         """One suffices where memory does not grow over the evaluation."""
         return _LENGTHS if like.batch_bytes else _LENGTHS[:1]
 
+    def _runs(
+        self, batch: int | None, spec: RunSpec, cut: LoaderCut, lengths: Sequence[int]
+    ) -> tuple[LoaderCut, list[Trace], tuple[Finding, ...]]:
+        """The runs, with the epoch's last batch and what comes every so many steps; where they fail
+        with these, without them, and what that says of the last batch."""
+        plain = dataclasses.replace(cut, remainder=0)
+        wanted = dict.fromkeys((cut, plain, dataclasses.replace(plain, periodic=0)))
+        tried: dict[LoaderCut, list[Trace]] = {}
+        for each in wanted:
+            specs = [_lengthened(spec, each, length) for length in lengths]
+            for one in specs:
+                self._job.runs.start(batch, one)
+            tried[each] = [self._job.runs.attempt(batch, one) for one in specs]
+            if all(_went_on(trace) for trace in tried[each]):
+                break
+        runs = tried[each]
+        found: tuple[Finding, ...] = ()
+        at_fault = next((one for one in tried[cut] if one.outcome.status == "failed"), None)
+        if cut.remainder and batch and at_fault is not None and _went_on(runs[0]):
+            found = (last_batch_fails(self._job.first, batch, at_fault),)
+        return each, runs, found
+
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """The evaluation at a batch size, and what fills the memory where that does not fit."""
         job = self._job
         loader, makeup = job.first.outcome.loader, job.recording.makeup
-        if loader is None or loader.index is None:
-            why = "no DataLoader tells where an epoch ends"
-            return EpochEnd("not simulated", why, batch_size=batch), ()
+        index = loader.index if loader is not None else None
         each = (makeup.loader_batches if makeup is not None else None) or 1
+        left = remainder_of(job.first, job.batch, batch) if index is not None else 0
+        cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS, left)
         spec = job.sized(spec)
-        specs = [_cut(spec, loader.index, _STEPS * each, length) for length in lengths]
         try:
-            for one in specs:
-                job.runs.start(batch, one)
-            traces = [job.runs.attempt(batch, one) for one in specs]
+            cut, traces, last = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         failed = next((each for each in traces if not _went_on(each)), None)
@@ -104,20 +134,34 @@ class _Evaluations:
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
+            if index is None and not ended:
+                why = "no DataLoader tells where an epoch ends"
+                return EpochEnd("not simulated", why, batch_size=batch), last
             why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
             return dataclasses.replace(
                 end, evaluation="none", reason=why, saved=saved, batch_size=batch
-            ), findings
-        end, findings = _measured(job, traces, lengths, coverage.evaluation_batches)
-        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), findings
+            ), (*last, *findings)
+        whole = coverage.evaluation_batches
+        if (
+            len(lengths) > 1
+            and (whole or 0) > lengths[-1]
+            and not is_in_proportion(_short_runs(job, traces, lengths, whole))
+        ):
+            third = _lengthened(spec, cut, _THIRD)
+            traces, lengths = [*traces, job.runs.attempt(batch, third)], (*lengths, _THIRD)
+            if not _went_on(traces[-1]):
+                why = what_happened(traces[-1].outcome)
+                return EpochEnd("not simulated", why, batch_size=batch), ()
+        end, findings = _measured(job, traces, lengths, whole)
+        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 
-def _cut(spec: RunSpec, index: int, batches: int, others: int) -> RunSpec:
+def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     return dataclasses.replace(
         spec,
-        cut=LoaderCut(index, batches, others, _LOOK_S),
+        cut=dataclasses.replace(cut, others=others),
         steps=_STEPS * _EPOCHS,
         time_limit_s=_LIMIT_S,
         title=f"its evaluation ({others} batches)",
@@ -130,8 +174,8 @@ def _went_on(trace: Trace) -> bool:
 
 def _measured(
     job: PlannedJob,
-    traces: list[Trace],
-    lengths: tuple[int, ...],
+    traces: Sequence[Trace],
+    lengths: Sequence[int],
     length: int | None,
     *,
     is_seen: bool = True,
@@ -140,50 +184,63 @@ def _measured(
     and that of the next epoch's steps, where what came between them has left something behind.
 
     Where no evaluation ``is_seen``, that of the whole run, which has the end of several epochs."""
-    model, streams = job.memory_model, [Stream.of(recording_of(trace)) for trace in traces]
-    ends = [model.unlimited(stream) for stream in streams]
-    if is_seen:
-        ends = [_after_steps(end) for end in ends]
-    more, left = lengths[-1], max(0, (length or 0) - lengths[-1])
-    peaks = [
-        (end.peak_allocated, _next_peak(end, trace))
-        for end, trace in zip(ends, traces, strict=True)
-    ]
-    grows = [0.0, 0.0]
-    if len(ends) > 1:
-        pairs = zip(peaks[0], peaks[-1], strict=True)
-        grows = [max(0, long - short) / (more - lengths[0]) for short, long in pairs]
-    if any(grows) and length is None:
+    model = job.memory_model
+    runs = _short_runs(job, traces, lengths, length)
+    ends, whole = [run.outcome for run in runs], max(length or 0, runs[-1].batches)
+    peak = carried_peak(runs, length) if is_seen else None
+    allocated = peak.allocated_bytes if peak is not None else ends[-1].peak_allocated
+    grows = float(peak.batch_bytes) if peak is not None else 0.0
+    # A last epoch ends with the script: nothing comes after it.
+    ended = traces[-1].outcome.status == "ended"
+    nexts = [0 if ended else _next_peak(run) for run in runs]
+    if len(runs) > 1:
+        left = max(0, nexts[-1] - nexts[-2]) / (runs[-1].batches - runs[-2].batches)
+        nexts[-1] += round(left * (whole - runs[-1].batches))
+        grows = max(grows, left)
+    if grows and length is None:
         return EpochEnd("not simulated", "its memory grows, and its length is not known"), ()
-    left = left if any(grows) else 0
-    allocated = round(max(p + each * left for p, each in zip(peaks[-1], grows, strict=True)))
-    unused = max(0, ends[-1].peak_reserved - max(*peaks[-1], *_peaks(ends[-1])))
-    device = allocated + unused + model.context_bytes
+    seen = max(ends[-1].peak_allocated, *_peaks(ends[-1]))
+    allocated = max(allocated, nexts[-1])
+    device = allocated + max(0, ends[-1].peak_reserved - seen) + model.context_bytes
     fits = device <= model.capacity_bytes
-    extra = allocated - max([peaks[-1][0], *_peaks(ends[-1])])
+    extra = allocated - seen
     if not fits and extra < model.capacity_bytes:
         # The allocator frees cached blocks before it fails.
         held = model.other_processes_bytes + max(0, extra)
-        limited = dataclasses.replace(model, other_processes_bytes=held).limited(streams[-1])
+        limited = dataclasses.replace(model, other_processes_bytes=held).limited(ends[-1].stream)
         if limited.fits:
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
-    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(max(grows)))
+    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
     if fits:
         return found, ()
-    full = full_memory(recording_of(traces[-1]), ends[-1])
-    return found, of_full_memory(_at_the_end(full, allocated, (more + left) / more))
+    if peak is None or peak.allocated_bytes < allocated:
+        return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
+    return found, of_full_memory(memory_at_the_end(runs, peak, whole))
+
+
+def _short_runs(
+    job: PlannedJob, traces: Sequence[Trace], lengths: Sequence[int], length: int | None
+) -> list[ShortRun]:
+    """Those of different lengths: a short evaluation is over before it is cut."""
+    found: dict[int, ShortRun] = {}
+    for trace, at in zip(traces, lengths, strict=True):
+        batches = min(at, length or at)
+        recording = recording_of(trace)
+        outcome = job.memory_model.unlimited(Stream.of(recording))
+        found[batches] = ShortRun(recording, outcome, batches)
+    return list(found.values())
 
 
 #: What each step has of its own, and what is made once.
 _NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
 
 
-def _next_peak(end: Replay, trace: Trace) -> int:
+def _next_peak(run: ShortRun) -> int:
     """Of the steps of the next epoch: what was made since the last step and is still there, a copy
-    of the model for one, comes on top of the steps' own peak. 0 where no epoch follows."""
-    recording = recording_of(trace)
+    of the model for one, comes on top of the steps' own peak."""
+    recording, end = run.recording, run.outcome
     marks = np.flatnonzero(end.stream.events % 4 == STEP_END)
-    if not len(marks) or trace.outcome.status == "ended":
+    if not len(marks):
         return 0
     before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))
     left = np.setdiff1d(after, before)
@@ -193,28 +250,6 @@ def _next_peak(end: Replay, trace: Trace) -> int:
 
 def _peaks(outcome: Replay) -> list[int]:
     return [allocated for allocated, _ in outcome.step_peaks]
-
-
-def _after_steps(outcome: Replay) -> Replay:
-    """``outcome`` with the peak of what came after its last whole step."""
-    events = outcome.stream.events
-    ends = np.flatnonzero(events % 4 == STEP_END)
-    first = int(ends[-1]) if len(ends) else 0
-    at = first + int(outcome.allocated_after[first:].argmax())
-    peak = int(outcome.allocated_after[at])
-    return dataclasses.replace(outcome, peak_event=at, peak_allocated=peak)
-
-
-def _at_the_end(memory: FullMemory, allocated: int, times: float) -> FullMemory:
-    """What is kept of each batch, by the evaluation's last."""
-    held = [
-        dataclasses.replace(each, nbytes=round(each.nbytes * times), kept=round(each.kept * times))
-        if each.kept
-        else each
-        for each in memory.held
-    ]
-    held.sort(key=lambda each: -each.nbytes)
-    return dataclasses.replace(memory, held=held, allocated_bytes=allocated)
 
 
 # ---

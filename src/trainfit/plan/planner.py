@@ -44,7 +44,6 @@ from trainfit.plan.notes import (
     note_steps,
     note_unused_gpus,
 )
-from trainfit.plan.remainder import note_remainder
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
@@ -232,7 +231,6 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     note_steps(job, settings.steps)
     note_unused_gpus(job)
     note_batches(job, chosen.batches)
-    note_remainder(job, chosen.batches, chosen.spec)
 
     # Remedies, or what an inference needs.
     remedies, inference = None, None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.results.loader_settings import LoaderSettings
 
@@ -77,6 +77,10 @@ class Place:
 #: Of a finding without a fix, and of one that is at no line.
 _NOTHING_TO_DO = Fix("")
 _NOWHERE = Place("", 0)
+
+
+#: The kind of the finding that an epoch's last batch fails, which a plan's first line tells.
+LAST_BATCH: Final = "last_batch_fails"
 
 
 @dataclasses.dataclass(frozen=True)

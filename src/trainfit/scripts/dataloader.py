@@ -115,8 +115,18 @@ class _Made:
         self.batches = 0
         self.on_gpu = False
         self.fed = FedBatches()
+        data = getattr(loader, "dataset", None)
+        self._data = type(data), _length(data)
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
+
+    def is_again(self, other: _Made) -> bool:
+        """Was it made by the same calls as ``other``, of the same data set or one like it, as a
+        script does that makes both anew for each epoch?"""
+        if (self.where, self.sites) != (other.where, other.sites):
+            return False
+        is_alike = self._data == other._data and self._data[1] is not None
+        return self.data_set == other.data_set or is_alike
 
 
 class EpochCut:
@@ -156,6 +166,8 @@ class EpochCut:
                         self.ended()
                     raise StopIteration
                 found[0] += 1
+                if self._is_training(found[1]) and found[0] == self.cut.batches:
+                    return _shortened(ask(batches), self.cut.remainder)
             return ask(batches)
 
         def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -207,11 +219,11 @@ class EpochCut:
         return self.cut.batches if self._is_training(made) else self.cut.others
 
     def _is_training(self, made: _Made | None) -> bool:
-        if made is None or self.cut is None or self.cut.index >= len(self._made):
+        index = self.cut.index if self.cut is not None else None
+        if made is None or index is None or index >= len(self._made):
             return False
-        first = self._made[self.cut.index]
-        same = (made.where, made.data_set) == (first.where, first.data_set)
-        return made is first or same
+        first = self._made[index]
+        return made is first or made.is_again(first)
 
 
 class LoaderTracker:
@@ -466,6 +478,7 @@ class LoaderTracker:
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
+            data_set=_length(getattr(loader, "dataset", None)),
         )
 
 
@@ -495,6 +508,11 @@ def _keep_loader(batches: Any, loader: Any) -> None:
     to end with it."""
     if not loader.persistent_workers:
         batches._trainfit_loader = loader
+
+
+def _shortened(samples: Any, count: int) -> Any:
+    """The first ``count`` of a batch's indices; all for 0."""
+    return samples[:count] if count and isinstance(samples, list) else samples
 
 
 def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:
@@ -549,12 +567,16 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
-    for source in (sampler, getattr(loader, "dataset", None)):
-        try:
-            return len(source)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError, AttributeError):
-            continue
-    return None
+    length = _length(sampler)
+    return _length(getattr(loader, "dataset", None)) if length is None else length
+
+
+def _length(source: Any) -> int | None:
+    """``None`` where it has none."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
 
 
 def _reference(value: Any) -> Any:

@@ -1,32 +1,28 @@
-"""What a script does in a step: batches, calls and passes; training, evaluation, checkpoints."""
+"""What a script does in a step: batches, calls and passes; whether it trains at all."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import math
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from trainfit.results.runs.steps import Coverage, Framework, StepMakeup
-from trainfit.results.runs.trace import LoaderInfo, StepFeed
+from trainfit.results.runs.steps import Framework, StepMakeup
+from trainfit.results.runs.trace import StepFeed
 from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import loop_of, makeup_of
 from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.user_location import frame_of_user
 from trainfit.simgpu.interventions import Interventions
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
@@ -308,115 +304,3 @@ class CacheWatch:
     def released(self) -> bool:
         """Has what had grown been let go with the last call?"""
         return self._grew and self._ends[-1] < self._ends[-2]
-
-
-# ---
-# Detects an evaluation or a checkpoint among the simulated steps.
-#
-# Both can need memory that no training step does. Nothing that goes wrong while watching reaches
-# the script.
-
-
-class CoverageWatch:
-    """Follows models, optimizers and checkpoints of a script.
-
-    Args:
-        feeding: tells of the DataLoader that feeds the training, and how far it has come.
-    """
-
-    def __init__(self, feeding: Callable[[], LoaderInfo | None]) -> None:
-        self._feeding = feeding
-        self._trained: set[int] = set()
-        self._evaluated = self._saved = False
-        #: Steps made and batches given, at the first step and at the last.
-        self._progress: list[tuple[int, int]] = []
-        self._imports: ImportHook | None = None
-        self.before_evaluation: Callable[[], None] = lambda: None
-        """Called before the model is evaluated, the first time."""
-        self.trains_again: Callable[[], None] = lambda: None
-        """Called before the model is called for training after an evaluation."""
-
-    def install(self, patches: PatchSet) -> None:
-        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
-        self._watch_parameters(patches)
-        patches.hook(torch, "save", self._noting)
-
-        def safetensors(module: ModuleType) -> None:
-            # What its save_file and save_model call, whoever has imported them by name.
-            if hasattr(module, "serialize_file"):
-                patches.hook(module, "serialize_file", self._noting)
-
-        self._imports = ImportHook("safetensors.torch", safetensors)
-        self._imports.install()
-
-    def remove(self) -> None:
-        """Take the import hook away; the patches are their owner's to restore."""
-        if self._imports is not None:
-            self._imports.remove()
-
-    def called(self, module: torch.nn.Module) -> None:
-        """An outermost module with parameters is about to be called."""
-        if module.training and not (self._evaluated and torch.is_grad_enabled()):
-            return
-        if not module.training and self._evaluated:
-            return
-        try:
-            is_own = any(id(each) in self._trained for each in module.parameters())
-        except Exception:  # a module of the user's, whatever it raises
-            return
-        if is_own and module.training:
-            self.trains_again()
-        elif is_own:
-            self.before_evaluation()
-            self._evaluated = True
-
-    def epoch_ended(self) -> None:
-        """What was evaluated before does not count: it was none of an epoch's end."""
-        self._evaluated = False
-
-    def stepped(self, steps: int) -> None:
-        """An optimizer step is over, the ``steps``-th."""
-        loader = self._feeding()
-        if loader is not None:
-            self._progress = [*self._progress[:1], (steps, loader.batches)]
-
-    def result(self) -> Coverage:
-        """What was seen so far."""
-        epochs, steps = self._epoch()
-        return Coverage(self._evaluated, self._saved, epochs, steps)
-
-    def _epoch(self) -> tuple[float | None, int | None]:
-        """Epochs that were done, and optimizer steps in one, where the data set's size is known.
-
-        Batches are counted between the first step and the last: some loaders read ahead.
-        """
-        loader = self._feeding()
-        if loader is None or not loader.samples or not loader.batch_size or not self._progress:
-            return None, None
-        batches = math.ceil(loader.samples / loader.batch_size)
-        (first, before), (last, after) = self._progress[0], self._progress[-1]
-        for_each = after / last if first == last else (after - before) / (last - first)
-        if for_each <= 0:
-            return None, None
-        steps = max(1, math.ceil(batches / for_each))
-        return last / steps, steps
-
-    def _watch_parameters(self, patches: PatchSet) -> None:
-        add = torch.optim.Optimizer.add_param_group
-        trained = self._trained
-
-        @functools.wraps(add)
-        def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
-            add(optimizer, param_group)
-            with contextlib.suppress(Exception):
-                trained.update(map(id, optimizer.param_groups[-1]["params"]))
-
-        patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
-
-    def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(write)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._saved = True
-            return write(*args, **kwargs)
-
-        return wrapper

@@ -45,10 +45,12 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.options import OptionsWatch
+from trainfit.scripts.phases.coverage import CoverageWatch
+from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
-from trainfit.scripts.steps import CacheWatch, CoverageWatch, InferenceWatch, StepWatch
+from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.device.settling import LEAST_STEPS, judge
 from trainfit.simgpu.device.user_location import user_frame
@@ -87,11 +89,12 @@ class Runner:
         self._options = OptionsWatch()
         self._context = ContextWatch()
         self._launch = LaunchInPlace(execute)
-        self._coverage = CoverageWatch(self._loaders.feeding)
+        self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
         self._loaders.epochs.ended = self._epoch_ended
         self._has_epoch_ended = False
+        self._periodic = PeriodicWork()
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -137,6 +140,7 @@ class Runner:
                 if end.status == "ended":
                     self._simulation.script_ended()
             finally:
+                self._periodic.end()
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
@@ -210,6 +214,9 @@ class Runner:
         if self._over:
             return
         if not self._seen_enough(steps):
+            cut = self._spec.cut
+            if cut is not None and cut.periodic and steps >= cut.periodic:
+                self._periodic.begin()
             self._tell()
             self._steps_at.append(time.monotonic())
             self._tell_early()
@@ -276,11 +283,14 @@ class Runner:
     def _epoch_ended(self) -> None:
         if not self._has_epoch_ended and self._is_run():
             self._has_epoch_ended = True
-            self._coverage.epoch_ended()
+            if not self._periodic.entered:
+                self._coverage.epoch_ended()
 
     def _trains_again(self) -> None:
-        """Training goes on after an epoch's evaluation: a run that was to have it ends."""
-        if self._spec.cut is not None and self._has_epoch_ended and self._is_run():
+        """Training goes on after an evaluation of an epoch's end, or one that was made to come
+        early: a run that was to have it ends."""
+        has_ended = self._has_epoch_ended or self._periodic.entered
+        if self._spec.cut is not None and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -351,6 +361,7 @@ class Runner:
             if self._done.is_set() or not self._is_run():
                 return False
             self._done.set()
+        self._periodic.end()
         faulthandler.cancel_dump_traceback_later()
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
@@ -383,6 +394,7 @@ class Runner:
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
             context=self._context.seen(),
+            periodic=tuple(self._periodic.entered),
         ).save(self._spec.outcome)
         return True
 
@@ -411,6 +423,7 @@ class Runner:
         for _ in range(_SNAPSHOTS):
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
+                recording.header["evaluations"] = self._coverage.evaluations()
                 recording.check()
             except (IndexError, ValueError, RuntimeError):
                 continue

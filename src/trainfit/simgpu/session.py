@@ -170,6 +170,11 @@ class Simulation:
         return self._recorder.step
 
     @property
+    def operators(self) -> int:
+        """Operators that ran so far."""
+        return self._recorder.op_count
+
+    @property
     def replaying(self) -> bool:
         """Did the step that is over happen in a CUDA graph?"""
         return self._graphs.replaying

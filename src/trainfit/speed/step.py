@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
 from trainfit.speed.spread import ClassCost, Spread, classes_of, factors_of, spread_of
 from trainfit.speed.timeline import Timeline
-from trainfit.speed.work import Floats, Work, one_off, steady
+from trainfit.speed.work import LEFT_OUT, Floats, Work, one_off, steady
 
 # ---
 # CPU time of dispatching operators and launching kernels.
@@ -83,7 +83,8 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
 
     ``speed`` is the core's, as a multiple of the reference's.
     """
-    by_phase = np.full(len(PHASES), costs.forward_s)
+    by_phase = np.full(len(PHASES) + 1, costs.forward_s)
+    by_phase[LEFT_OUT] = 0.0
     by_phase[PHASES.index("backward")] = costs.backward_s
     by_phase[PHASES.index("optimizer")] = costs.optimizer_s
     of_operators = by_phase[work.op_phase]
@@ -156,12 +157,21 @@ class StepTime:
     exposed_s: float = 0.0
     slowest_s: float = 0.0
 
+    def of_each(self, steps: int) -> StepTime:
+        """The mean, where it is the time of so many steps."""
+        times: dict[str, Any] = {
+            name: each / steps for name, each in vars(self).items() if isinstance(each, float)
+        }
+        by_kind = {name: each / steps for name, each in self.by_kind_s.items()}
+        return dataclasses.replace(self, by_kind_s=by_kind, **times)
+
 
 def step_time(work: Work, machine: Machine) -> StepTime:
     """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
     after the other whose launches are the limit.
 
-    With several streams: of a step after another, which may have copied its data before.
+    With several streams: of a step after another, which may have copied its data before. Of work
+    of several steps it is their mean.
     """
     costed = TimedWork(work, machine)
     step_s, host_s, waited_s = _one_of_many(costed)
@@ -179,7 +189,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
         if total:
             by_kind[name] = by_kind.get(name, 0.0) + total
-    return StepTime(
+    found = StepTime(
         step_s,
         gpu_s,
         host_s,
@@ -200,6 +210,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         exposed_s,
         slowest_s,
     )
+    return found if work.steps == 1 else found.of_each(work.steps)
 
 
 def _one_of_many(costed: TimedWork) -> tuple[float, float, float]:

@@ -32,6 +32,10 @@ COLUMNS: Final = (
 #: What is allocated once, by operators that no later step has.
 _MADE_ONCE: Final = tuple(map(PURPOSES.index, ("parameter", "buffer", "optimizer_state")))
 _SETUP, _FORWARD = PHASES.index("setup"), PHASES.index("forward")
+#: The phase of operators that are no part of a step: of an evaluation in the middle of it.
+LEFT_OUT: Final = len(PHASES)
+#: The longest period that is looked for, in steps.
+_LONGEST_PERIOD: Final = 5
 
 CODES: Final = {name: code for code, name in enumerate(KINDS)}
 
@@ -42,35 +46,45 @@ class Work:
 
     ``table`` has a row a kernel and the columns of :data:`COLUMNS` (whole numbers; bytes, FLOPs,
     sizes); ``stream`` and ``op`` are each kernel's stream and operator, counted from the first
-    of this work; ``op_phase`` the phase of every operator (index of ``recording.PHASES``).
+    of this work; ``op_phase`` the phase of every operator (index of ``recording.PHASES``, or
+    :data:`LEFT_OUT`). It is that of so many ``steps``, whose mean stands for all.
     """
 
     table: IntArray
     stream: IntArray
     op: IntArray
     op_phase: IntArray
+    steps: int = 1
 
     @classmethod
-    def of_step(cls, recording: Recording, step: int) -> Work:
-        """What step ``step`` (from 0) launched; empty where the recording has no kernels."""
-        ops = np.flatnonzero(recording.op_step == step)
+    def of_step(cls, recording: Recording, step: int, count: int = 1) -> Work:
+        """What step ``step`` (from 0), or ``count`` of them, launched, without an evaluation among
+        it; empty where the recording has no kernels."""
+        ops = np.flatnonzero((recording.op_step >= step) & (recording.op_step < step + count))
         first, last = (int(ops[0]), int(ops[-1])) if len(ops) else (0, -1)
+        evaluates = recording.in_evaluation()
         mine = (recording.kernel_op >= first) & (recording.kernel_op <= last)
+        mine &= ~evaluates[np.maximum(recording.kernel_op, 0)] if len(evaluates) else mine
         table = np.stack([getattr(recording, f"kernel_{name}")[mine] for name in COLUMNS], axis=1)
         return cls(
             table,
             recording.kernel_stream[mine],
             recording.kernel_op[mine] - first,
-            recording.op_phase[first : last + 1],
+            np.where(evaluates, LEFT_OUT, recording.op_phase)[first : last + 1],
+            count,
         )
 
     @classmethod
     def of_steady_step(cls, recording: Recording) -> Work:
         """What the step launches that stands for all others (:func:`simgpu.steady.steady_step`).
 
-        Where the first is the only one, it comes without what is done once: the model's
-        set-up, uploads of parameters, and making the optimizer's state.
+        Where steps repeat with a period of several, it is all of a period. Where the first is the
+        only one, it comes without what is done once: the model's set-up, uploads of parameters, and
+        making the optimizer's state.
         """
+        period = period_of(recording)
+        if period > 1:
+            return cls.of_step(recording, recording.steps - period, period)
         step = steady(recording)
         work = cls.of_step(recording, step)
         return work if step else work.without(one_off(recording)[recording.op_step == 0])
@@ -81,7 +95,13 @@ class Work:
             return self
         kept = ~ops[self.op]
         number = np.cumsum(~ops) - 1
-        return Work(self.table[kept], self.stream[kept], number[self.op[kept]], self.op_phase[~ops])
+        return dataclasses.replace(
+            self,
+            table=self.table[kept],
+            stream=self.stream[kept],
+            op=number[self.op[kept]],
+            op_phase=self.op_phase[~ops],
+        )
 
     def part(self, first: int, last: int) -> Work:
         """The kernels from number ``first`` on and before ``last``."""
@@ -106,12 +126,13 @@ def steady(recording: Recording) -> int:
     """
     if recording.simulated is not None:
         return int(recording.op_step[len(recording.simulated.op_name)])
-    steps = recording.steps
-    operators = np.bincount(recording.op_step, minlength=steps)[:steps]
+    steps, trains = recording.steps, ~recording.in_evaluation()
+    operators = _operators(recording)
     # Kernels before the first operator belong to the first step.
-    step_of = recording.op_step[np.maximum(recording.kernel_op, 0)] if len(operators) else ()
+    op = np.maximum(recording.kernel_op, 0)
+    step_of, trained = (recording.op_step[op], trains[op]) if len(trains) else ((), ())
     work = [
-        np.bincount(step_of, weights=column, minlength=steps)[:steps].tolist()
+        np.bincount(step_of, weights=column * trained, minlength=steps)[:steps].tolist()
         for column in (
             recording.kernel_flops,
             recording.kernel_read + recording.kernel_written,
@@ -119,12 +140,38 @@ def steady(recording: Recording) -> int:
     ]
     makeup = recording.makeup
     return steady_step(
-        operators.tolist(),
+        operators,
         list(zip(*work, strict=True)),
         makeup.per_step if makeup is not None else (),
         makeup.accumulation if makeup is not None else None,
         _replaying(recording),
     )
+
+
+def period_of(recording: Recording) -> int:
+    """Steps after which what a step does repeats, as far as operators tell; 1: each is alike, or
+    no period shows.
+
+    Something that a script does every few steps is in each of the last two periods then.
+    """
+    makeup = recording.makeup
+    if recording.simulated is not None or _replaying(recording):
+        return 1
+    if makeup is not None and len(set(makeup.per_step[1:])) > 1:
+        return 1  # of accumulation that varies, one step stands for all
+    seen = _operators(recording)[1:]
+    if len(set(seen)) < 2:
+        return 1
+    for period in range(2, _LONGEST_PERIOD + 1):
+        if len(seen) >= 2 * period and seen[period:] == seen[:-period]:
+            return period
+    return 1
+
+
+def _operators(recording: Recording) -> list[int]:
+    """How many each step has, without those of evaluations."""
+    steps, mine = recording.steps, recording.op_step[~recording.in_evaluation()]
+    return list(map(int, np.bincount(mine, minlength=steps)[:steps]))
 
 
 def _replaying(recording: Recording) -> frozenset[int]:

@@ -58,6 +58,32 @@ def test_too_many_kept(tmp_path: Path) -> None:
     assert kinds == [("tensors_kept", 18)]
 
 
+#: After the loop, with the model in training mode all along.
+_AFTER = """kept = []
+    with torch.inference_mode():
+        for (x,) in DataLoader(val, batch_size=64):
+            kept.append(model(x.cuda()){one})
+    {after}"""
+
+
+@pytest.mark.parametrize(
+    ("one", "after", "nbytes"),
+    [
+        # Kept, and once more as one tensor.
+        ("", "torch.cat(kept).sum()", 2 * 20_000 * 10_000 * 4),
+        # Each sample with each other, which grows with the square of the evaluation's length.
+        ("[:, :16].clone()", "all = torch.cat(kept); print((all @ all.T).shape)", 20_000**2 * 4),
+    ],
+)
+def test_what_comes_after_the_evaluations_loop(
+    tmp_path: Path, one: str, after: str, nbytes: int
+) -> None:
+    found = _planned(tmp_path, _AFTER.format(one=one, after=after))
+    end = found["epoch_end"]
+    assert (end["evaluation"], end["batches"]) == ("simulated", 313)
+    assert end["allocated_bytes"] == pytest.approx(nbytes, rel=0.1)
+
+
 def test_nothing_kept(tmp_path: Path) -> None:
     end = _planned(tmp_path, _EVALUATION.format(kept="model(x.cuda()).cpu()", workers=0))[
         "epoch_end"
@@ -153,3 +179,71 @@ def test_a_copy_of_the_model_is_there_in_the_next_epoch(tmp_path: Path, evaluati
     end, training = found["epoch_end"], found["now"]["memory"]["allocated_bytes"]
     assert (end["evaluation"], end["saved"]) == ("simulated" if text else "none", True)
     assert end["allocated_bytes"] >= training + 64 * 10_000 * 4
+
+
+#: An evaluation every thousand steps, of a trainer whose sampler draws without an end.
+_EVERY = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+p = argparse.ArgumentParser()
+p.add_argument("--batch-size", type=int, default=64)
+a = p.parse_args()
+train = TensorDataset(torch.zeros(9500, 64), torch.zeros(9500, dtype=torch.long))
+val = TensorDataset(torch.zeros(20_000, 64))
+model = nn.Linear(64, 10_000).cuda()
+opt = torch.optim.SGD(model.parameters())
+
+def evaluate():
+    model.eval()
+    kept = []
+    with torch.no_grad():
+        for (x,) in DataLoader(val, batch_size=64):
+            kept.append(model(x.cuda()).double())
+    model.train()
+    return torch.cat(kept)
+
+{loop}
+    opt.zero_grad()
+    nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+    opt.step()
+    if step > 0 and step % 1000 == 0:
+        evaluate()
+"""
+_ENDLESS = """sampler = RandomSampler(train, replacement=True, num_samples=int(1e10))
+for step, (x, y) in enumerate(DataLoader(train, a.batch_size, sampler=sampler), start=1):"""
+_BY_HAND = """for step in range(100_000):
+    x, y = train[torch.randint(len(train), (a.batch_size,))]"""
+
+
+@pytest.mark.parametrize("loop", [_ENDLESS, _BY_HAND], ids=["sampler", "no loader"])
+def test_an_evaluation_every_so_many_steps(tmp_path: Path, loop: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_EVERY.replace("{loop}", loop))
+    found = json_of(
+        trainfit(
+            *("plan", "--no-loader", "--gpu", "GTX 1060 3GB", "--json", "--", "python"),
+            *(script, "--batch-size={batch_size:64}"),
+            cwd=tmp_path,
+        )
+    )
+    end = found["epoch_end"]
+    assert (end["evaluation"], end["fits"]) == ("simulated", False)
+    assert end["allocated_bytes"] == pytest.approx(2 * 20_000 * 10_000 * 8, rel=0.1)
+
+
+def test_an_endless_sampler_has_the_data_sets_epoch(tmp_path: Path) -> None:
+    """No batch of thousands of samples, of which the data set has 9,500."""
+    script = tmp_path / "train.py"
+    text = _EVERY.replace("{loop}", _ENDLESS).replace("        evaluate()", "        pass")
+    script.write_text(text)
+    found = json_of(
+        trainfit(
+            *("plan", "--no-loader", "--gpu", "RTX 4090", "--json", "--", "python"),
+            *(script, "--batch-size={batch_size:64}"),
+            cwd=tmp_path,
+        )
+    )
+    assert found["samples"] == 9500
+    assert found["now"]["recommended_batch"] <= 9500 / 50

@@ -18,6 +18,7 @@ import numpy as np
 from corpus.family import Family
 from corpus.files import changed, state_of
 from corpus.processes import Done, run
+from trainfit.report.sections.plan_facts import answer
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, STEP_END, Recording
 
@@ -179,8 +180,22 @@ def figures_of(result: PlanResult, file: Path) -> dict[str, Any]:
         "launch": result.launch,
         "step_s": result.now.step_s,
         "inference": result.inference is not None,
+        "evaluation": evaluation_of(result),
         **(persistent(first) if first is not None else {}),
     }
+
+
+def evaluation_of(result: PlanResult) -> str:
+    """What the plan says of the evaluation and the epoch's end: "simulated", "named" in the first
+    line with the reason, "none" of a script without one, or "silent"."""
+    end = result.epoch_end
+    if end is None:
+        return "none" if result.inference is not None else "silent"
+    if end.evaluation == "simulated":
+        return "simulated"
+    if not end.reason:
+        return "none"
+    return "named" if end.reason in answer(result) or end.fits is False else "silent"
 
 
 def persistent(recording: Recording) -> dict[str, int | None]:

@@ -15,7 +15,7 @@ from helpers_cli import json_of, trainfit
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.scripts.steps import CoverageWatch
+from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
 
@@ -53,6 +53,39 @@ def test_a_model_that_is_trained_and_called_in_evaluation_mode() -> None:
         assert not watched.watch.result().evaluated
         watched.watch.called(nn.Sequential(model).eval())
         assert watched.watch.result().evaluated
+
+
+def test_calls_that_every_step_has_are_no_evaluation() -> None:
+    """A generator's for its critic; the same call is one where no step has it."""
+    with Watched() as watched:
+        model = nn.Linear(2, 2)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        begun: list[bool] = []
+        watched.watch.before_evaluation = lambda: begun.append(True)
+        for number in range(1, 4):
+            with torch.no_grad():
+                watched.watch.called(model)
+            watched.watch.called(model)
+            watched.step(number, number)
+        assert not begun and not watched.watch.result().evaluated
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_each_evaluation_begins_once(mode: str) -> None:
+    with Watched() as watched:
+        model = nn.Linear(2, 2)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        told: list[str] = []
+        watched.watch.before_evaluation = lambda: told.append("evaluation")
+        watched.watch.trains_again = lambda: told.append("training")
+        for number in range(1, 5):
+            watched.watch.called(model.train())
+            watched.step(number, number)
+            if number % 2 == 0:
+                with torch.no_grad():
+                    for _ in range(3):
+                        watched.watch.called(getattr(model, mode)())
+        assert told == ["evaluation", "training", "evaluation"]
 
 
 def test_odd_modules_do_no_harm() -> None:

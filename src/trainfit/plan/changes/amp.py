@@ -169,7 +169,7 @@ class _Choosing:
         if not self.rates:
             return None
         gain = self.rates[best.dtype] / self.rates[chosen.dtype]
-        if gain <= 1 + LEAST_GAIN:
+        if gain <= 1 + LEAST_GAIN or self._may_be_wrong(best, chosen):
             return None
         text = f"{self._named_with(best)} would give {times(gain)} the samples/s"
         return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
@@ -216,6 +216,17 @@ class _Choosing:
             return as_fast or best.dtype == "bfloat16"
         return as_fast or not is_bearable(wrong.subject, self._gpu)
 
+    def _may_be_wrong(self, fast: AmpSetting, present: AmpSetting) -> bool:
+        """Is the script's own AMP slower than none by less than both steps may be wrong? It is not
+        taken out for that: it saves memory."""
+        if fast.dtype != "off" or present.dtype == "off" or present is not self._present:
+            return False
+        fast_s, present_s = (1 / self.rates[each.dtype] for each in (fast, present))
+        of_fast, of_present = _spread(fast), _spread(present)
+        if of_fast is None or of_present is None:
+            return False
+        return fast_s * of_fast[1] >= present_s * of_present[0]
+
     def _compared(self, one: AmpSetting, other: AmpSetting) -> str:
         gain = self.rates[one.dtype] / self.rates[other.dtype]
         return f"{times(gain)} the samples/s of {_named(other.dtype)} (predicted)"
@@ -247,6 +258,9 @@ class _Choosing:
         block = next((each for each in rival.hazards if each.is_critical), None)
         if not rival.runs:
             return f"kept, {_named(rival.dtype)} does not fit"
+        if self._may_be_wrong(rival, self._present):
+            compared = self._compared(rival, self._present)
+            return f"kept; {_named(rival.dtype)} has {compared}, less than the figures' own error"
         if block is None or not rival.can_be_said:
             return "kept; what is faster needs a change of the script"
         return f"kept; {block.title}"
@@ -278,6 +292,15 @@ def _at_recommended(setting: AmpSetting) -> float | None:
     best = setting.batches.recommended
     steps = (step for step in setting.batches.curve.steps if step.batch_size == best)
     return next((step.samples_per_s for step in steps), setting.samples_per_s)
+
+
+def _spread(setting: AmpSetting) -> tuple[float, float] | None:
+    """The ends of a step's prediction interval, as shares of its time; ``None``: not known."""
+    batch, steps = setting.configuration.batch_size, setting.batches.curve.steps
+    near = min(steps, key=lambda step: abs((step.batch_size or 0) - (batch or 0)), default=None)
+    if near is None or near.seconds <= 0:
+        return None
+    return near.range_s[0] / near.seconds, near.range_s[1] / near.seconds
 
 
 def _at_present(setting: AmpSetting) -> float | None:

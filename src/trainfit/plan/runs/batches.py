@@ -15,13 +15,14 @@ from trainfit.simgpu.device.settling import LEAST_STEPS
 
 
 def data_set_of(trace: Trace, batch: int | None) -> int | None:
-    """Samples of an epoch, of a run at ``batch``; ``None`` where they are not known."""
+    """Samples of an epoch, of a run at ``batch``, or of the data set, where the sampler draws it
+    several times; ``None`` where they are not known."""
     loader = trace.outcome.loader
     if loader is None:
         return None
     if not loader.samples and loader.fed and not is_full(trace, batch):
         return loader.fed[0]
-    return loader.samples or None
+    return min(filter(None, (loader.samples, loader.data_set)), default=None)
 
 
 def drops_last(trace: Trace) -> bool:

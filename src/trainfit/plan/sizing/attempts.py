@@ -74,6 +74,7 @@ def _operators(recording: Recording) -> int:
     """
     typical, makeup = steady(recording), recording.makeup
     mine = (recording.op_step == typical) & (recording.op_phase != _OPTIMIZER)
+    mine &= ~recording.in_evaluation()
     per_step = makeup.per_step if makeup is not None else ()
     parts = per_step[typical] if typical < len(per_step) else 1
     return int(np.count_nonzero(mine)) // max(parts, 1)
@@ -229,6 +230,12 @@ def _secant(trials: dict[int, SimulatedBatch], free: int, low: int, high: int | 
     return int(one.batch + (free - one.reserved_bytes) / slope)
 
 
+def _timed_steps(trace: Trace) -> int:
+    """Steps of a run that its time is told from."""
+    steps = recording_of(trace).steps
+    return min(steps, full_steps(trace) or steps)
+
+
 class Attempts:
     """Runs at batch sizes of a job, timed on ``machine``; ``notes`` collects those that failed or
     were fed less."""
@@ -305,14 +312,17 @@ class Attempts:
         trials_left: int,
     ) -> Curve:
         """Steps up to ``most`` samples, from ``known`` runs of ``spec`` and as many more as
-        needed, no more than ``trials_left``."""
+        needed, no more than ``trials_left``; of all of them over as many steps, for some may end
+        early, at an evaluation."""
         bounds: list[int] = []
+        traces: dict[int, Trace] = {}
 
         def measure(size: int) -> StepSpeed | None:
             trace = next((run for _, run in self.made([size], spec)), None)
             if trace is None:
                 return None
             bounds.extend(filter(None, [most_timed(trace)]))
+            traces[size] = trace
             return self._timed(trace, size)
 
         steps: dict[int, StepSpeed] = {}
@@ -321,16 +331,24 @@ class Attempts:
             if trace.recording is not None and is_full(trace, size):
                 step = self._timed(trace, size)
                 steps |= {size: step} if step is not None else {}
+                traces[size] = trace
         if not steps:
             step = measure(min(batch, most))
             steps = {min(batch, most): step} if step is not None else {}
         if not steps:
             return Curve()
         least = functools.partial(min, bounds, default=None)
-        return curve_through(refine(steps, most, measure, noise_scale, least, trials_left), most)
+        found = refine(steps, most, measure, noise_scale, least, trials_left)
+        shortest = min((number for size in found if (number := _timed_steps(traces[size])) > 1),
+                       default=None)  # fmt: skip
+        alike = {size: self._timed(traces[size], size, shortest) or found[size] for size in found}
+        return curve_through(alike, most)
 
-    def _timed(self, trace: Trace, size: int) -> StepSpeed | None:
-        return timed(recording_of(trace), size, self._machine, full_steps(trace))
+    def _timed(self, trace: Trace, size: int, most: int | None = None) -> StepSpeed | None:
+        full = full_steps(trace)
+        if most is not None and full != 1:
+            full = min(most, full or most)
+        return timed(recording_of(trace), size, self._machine, full)
 
     def is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
         """As far as it can be told: a first step lacks what the script does after a step."""

@@ -18,7 +18,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.attempts import Attempts, Found, found_by, reach_of, search
 from trainfit.plan.sizing.costing import has_rates
-from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, curve_of, tile_of
+from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, curve_of, tile_of, with_sizes
 from trainfit.plan.sizing.laws import Batches, RecordedPair, law_above, law_of
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.plan.sizing.recommendation import (
@@ -94,6 +94,8 @@ class BatchSizes:
         where no two of them say what is wanted.
         """
         found = self._found(present, batch, pairs, spec, by_trial=by_trial)
+        curve = with_sizes(found.curve, (found.recommended, found.furthest))
+        found = dataclasses.replace(found, curve=curve)
         peak, limits = found.recommended_peak, found.limits
         unfit = self._growth.unfit_at(peak) if peak is not None else ""
         if not unfit or limits is None:

@@ -50,6 +50,11 @@ def _of_equal_length(pair: Pair) -> list[tuple[int, Recording]]:
     if all(recording.simulated is not None for _, recording in pair):
         return list(pair)  # texts have as many calls as their script asks for
     steps = min(recording.steps for _, recording in pair)
+    # Like with like: neither goes on to an evaluation that the other has at another step.
+    one, other = (recording.evaluated_steps() for _, recording in pair)
+    differs = min((step for step in one ^ other if step < steps), default=steps)
+    if differs > 1:
+        steps = differs
     return [(batch, recording.first_steps(steps)) for batch, recording in pair]
 
 

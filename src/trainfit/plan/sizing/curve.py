@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from trainfit.hardware import GpuSpec
@@ -16,7 +16,7 @@ from trainfit.plan.sizing.costing import Pair, has_rates, samples_per_batch, spe
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import KNEE, StepSpeed
 from trainfit.speed.step import Machine, step_time
-from trainfit.speed.work import NotAffineError, Work
+from trainfit.speed.work import NotAffineError, Work, period_of
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
@@ -131,6 +131,16 @@ def rate_at(curve: Curve, batch: int) -> float | None:
     return _rate(steps[batch] if batch in steps else _between(steps, batch))
 
 
+def with_sizes(curve: Curve, sizes: Iterable[int | None]) -> Curve:
+    """``curve`` with steps at these batch sizes, too, where they lie between those it has."""
+    steps = {each.batch_size or 0: each for each in curve.steps}
+    inner = [size for size in sizes if size and steps and min(steps) < size < max(steps)]
+    for size in inner:
+        if size not in steps:
+            curve = with_step(curve, _between(steps, size))
+    return curve
+
+
 def _rate(step: StepSpeed) -> float:
     """Samples a second, or what is in proportion to them at all batch sizes."""
     if step.samples_per_s is not None:
@@ -155,16 +165,18 @@ def timed(
     """A step of a trial; ``None`` where nothing can be said.
 
     The median of its steps but the first, as shapes may differ from step to step (of an even
-    number, the longer of the middle two). After ``full`` steps an epoch's last batch is short:
-    what follows is not looked at (``None``: every step has full batches). Nothing is said where
-    the first step alone is full: what a script does after a step counts to the next one.
+    number, the longer of the middle two); the mean of a period, where they repeat. After ``full``
+    steps an epoch's last batch is short: what follows is not looked at (``None``: every step has
+    full batches). Nothing is said where the first step alone is full: what a script does after a
+    step counts to the next one.
     """
     if not has_rates(machine.gpu) or not recording.steps or full == 1:
         return None
     if full is not None:
         recording = recording.first_steps(min(full, recording.steps))
     works = [Work.of_step(recording, step) for step in range(1, recording.steps)]
-    works = works or [Work.of_steady_step(recording)]
+    if not works or period_of(recording) > 1:
+        works = [Work.of_steady_step(recording)]
     times = [step_time(work, machine) for work in works if len(work.table)]
     if not times:
         return None

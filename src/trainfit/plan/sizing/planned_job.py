@@ -67,7 +67,7 @@ class PlannedJob:
     def samples(self) -> int | None:
         """Of an epoch; ``None`` where they are not known."""
         loader = self.first.outcome.loader
-        return loader.samples if loader is not None else None
+        return loader.epoch_samples if loader is not None else None
 
     def batches(self, trace: Trace, spec: RunSpec, *, by_trial: bool) -> Batches:
         """What is known of other batch sizes of ``spec``; ``trace`` is its run at ``batch``."""

@@ -24,7 +24,7 @@ from trainfit.results.speed import PacedCalls, SlowedCall, Speed, StepSpeed
 from trainfit.results.text import duration
 from trainfit.speed.kernel_times import peak_flops
 from trainfit.speed.step import HostCosts, Machine, step_time
-from trainfit.speed.work import Work
+from trainfit.speed.work import Work, period_of
 
 #: Of its highest clock, what a core was seen to have at 30 calls a second: 3.5 to 1.7 of 4.0 GHz
 #: (ACT on an RTX 4090 with a 12th-generation Intel, `powersave`).
@@ -58,7 +58,7 @@ def speed(
         now=now,
         curve=curve.steps,
         knee=knee(curve.steps),
-        mfu=_utilization(work, machine.rated, took.seconds),
+        mfu=_utilization(work, machine.rated, work.steps * took.seconds),
         by_kind_s=took.by_kind_s,
         constants=constants_of(machine),
         epoch_s=samples / now.samples_per_s if samples and now.samples_per_s else None,
@@ -86,6 +86,8 @@ def _notes(recording: Recording) -> tuple[str, ...]:
             "only one step was simulated: set-up, parameter uploads and creating the optimizer's "
             "state are left out of its time, other work that is done once is not"
         )
+    if (period := period_of(recording)) > 1:
+        notes.append(f"the step's time is the mean of {period} steps, after which they repeat")
     makeup = recording.makeup
     if makeup is not None and makeup.effective_batch is None:
         notes.append(f"samples/s is not known: {makeup.why}")

@@ -16,6 +16,7 @@ from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
+from trainfit.results.findings import LAST_BATCH
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
 from trainfit.results.runs.steps import PEER_COPY
@@ -62,10 +63,21 @@ def _fits(result: PlanResult) -> str:
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
+    if now.fits and (last := _last_batch(result)):
+        return f"Fits: {need} of {there}{at}, but {last}."
     if now.fits:
         return f"Fits: {need} of {there}{at}{largest_text(result.shapes)}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
+
+
+def _last_batch(result: PlanResult) -> str:
+    """That an epoch's last batch fails, at the present batch size or the recommended one."""
+    found = [each.subject for each in result.findings if each.kind == LAST_BATCH]
+    if not found:
+        return ""
+    here = str(result.now.batch_size) in found
+    return "the last batch of an epoch fails" + ("" if here else f" at batch size {found[0]}")
 
 
 def _not_looked_at(result: PlanResult) -> str:

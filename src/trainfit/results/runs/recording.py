@@ -70,6 +70,8 @@ class RecordingHeader(KnownHeader, total=False):
     ``generation`` is of the text that its calls make
     (:class:`~trainfit.results.runs.generation.GeneratedText`).
     ``ranks`` are the processes of its largest process group (without a value: there was none).
+    ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
+    each (without a value: it was not told).
     """
 
     batch_size: int | None
@@ -90,6 +92,7 @@ class RecordingHeader(KnownHeader, total=False):
     generation: dict[str, Any] | None
     module_calls: int
     ranks: int | None
+    evaluations: list[Any] | None
 
 
 def check_header(header: RecordingHeader) -> None:
@@ -243,9 +246,30 @@ class Recording(Displayed):
         found = self.header.get("step")
         return None if found is None else decode(StepMakeup, found)
 
+    def in_evaluation(self) -> npt.NDArray[np.bool_]:
+        """Which operators are of an evaluation among the steps, with the copies of inputs before
+        it, and without those of the training's before its next call."""
+        found = np.zeros(len(self.op_name), dtype=bool)
+        is_input = self.op_phase == PHASES.index("input")
+        for first, last in self.header.get("evaluations") or ():
+            last = min(last, len(found))
+            while 0 < first < len(found) and is_input[first - 1]:
+                first -= 1
+            while last > first and is_input[last - 1]:
+                last -= 1
+            found[first:last] = True
+        return found
+
+    def evaluated_steps(self) -> frozenset[int]:
+        """Steps (from 0) with an evaluation among their operators."""
+        return frozenset(self.op_step[self.in_evaluation()].tolist())
+
     def check(self) -> None:
         """Raise ``ValueError`` unless everything that reads a recording can rely on it."""
         check_header(self.header)
+        for each in self.header.get("evaluations") or ():
+            if [type(end) for end in each] != [int, int] or not 0 <= each[0] <= each[1]:
+                raise ValueError(f"an evaluation is {each!r}")
         _ = self.makeup
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
@@ -50,14 +50,18 @@ class LoaderOverride:
 @dataclasses.dataclass(frozen=True)
 class LoaderCut:
     """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
-    set by the same line, end after ``batches``; those of all others after ``others``, the last of
-    which is the largest batch of their data set, after a look of ``look_s`` seconds at its samples
-    (0: it stays)."""
+    set by the same line, end after ``batches`` (``None``: none is the training's); those of all
+    others after ``others``, the last of which is the largest batch of their data set, after a look
+    of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
+    does every so many steps happens once (0: it does not). The last batch of such an epoch has
+    ``remainder`` samples (0: as many as all)."""
 
-    index: int
+    index: int | None
     batches: int
     others: int
     look_s: float = 0.0
+    periodic: int = 0
+    remainder: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,12 +157,17 @@ class CallSite:
     parameters: tuple[str, ...] = ()
 
 
+#: A sampler that draws so many times what the data set has ends by other means than its length.
+_ENDLESS: Final = 100
+
+
 @dataclasses.dataclass(frozen=True)
 class LoaderInfo:
     """The DataLoader that fed the first step.
 
     ``index`` is its place in the order of construction, ``None`` where it could not be told.
-    ``samples`` is the number of its sampler's (``None``: unknown), ``batches`` how many
+    ``samples`` is the number of its sampler's (``None``: unknown), ``data_set`` that of its data
+    set, which a sampler with replacement may draw from for ever; ``batches`` how many
     batches it gave during the run, ``where`` the line that made it. ``fed`` are the samples of the
     first of them; ``varies`` says that those of them that are as large as the first differ in
     other dimensions (padding, crops). ``scan`` is a look at its samples (``None``: it was not asked
@@ -180,6 +189,14 @@ class LoaderInfo:
     scan: SampleScan | None = None
     drops_last: bool = False
     sites: tuple[CallSite, ...] = ()
+    data_set: int | None = None
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples of an epoch: the sampler's, but for one that draws without an end."""
+        if not self.samples or not self.data_set or self.samples < _ENDLESS * self.data_set:
+            return self.samples
+        return self.data_set
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,6 +352,7 @@ class TraceOutcome(ScriptOutcome):
     ``protection`` is what kept it from changing files (``None``: not told).
     ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``sample_s`` the
     seconds that fetching a sample took a worker, or the script itself (``None``: not known).
+    ``periodic`` are lines of what was done before its time, as it comes every so many steps.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
@@ -363,6 +381,7 @@ class TraceOutcome(ScriptOutcome):
     amp: AmpSeen = AmpSeen()
     learning: LearningFacts = NOTHING_SEEN
     context: ContextSeen = ContextSeen()
+    periodic: tuple[str, ...] = ()
 
 
 # ---

@@ -1,0 +1,193 @@
+"""Peak of what comes after an epoch's last step, carried on from short evaluations to a whole one.
+
+Each line of the script has its own law: what an evaluation keeps grows with its batches, its
+activations do not, and what is made of everything kept after its loop (``torch.cat``, a metric's
+``compute()``) shows only there. The highest of them at the real length is the peak.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from trainfit.findings.out_of_memory import FullMemory, HeldMemory
+from trainfit.memory.held import full_memory
+from trainfit.memory.replay import Replay
+from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, IntArray, Recording
+from trainfit.simgpu.device.settling import rounded
+
+#: What makes an allocation: operator, module, line of the script.
+_Maker = tuple[str, str, str]
+#: The highest of all, which has no law of its own.
+_ANY: Final = ("", "", "")
+#: A share by which a size may lie above what is in proportion to the number of batches.
+_ODD: Final = 0.1
+#: Sizes below this are of no account.
+_SMALL: Final = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortRun:
+    """A run whose evaluation had so many ``batches``, without a limit of memory."""
+
+    recording: Recording
+    outcome: Replay
+    batches: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CarriedPeak:
+    """Bytes at the peak of an evaluation of the real length, of which each further batch adds
+    ``batch_bytes`` (0: it does not grow). ``maker`` allocates then, and ``event`` is that of the
+    longest run which stands for it."""
+
+    allocated_bytes: int
+    batch_bytes: int
+    event: int
+    maker: _Maker
+
+
+def is_in_proportion(runs: Sequence[ShortRun]) -> bool:
+    """Does no single allocation grow by more than in proportion to the batches? One between all
+    samples and all others (a similarity matrix) does: then two lengths do not tell its law."""
+    short, long = runs[0], runs[-1]
+    before, after = _largest(short), _largest(long)
+    most = (1 + _ODD) * long.batches / short.batches
+    return all(
+        size <= _SMALL or maker not in before or size <= most * before[maker]
+        for maker, size in after.items()
+    )
+
+
+def carried_peak(runs: Sequence[ShortRun], length: int | None) -> CarriedPeak:
+    """From ``runs``, the shortest evaluation first, to one of ``length`` batches (``None``: as
+    many as the longest has).
+
+    By a line through two lengths, by a parabola through three.
+    """
+    points = {run.batches: _highest(run) for run in runs}
+    numbers = list(points)
+    whole = max(length or 0, numbers[-1])
+    longest = points[numbers[-1]]
+    best = CarriedPeak(0, 0, 0, _ANY)
+    for maker, (peak, event) in longest.items():
+        seen = [found[maker][0] for found in points.values() if maker in found]
+        at_end, growth = peak, 0.0
+        if maker != _ANY and len(seen) == len(numbers) > 1:
+            at_end, growth = _carried(numbers, seen, whole)
+        at_end += int(runs[-1].outcome.allocated_after[event]) - peak
+        if at_end >= best.allocated_bytes:
+            best = CarriedPeak(at_end, round(growth), event, maker)
+    return best
+
+
+def _carried(numbers: Sequence[int], seen: Sequence[int], whole: int) -> tuple[int, float]:
+    """Bytes at ``whole`` batches, and what one more adds then; never less than was seen."""
+    slope = max(0.0, (seen[-1] - seen[-2]) / (numbers[-1] - numbers[-2]))
+    at_end, growth = seen[-1] + slope * (whole - numbers[-1]), slope
+    if len(numbers) > 2:
+        before = (seen[-2] - seen[-3]) / (numbers[-2] - numbers[-3])
+        bend = max(0.0, (slope - before) / (numbers[-1] - numbers[-3]))
+        at_end += bend * (whole - numbers[-1]) * (whole - numbers[-2])
+        growth += bend * (2 * whole - numbers[-1] - numbers[-2])
+    return round(at_end), growth
+
+
+def _after_steps(run: ShortRun) -> tuple[int, Sequence[tuple[int, _Maker]]]:
+    """The first event after the last whole step, and from there on each allocation's event with
+    what makes it."""
+    recording, events = run.recording, run.outcome.stream.events
+    ends = np.flatnonzero(events % 4 == STEP_END)
+    first = int(ends[-1]) + 1 if len(ends) else 0
+    made = first + np.flatnonzero(events[first:] % 4 == MALLOC)
+    names: list[tuple[int, _Maker]] = []
+    text = recording.strings
+    for event, alloc in zip(made.tolist(), (events[made] >> 2).tolist(), strict=True):
+        operator, line = int(recording.alloc_op[alloc]), int(recording.alloc_line[alloc])
+        module = int(recording.alloc_module[alloc])
+        maker = (
+            text[int(recording.op_name[operator])] if operator >= 0 else "",
+            text[module] if module >= 0 else "",
+            text[line] if line >= 0 else "",
+        )
+        names.append((event, maker))
+    return first, names
+
+
+def _highest(run: ShortRun) -> Mapping[_Maker, tuple[int, int]]:
+    """The most that is in use when each maker allocates, and at which event.
+
+    As it was asked for: what blocks are larger has no law.
+    """
+    first, made = _after_steps(run)
+    stream = run.outcome.stream
+    after = _in_use(stream.events, stream.alloc_bytes)
+    at = int(after[first:].argmax()) + first if first < len(after) else len(after) - 1
+    found: dict[_Maker, tuple[int, int]] = {_ANY: (int(after[at]), at)}
+    for event, maker in made:
+        found[maker] = max(found.get(maker, (0, 0)), (int(after[event]), event))
+    return found
+
+
+def _in_use(events: IntArray, sizes: IntArray) -> IntArray:
+    """Bytes after each event."""
+    values, codes = events >> 2, events & 3
+    moved = np.zeros(len(events), dtype=np.int64)
+    for code, sign in ((MALLOC, 1), (FREE, -1)):
+        moved[codes == code] = sign * rounded(sizes)[values[codes == code]]
+    return np.cumsum(moved)
+
+
+def _largest(run: ShortRun) -> Mapping[_Maker, int]:
+    found: dict[_Maker, int] = {}
+    sizes, events = run.outcome.stream.alloc_bytes, run.outcome.stream.events
+    for event, maker in _after_steps(run)[1]:
+        found[maker] = max(found.get(maker, 0), int(sizes[int(events[event]) >> 2]))
+    return found
+
+
+# ---
+# What fills the memory then.
+
+
+def memory_at_the_end(runs: Sequence[ShortRun], peak: CarriedPeak, length: int) -> FullMemory:
+    """The facts of the longest run at ``peak``, with what grows as large as it is after ``length``
+    batches."""
+    long = runs[-1]
+    memory = _memory(long, peak.event)
+    before = {_origin(each): each.nbytes for each in _memory(runs[0], peak.maker).held}
+    growing = {
+        _origin(each): each.nbytes
+        for each in memory.held
+        if each.kept or each.nbytes > (1 + _ODD) * before.get(_origin(each), each.nbytes)
+    }
+    grown, times = sum(growing.values()), max(1.0, length / long.batches)
+    more = peak.allocated_bytes - memory.allocated_bytes
+    held = [
+        dataclasses.replace(
+            each,
+            nbytes=round(each.nbytes * (1 + more / grown)),
+            kept=round(each.kept * times),
+        )
+        if _origin(each) in growing
+        else each
+        for each in memory.held
+    ]
+    held.sort(key=lambda each: -each.nbytes)
+    return dataclasses.replace(memory, held=held, allocated_bytes=peak.allocated_bytes)
+
+
+def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
+    """At an event, or where the maker's is at its highest."""
+    event = at if isinstance(at, int) else _highest(run).get(at, _highest(run)[_ANY])[1]
+    outcome = dataclasses.replace(
+        run.outcome, peak_event=event, peak_allocated=int(run.outcome.allocated_after[event])
+    )
+    return full_memory(run.recording, outcome)
+
+
+def _origin(held: HeldMemory) -> tuple[str, str, str]:
+    return held.kind, held.operator, str(held.place)

@@ -1,0 +1,1 @@
+"""What a training does between its steps: evaluations, checkpoints, periodic work."""

@@ -1,0 +1,173 @@
+"""Detects an evaluation or a checkpoint among the simulated steps.
+
+Both can need memory that no training step does. Nothing that goes wrong while watching reaches the
+script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from trainfit.results.runs.steps import Coverage
+from trainfit.results.runs.trace import LoaderInfo
+from trainfit.simgpu.patching import ImportHook, PatchSet
+
+
+class CoverageWatch:
+    """Follows models, optimizers and checkpoints of a script.
+
+    Args:
+        feeding: tells of the DataLoader that feeds the training, and how far it has come.
+        operators: how many ran so far.
+    """
+
+    def __init__(
+        self, feeding: Callable[[], LoaderInfo | None], operators: Callable[[], int] = lambda: 0
+    ) -> None:
+        self._feeding, self._operators = feeding, operators
+        self._spans: list[list[int]] = []
+        self._called_at = 0
+        self._trained: set[int] = set()
+        self._evaluated = self._saved = False
+        #: Does an evaluation go on?
+        self._is_within = False
+        #: Was the model called in this step as an evaluation does, and in each before?
+        self._has_inferred = False
+        self._inferring: list[bool] = []
+        #: Steps made and batches given, at the first step and at the last.
+        self._progress: list[tuple[int, int]] = []
+        self._imports: ImportHook | None = None
+        self.before_evaluation: Callable[[], None] = lambda: None
+        """Called before an evaluation of the model begins."""
+        self.trains_again: Callable[[], None] = lambda: None
+        """Called before the model is called for training after an evaluation."""
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._watch_parameters(patches)
+        patches.hook(torch, "save", self._noting)
+
+        def safetensors(module: ModuleType) -> None:
+            # What its save_file and save_model call, whoever has imported them by name.
+            if hasattr(module, "serialize_file"):
+                patches.hook(module, "serialize_file", self._noting)
+
+        self._imports = ImportHook("safetensors.torch", safetensors)
+        self._imports.install()
+
+    def remove(self) -> None:
+        """Take the import hook away; the patches are their owner's to restore."""
+        if self._imports is not None:
+            self._imports.remove()
+
+    def called(self, module: torch.nn.Module) -> None:
+        """An outermost module with parameters is about to be called."""
+        trains = module.training and torch.is_grad_enabled()
+        self._called_at = self._operators()
+        if self._is_within if not trains else not self._is_within:
+            return
+        try:
+            is_own = any(id(each) in self._trained for each in module.parameters())
+        except Exception:  # a module of the user's, whatever it raises
+            return
+        if not is_own:
+            return
+        if trains:
+            self._over()
+            self.trains_again()
+        elif self._is_evaluation(module):
+            self.before_evaluation()
+            self._evaluated = self._is_within = True
+            self._spans.append([self._called_at, self._called_at])
+        else:
+            self._has_inferred = True
+
+    def _is_evaluation(self, module: torch.nn.Module) -> bool:
+        """Is a call without gradients, or in evaluation mode, none that every step has?
+
+        A step may have some: a generator's for the critic, labels that the model makes itself, a
+        model that is trained in evaluation mode. Before the first step only the mode tells.
+        """
+        if not self._inferring:
+            return not module.training and not self._has_inferred
+        return not any(self._inferring[1:] or self._inferring)
+
+    def epoch_ended(self) -> None:
+        """What was evaluated before does not count: it was none of an epoch's end."""
+        self._over()
+        self._evaluated = False
+
+    def evaluations(self) -> list[list[int]]:
+        """Operators of each evaluation so far, the first and the one after the last."""
+        found = [list(each) for each in self._spans]
+        if self._is_within:
+            found[-1][1] = self._operators()
+        return found
+
+    def _over(self) -> None:
+        """An evaluation is over, if one goes on: what is called now is the training's."""
+        if self._is_within:
+            self._spans[-1][1] = self._called_at
+        self._is_within = False
+
+    def stepped(self, steps: int) -> None:
+        """An optimizer step is over, the ``steps``-th."""
+        self._inferring.append(self._has_inferred)
+        self._has_inferred = False
+        self._over()
+        loader = self._feeding()
+        if loader is not None:
+            self._progress = [*self._progress[:1], (steps, loader.batches)]
+
+    def result(self) -> Coverage:
+        """What was seen so far."""
+        epochs, steps = self._epoch()
+        return Coverage(self._evaluated, self._saved, epochs, steps)
+
+    def _epoch(self) -> tuple[float | None, int | None]:
+        """Epochs that were done, and optimizer steps in one, where the data set's size is known.
+
+        Batches are counted between the first step and the last: some loaders read ahead.
+        """
+        loader = self._feeding()
+        if (
+            loader is None
+            or not loader.epoch_samples
+            or not loader.batch_size
+            or not self._progress
+        ):
+            return None, None
+        batches = math.ceil(loader.epoch_samples / loader.batch_size)
+        (first, before), (last, after) = self._progress[0], self._progress[-1]
+        for_each = after / last if first == last else (after - before) / (last - first)
+        if for_each <= 0:
+            return None, None
+        steps = max(1, math.ceil(batches / for_each))
+        return last / steps, steps
+
+    def _watch_parameters(self, patches: PatchSet) -> None:
+        add = torch.optim.Optimizer.add_param_group
+        trained = self._trained
+
+        @functools.wraps(add)
+        def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
+            add(optimizer, param_group)
+            with contextlib.suppress(Exception):
+                trained.update(map(id, optimizer.param_groups[-1]["params"]))
+
+        patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
+
+    def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._saved = True
+            return write(*args, **kwargs)
+
+        return wrapper

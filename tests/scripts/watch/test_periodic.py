@@ -1,0 +1,139 @@
+"""What a script does every so many steps is made to come within the few that are simulated."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainfit.scripts.phases.periodic import PeriodicWork, blocks_of
+
+_LOOP = """
+class Trainer:
+    def __init__(self, every, is_main=True, calls=()):
+        self.every, self.is_main, self.calls, self.step, self.did = every, is_main, calls, 0, []
+
+    def fit(self):
+        for number in range(1, 6):
+            self.optimizer_step()
+            for call in self.calls:
+                call(self)
+            {body}
+
+    def optimizer_step(self):
+        self.step += 1
+        if self.step == 2:
+            work.begin()
+
+def callback(trainer):
+    if trainer.step % 1000 == 0:
+        for each in range(3):
+            if each == 1:
+                break
+        trainer.did.append(("callback", trainer.step))
+"""
+
+
+def _did(folder: Path, body: str, **arguments: Any) -> list[Any]:
+    """What a loop with this ``body`` does of its periodic work; traced as a child would be."""
+    body = textwrap.indent(textwrap.dedent(body), " " * 12).strip()
+    file = folder / "train.py"
+    file.write_text(_LOOP.replace("{body}", body))
+    work = PeriodicWork()
+    space: dict[str, Any] = {"work": work}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    if arguments.pop("with_callback", False):
+        arguments["calls"] = (space["callback"],)
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        trainer = space["Trainer"](**arguments)
+        trainer.fit()
+    finally:
+        work.end()
+        sys.settrace(before)
+    return trainer.did  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "self.step % self.every == 0",
+        "not self.step % self.every",
+        "not (number % self.every)",
+        "self.is_main and number > 1 and (self.step + 1) % self.every == 0",
+        "(number - 1) % self.every == self.every - 1",
+    ],
+)
+def test_it_comes_once(tmp_path: Path, condition: str) -> None:
+    body = f"if {condition}:\n    self.did.append(self.step)"
+    assert _did(tmp_path, body, every=500) == [2]
+
+
+def test_of_a_callback(tmp_path: Path) -> None:
+    assert _did(tmp_path, "pass", every=500, with_callback=True) == [("callback", 2)]
+
+
+def test_on_one_line(tmp_path: Path) -> None:
+    body = "if self.step % self.every == 0: self.did.append(self.step)"
+    assert _did(tmp_path, body, every=500) == [2]
+
+
+def test_what_follows_a_continue(tmp_path: Path) -> None:
+    body = """
+        if self.step % self.every != 0:
+            continue
+        self.did.append(self.step)
+    """
+    assert _did(tmp_path, body, every=500) == [2]
+
+
+@pytest.mark.parametrize(
+    ("condition", "every", "steps"),
+    [
+        ("not self.is_main and self.step % self.every == 0", 500, []),  # it never comes
+        ("self.step % self.every == 0", None, []),  # nor here: an error in the script's own run
+        ("self.step % self.every == 0", 2, [2, 4]),  # it comes by itself
+        ("'%d' % self.step == '9'", 500, []),
+    ],
+)
+def test_what_never_comes_does_not(
+    tmp_path: Path, condition: str, every: int | None, steps: list[int]
+) -> None:
+    condition = condition if every else f"self.every and {condition}"
+    body = f"if {condition}:\n    self.did.append(self.step)"
+    assert _did(tmp_path, body, every=every) == steps
+
+
+def test_what_ends_the_training_is_left(tmp_path: Path) -> None:
+    body = "if self.step % self.every == 0:\n    self.did.append(self.step)\n    break"
+    assert _did(tmp_path, body, every=500) == []
+
+
+def test_accumulation_is_left(tmp_path: Path) -> None:
+    """The optimizer's step itself is in the block: three micro-batches a step stay three."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        "for number in range(1, 13):\n"
+        "    if number % 3 == 0:\n"
+        "        steps.append(number)\n"
+        "        if len(steps) == 2:\n"
+        "            work.begin()\n"
+    )
+    work, steps = PeriodicWork(), list[int]()
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        exec(compile(file.read_text(), str(file), "exec"), {"work": work, "steps": steps})
+    finally:
+        work.end()
+        sys.settrace(before)
+    assert steps == [3, 6, 9, 12] and not work.entered
+
+
+def test_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("if (")
+    assert blocks_of(str(tmp_path / "odd.py")) == {} == blocks_of(str(tmp_path / "gone.py"))
