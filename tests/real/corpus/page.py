@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from corpus.families import all_families
@@ -40,13 +40,24 @@ def write_page() -> None:
     head = "| Family | Package | Verdict | Note | Memory | Runs | Times |"
     table = "\n".join([head, "|" + " --- |" * 7, *rows])
     right = sum(each["right"] for each in found.values())
+    evaluations = evaluations_of(found.values())
+    named = sum(each != "silent" for each in evaluations)
     summary = (
         f"\n{right} of {len(found)} families are right; median times: first answer "
         f"{middle(ratios(found.values(), 'first', 'wall')):.1f}, "
         f"plan {middle(ratios(found.values(), '', 'wall')):.1f} "
-        f"({middle(ratios(found.values(), '', 'cpu')):.1f} in processor time).\n\n"
+        f"({middle(ratios(found.values(), '', 'cpu')):.1f} in processor time)."
+        f" Of {len(evaluations)} families measured since this is counted, {named} have their "
+        "evaluation simulated, or named in the first line.\n\n"
     )
     STORE.with_suffix(".md").write_text(_ABOUT + summary + table + "\n", encoding="utf-8")
+
+
+def evaluations_of(outcomes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What each family's first plan says of the evaluation; none of those that give no plan, or
+    whose stored outcome is of before it was counted."""
+    said = (each["plans"][0]["figures"].get("evaluation") for each in outcomes if each["plans"])
+    return [each for each in said if each is not None]
 
 
 def _row(outcome: Mapping[str, Any], about: str) -> str:
