@@ -74,8 +74,9 @@ _MEMORY_JOULES_A_BYTE: Final = 8 * 5e-12
 #: power of it), at the least voltage no more (the first): a card that has less than half of what
 #: its multiprocessors would take passes from one to the other.
 _CLOCK_EXPONENT: Final = 0.55
-#: In float32 cuDNN computes 3 x 3 filters by Winograd's algorithm ("winograd" in a V100's profiles:
-#: github.com/ryujaehun/pytorch-gpu-benchmark, issue 6): F(2x2, 3x3) multiplies 2.25 times less
+#: Not on Tensor cores, cuDNN computes 3 x 3 filters by Winograd's algorithm ("winograd" in a V100's
+#: profiles: github.com/ryujaehun/pytorch-gpu-benchmark, issue 6): F(2x2, 3x3) multiplies 2.25 times
+#: less
 #: (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016), of which its
 #: transforms take a part (assumed: a tenth).
 _WINOGRAD: Final = 2.0
@@ -162,9 +163,11 @@ class KernelTimes:
         return self._is(("layout",)) & self._not_rounded()
 
     def _winograd(self) -> NDArray[np.bool_]:
-        """3 x 3 filters, not on Tensor cores."""
-        in_float32 = np.isin(self._column("dtype"), DTYPES.index("float32"))
-        return self._is(_THREE_BY_THREE) & (in_float32 | self._not_rounded())
+        """3 x 3 filters, not on Tensor cores: cuDNN has Winograd's algorithm for float16, too, with
+        sums in float32 (PSEUDO_HALF_CONFIG of cudnnConvolutionForward)."""
+        names = [name for name in ("float32", "float16") if name not in self._gpu.tensor_flops]
+        on_shaders = np.isin(self._column("dtype"), [DTYPES.index(name) for name in names])
+        return self._is(_THREE_BY_THREE) & (on_shaders | self._not_rounded())
 
     def _not_rounded(self) -> NDArray[np.bool_]:
         """What would be in TF32 if the GPU had it."""

@@ -264,14 +264,16 @@ def test_which_cores_bound_a_step(gpu: str, dtype: str, bound: str) -> None:
     assert step_time(work(large), machine(gpu=find_gpu(gpu))).bound == bound
 
 
-def test_winograds_algorithm_is_for_float32_alone() -> None:
-    t4 = find_gpu("T4")
+def test_winograds_algorithm_is_for_shader_cores() -> None:
+    t4, pascal = find_gpu("T4"), find_gpu("GTX 1080 Ti")
     for kind in ("convolution", "convolution_input_gradient"):
         small = kind.replace("convolution", "convolution_3x3")
         for gpu, dtype, gain in (
             (t4, "float32", 2.0),
             (t4, "tfloat32", 2.0),  # which a T4 has not
             (t4, "float16", 1.0),
+            (pascal, "float16", 2.0),
+            (pascal, "bfloat16", 1.0),
             (RTX_3090, "float32", 2.0),
             (RTX_3090, "tfloat32", 1.0),
         ):
