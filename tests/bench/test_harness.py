@@ -114,8 +114,8 @@ PLAN: Final[dict[str, Any]] = {
 ENCODER: Final = {"path": "ACTPolicy.encoder", "by_hand_bytes": 1, "simulated_bytes": 1}
 HAND: Final = {"by_hand_bytes": 1 << 30, "buffer_bytes": [1, 2], "parts": [ENCODER]}
 COST: Final = dict.fromkeys(
-    ("percent", "cpu_percent", "recorder_percent_by_itself", "sampler_percent_of_cores",
-     "noise_percent", "cpu_noise_percent"), 0.1,
+    ("ms", "cpu_ms", "step_ms", "recorder_percent_by_itself", "sampler_percent_of_cores",
+     "noise_ms", "cpu_noise_ms"), 0.1,
 ) | dict.fromkeys(("interval", "cpu_interval", "noise_interval"), (0.0, 0.2))  # fmt: skip
 ROW: Final = {"script": "x", "own": 1.0, "launch": 1.0, "best": 1.0, "best_is": "2 × 2",
               "regret": 0.0, "slower": 0.0, "same_line": True}  # fmt: skip

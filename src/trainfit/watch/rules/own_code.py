@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ _LEAST_LOOKS: Final = 5
 #: is the one to name.
 _MOSTLY: Final = 0.6
 _FEW_LINES: Final = 3
-#: What the step computes, also where no module is called for it.
-_OF_MODEL: Final = ("torch.nn.functional.", "torch._C._nn.")
+#: What the step computes, also where no module is called for it: Python's functions, and those in C
+#: that they stand for.
+_OF_MODEL: Final = re.compile(r"torch\.(?:nn\.functional|\w+\._nn)\.")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
 
 def _is_of_model(line: CodeLine) -> bool:
     """Is it a function of neural networks, called outside of modules: mostly the loss?"""
-    return line.inner.startswith(_OF_MODEL)
+    return _OF_MODEL.match(line.inner) is not None
 
 
 def _at(line: CodeLine, depth: int) -> Place | None:
