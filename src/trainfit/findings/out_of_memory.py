@@ -40,6 +40,7 @@ class HeldMemory:
     loss: Whether the loss over classes or a vocabulary made them.
     recomputed: Whether a checkpointed part made them again in the backward pass.
     survived: Whether they were there at an earlier request that failed.
+    pairwise: Whether they grow with the square of what an evaluation goes through.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class HeldMemory:
     loss: bool = False
     recomputed: bool = False
     survived: bool = False
+    pairwise: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +99,7 @@ MOSTLY: Final = "memory_mostly"
 
 def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
-    causes = (_kept, _survivors, _loaded, _loss, _whole_checkpoint, _workspaces, _fragments, _most)
+    causes = (_kept, _pairwise, _survivors, _loaded, _loss, _whole_checkpoint, _workspaces, _fragments, _most)
     found = [finding for cause in causes for finding in cause(memory)]
     if any(finding.kind != MOSTLY for finding in found[:-1]):
         found.sort(key=lambda finding: (finding.kind == MOSTLY, -(finding.share or 0)))
@@ -129,6 +131,25 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
         ),
         share=share,
         place=kept[0].place,
+    )
+
+
+def _pairwise(memory: FullMemory) -> Iterator[Finding]:
+    pairs = sorted((held for held in memory.held if held.pairwise), key=lambda held: -held.nbytes)
+    nbytes = sum(held.nbytes for held in pairs)
+    share = memory.share(nbytes)
+    if share < _SHARE:
+        return
+    where = pairs[0].place or pairs[0].operator
+    yield Finding(
+        "all_pairs",
+        "critical",
+        f"{size(nbytes)} are between all samples and all others, made at {where}",
+        (Evidence("of all pairs", nbytes, "bytes"),),
+        "a matrix of all pairs (distances, similarities) grows with the square of the samples",
+        (Fix("compute it for some rows after another, and keep of each what is needed (top k)"),),
+        share=share,
+        place=pairs[0].place,
     )
 
 

@@ -8,6 +8,7 @@ activations do not, and what is made of everything kept after its loop (``torch.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -25,6 +26,10 @@ _Maker = tuple[str, str, str]
 _ANY: Final = ("", "", "")
 #: A share by which a size may lie above what is in proportion to the number of batches.
 _ODD: Final = 0.1
+#: No allocation is taken to grow with a higher power of the number of batches.
+_STEEPEST: Final = 2.0
+#: From this power on it is between all samples and all others.
+_PAIRWISE: Final = 1.5
 #: Sizes below this are of no account.
 _SMALL: Final = 1 << 20
 
@@ -156,28 +161,40 @@ def _largest(run: ShortRun) -> Mapping[_Maker, int]:
 def memory_at_the_end(runs: Sequence[ShortRun], peak: CarriedPeak, length: int) -> FullMemory:
     """The facts of the longest run at ``peak``, with what grows as large as it is after ``length``
     batches."""
-    long = runs[-1]
+    long, short = runs[-1], runs[0]
     memory = _memory(long, peak.event)
-    before = {_origin(each): each.nbytes for each in _memory(runs[0], peak.maker).held}
-    growing = {
-        _origin(each): each.nbytes
-        for each in memory.held
-        if each.kept or each.nbytes > (1 + _ODD) * before.get(_origin(each), each.nbytes)
+    before = {_origin(each): each.nbytes for each in _memory(short, peak.maker).held}
+    times = max(1.0, length / long.batches)
+    powers = {_origin(each): _power(each, before, short, long) for each in memory.held}
+    more = {
+        _origin(each): each.nbytes * (times ** powers[_origin(each)] - 1) for each in memory.held
     }
-    grown, times = sum(growing.values()), max(1.0, length / long.batches)
-    more = peak.allocated_bytes - memory.allocated_bytes
+    wanted, told = peak.allocated_bytes - memory.allocated_bytes, sum(more.values())
+    share = wanted / told if told else 0.0
     held = [
         dataclasses.replace(
             each,
-            nbytes=round(each.nbytes * (1 + more / grown)),
+            nbytes=round(each.nbytes + share * more[_origin(each)]),
             kept=round(each.kept * times),
+            pairwise=powers[_origin(each)] > _PAIRWISE,
         )
-        if _origin(each) in growing
-        else each
         for each in memory.held
     ]
     held.sort(key=lambda each: -each.nbytes)
     return dataclasses.replace(memory, held=held, allocated_bytes=peak.allocated_bytes)
+
+
+def _power(
+    held: HeldMemory, before: Mapping[_Maker, int], short: ShortRun, long: ShortRun
+) -> float:
+    """Of the number of batches, with which these bytes grow: 1 what is kept of each, 2 what is
+    between all and all, 0 what does not grow."""
+    if held.kept:
+        return 1.0
+    ratio = held.nbytes / max(1, before.get(_origin(held), held.nbytes))
+    if ratio <= 1 + _ODD or long.batches <= short.batches:
+        return 0.0
+    return min(_STEEPEST, math.log(ratio) / math.log(long.batches / short.batches))
 
 
 def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
@@ -189,5 +206,5 @@ def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
     return full_memory(run.recording, outcome)
 
 
-def _origin(held: HeldMemory) -> tuple[str, str, str]:
+def _origin(held: HeldMemory) -> _Maker:
     return held.kind, held.operator, str(held.place)
