@@ -200,6 +200,7 @@ n, m = length(), length()
         ("x[:, 5 : int(n)]", (2, 75, 3)),
         ("x[..., :n]", (2, 80, 3)),
         ("x[1, :n]", (80, 3)),
+        ("x[-1, :n, 0]", (80,)),
         ("x[None, ..., :n, :]", (1, 2, 80, 3)),
         ("x[:, :n] + longer[:, :n]", (2, 80, 3)),  # it stays what it was taken for
         ("x[:, : min(n.item(), 7)]", (2, 1, 3)),  # as every other integer

@@ -159,8 +159,8 @@ class _Source:
     def slice_end(self, frame: FrameType) -> int | None:
         """As of the function of this name."""
         node: ast.AST | None = self._nodes.get(_positions(frame.f_code)[frame.f_lasti // 2])
-        if isinstance(node, ast.Call):
-            node = self._parents.get(node)  # the slice that `.item()` or `int()` is the end of
+        if isinstance(node, ast.Call) and _name_of(node) in ("item", "int"):
+            node = self._parents.get(node)  # the slice that it is the end of
             while isinstance(node, ast.Slice | ast.Tuple):
                 node = self._parents.get(node)
         if not isinstance(node, ast.Subscript):
@@ -290,18 +290,19 @@ class _Source:
 
 def _is_plain(node: ast.expr | None, frame: FrameType) -> bool:
     """Is it left out, or a number, ``None`` or ``...`` that is there without a look at the GPU?"""
-    if isinstance(node, ast.UnaryOp):
-        node = node.operand
-    if node is None or isinstance(node, ast.Constant):
-        return True
-    return isinstance(_held(node, frame), int)
+    return node is None or isinstance(node, ast.Constant) or isinstance(_index(node, frame), int)
+
+
+def _index(node: ast.expr, frame: FrameType) -> Any:
+    """What is held by a part of an index, apart from its sign."""
+    return _held(node.operand if isinstance(node, ast.UnaryOp) else node, frame)
 
 
 def _size_at(
     owner: torch.Tensor, parts: list[ast.expr], place: int, frame: FrameType
 ) -> int | None:
     """The size of the dimension that a part of an index is of; every other one is plain."""
-    held = [None if isinstance(part, ast.Slice) else _held(part, frame) for part in parts]
+    held = [None if isinstance(part, ast.Slice) else _index(part, frame) for part in parts]
     if any(isinstance(each, bool) for each in held):
         return None
     takes = [isinstance(part, ast.Slice) or isinstance(each, int)
