@@ -99,7 +99,17 @@ MOSTLY: Final = "memory_mostly"
 
 def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
-    causes = (_kept, _pairwise, _survivors, _loaded, _loss, _whole_checkpoint, _workspaces, _fragments, _most)
+    causes = (
+        _kept,
+        _pairwise,
+        _survivors,
+        _loaded,
+        _loss,
+        _whole_checkpoint,
+        _workspaces,
+        _fragments,
+        _most,
+    )
     found = [finding for cause in causes for finding in cause(memory)]
     if any(finding.kind != MOSTLY for finding in found[:-1]):
         found.sort(key=lambda finding: (finding.kind == MOSTLY, -(finding.share or 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from trainfit.hardware.gpu.topology import assumed_count
 from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.changes.trials import allocator_variable
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import is_full
 from trainfit.plan.runs.failures import INTERRUPTED, cause_of, shortfall, with_cause
@@ -26,6 +28,9 @@ from trainfit.results.changes import Remedies
 from trainfit.results.runs.trace import ContextSeen, Counted
 from trainfit.results.text import count, size
 from trainfit.simgpu.device.settling import LEAST_STEPS
+
+#: Twice as much, and more, is far more.
+_FAR = 2
 
 
 def note_first_run(
@@ -111,6 +116,7 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
     if found.largest is not None and found.largest >= LARGEST:
         unknown = "" if data_set is not None else ", and the number of samples is not known"
         notes.append(f"memory sets no limit up to batch size {LARGEST}{unknown}")
+    note_cached_blocks(job, found)
     if data_set is not None and not is_full(job.first, batch):
         notes.append(
             f"the data set has {data_set} samples: batches of {batch} were requested, "
@@ -124,6 +130,33 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             else "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
             "the samples of a step, and step times that are predicted for several"
         )
+
+
+def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
+    """That far larger batch sizes fit than leave the margin, where what the largest that does
+    reserves are blocks that nothing uses any more: a cache that grows by copies leaves them."""
+    largest, law, model = found.largest, found.law, job.memory_model
+    most = found.limits.memory if found.limits is not None else None
+    if not most or not largest or law is None or largest < _FAR * most:
+        return
+    peak = model.limited(law.at(most))
+    if peak.peak_reserved < _FAR * peak.peak_allocated:
+        return
+    why = (
+        f"{most} reserves {size(peak.peak_reserved)} for {size(peak.peak_allocated)} of tensors; "
+        f"larger ones, up to {largest}, fit because PyTorch frees cached blocks before it fails"
+    )
+    settings = dataclasses.replace(model.settings, expandable_segments=True)
+    other = model.with_settings(settings).limited(law.at(most)).peak_reserved
+    if _FAR * other > peak.peak_reserved:
+        job.notes.append(f"batch size {why}")
+        return
+    name, _ = allocator_variable(job.command)
+    job.notes.add(
+        f"plan with {name}=expandable_segments:True for a larger batch size: {why} "
+        f"({size(other)} with the variable)",
+        kind="action" if found.recommended == most else "note",
+    )
 
 
 def _not_chosen_by_noise(step: EffectiveBatch, noise_scale: float) -> str:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trainfit.plan.runs.processes import GaveWay, RamGate, available_ram
+from trainfit.plan.runs.processes import GaveWay, RamGate, RamShort, available_ram
 
 GIB = 1 << 30
 
@@ -76,6 +76,9 @@ def test_the_youngest_run_gives_way_where_ram_runs_short() -> None:
     with gate.turn(1):
         gate.look(1)  # alone it goes on
         assert not begins(gate, 2)
+        machine.available = GIB // 2
+        with pytest.raises(RamShort, match=r"512 MiB of RAM are left of 20\.00 GiB"):
+            gate.look(1)  # before it fills the machine
     assert len(machine.said) == 1
 
 

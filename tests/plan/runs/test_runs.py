@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import cast
 
 import pytest
 
-from trainfit.plan.runs.runs import result_of
-from trainfit.plan.runs.tracing import Trace
+from helpers_cli import SCRIPTS
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.runs import Runs, result_of
+from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.results.runs.spec import AS_WRITTEN
 
 
 def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:
@@ -26,3 +32,21 @@ def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:
     finally:
         late.cancel()
         signal.signal(signal.SIGINT, former)
+
+
+def test_a_run_that_fills_the_ram_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        is_stopped = False
+
+        def trace(self, *_: object, look: Callable[[], None], **__: object) -> None:
+            monkeypatch.setattr(runs._gate, "_available", lambda: 1)
+            look()
+
+        def stop(self) -> None: ...
+
+    command = parse_command(["python", str(SCRIPTS / "plain.py")])
+    with Runs(command, cast(Tracer, Full()), lambda text: None) as runs:
+        assert runs.attempt(None, AS_WRITTEN).outcome.status == "died"
+        with pytest.raises(ScriptError, match="1 B of RAM are left") as error:
+            runs.trace(None, AS_WRITTEN)
+    assert "so trainfit ended it" in str(error.value) and 'torch.device("cuda")' in str(error.value)

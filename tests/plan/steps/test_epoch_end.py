@@ -84,6 +84,16 @@ def test_what_comes_after_the_evaluations_loop(
     assert end["allocated_bytes"] == pytest.approx(nbytes, rel=0.1)
 
 
+def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
+    """Two of 1.6 GB, of a card of 3 GB; what is kept of each batch has 1.3 MB."""
+    after = "all = torch.cat(kept); (all @ all.T).exp()"
+    found = _planned(tmp_path, _AFTER.format(one="[:, :16].clone()", after=after))
+    assert found["epoch_end"]["fits"] is False
+    (cause,) = [each for each in found["findings"] if each["kind"] == "all_pairs"]
+    assert (cause["place"]["line"], cause["share"] > 0.95) == (20, True)
+    assert cause["evidence"][0]["value"] == pytest.approx(2 * 20_000**2 * 4, rel=0.1)
+
+
 def test_nothing_kept(tmp_path: Path) -> None:
     end = _planned(tmp_path, _EVALUATION.format(kept="model(x.cuda()).cpu()", workers=0))[
         "epoch_end"

@@ -181,3 +181,44 @@ def test_what_is_known_decides(
 ) -> None:
     with pytest.raises(AssertionError):
         ran(tmp_path, f"known = torch.tensor([1, 0, 2], device='cuda')\nassert {test}")
+
+
+LENGTH = """
+x, longer = torch.zeros(2, 80, 3, device="cuda"), torch.zeros(2, 90, 3, device="cuda")
+def length():
+    return (torch.rand(4, 70, device="cuda") > 0.5).sum(1).max()
+n, m = length(), length()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sliced", "shape"),
+    [
+        ("x[:, :n]", (2, 80, 3)),
+        ("x[:, : n + 3]", (2, 80, 3)),
+        ("x[:, : n.item()]", (2, 80, 3)),
+        ("x[:, 5 : int(n)]", (2, 75, 3)),
+        ("x[..., :n]", (2, 80, 3)),
+        ("x[1, :n]", (80, 3)),
+        ("x[-1, :n, 0]", (80,)),
+        ("x[None, ..., :n, :]", (1, 2, 80, 3)),
+        ("x[:, :n] + longer[:, :n]", (2, 80, 3)),  # it stays what it was taken for
+        ("x[:, : min(n.item(), 7)]", (2, 1, 3)),  # as every other integer
+        ("x[:, n:]", (2, 79, 3)),
+        ("x[:, m:n]", (2, 0, 3)),
+        ("x[n, :m]", (1, 3)),
+        ("x.reshape(160, 3)[:n]", (1, 3)),
+    ],
+)
+def test_a_slice_to_an_unknown_integer_is_whole(
+    simulation: trainfit.simgpu.session.Simulation,
+    tmp_path: Path,
+    sliced: str,
+    shape: tuple[int, ...],
+) -> None:
+    found = ran(tmp_path, f"{LENGTH}\nshape = tuple(({sliced}).shape)")
+    assert found["shape"] == shape
+    whole = "a slice to an integer of GPU data was assumed to be whole"
+    is_whole = 80 in shape or 75 in shape
+    notes = [text.partition(" (at ")[0] for text in simulation.recording.header["assumptions"]]
+    assert (whole in notes) is is_whole

@@ -281,6 +281,11 @@ def remedy(outcome: TraceOutcome, output: str) -> str:
         return "the system kills processes this way when RAM runs out: see the system log"
     if _is_syntax_error(outcome):
         return "fix that line"
+    if outcome.status == "died" and "of RAM are left" in outcome.message:
+        return (
+            'make the model under torch.device("cuda"), where simulated parameters take no RAM, '
+            "or free some"
+        )
     if outcome.status == "died":
         return "its last lines are below" if output else "it printed nothing"
     return "its traceback is below"

@@ -262,10 +262,13 @@ def _end_session(leader: int) -> None:
 
 #: Below this share of what was available at first, two runs are one too many.
 _LEAST_SHARE: Final = 0.1
+#: Below this share a run that goes on alone is ended, too, before it fills the machine's RAM.
+_LEAST_ALONE: Final = 0.03
 #: What a run may take, as a multiple of what an earlier one took: batches differ.
 _SPREAD: Final = 1.1
-#: Seconds between looks at the RAM.
+#: Seconds between looks at the RAM, and while no other run can give way.
 _LOOK_S: Final = 0.5
+_LOOK_ALONE_S: Final = 0.1
 #: Seconds between looks whether a run may begin.
 _TICK_S: Final = 0.02
 
@@ -281,6 +284,10 @@ def available_ram() -> int | None:
     left = limit - used if limit is not None and used is not None else None
     found = [each for each in (memory.available_bytes.value, left) if each is not None]
     return max(0, min(found)) if found else None
+
+
+class RamShort(Exception):
+    """A run that no other went on with was ended for want of RAM."""
 
 
 class RamGate:
@@ -324,16 +331,22 @@ class RamGate:
             return True
 
     def look(self, run: int) -> None:
-        """To be called while a run goes on; raises :class:`GaveWay` where it has to end."""
+        """To be called while a run goes on; raises :class:`GaveWay`, or alone :class:`RamShort`,
+        where it has to end."""
         with self._lock:
             now = self._clock()
-            if len(self._active) < 2 or self._active[-1] != run or now < self._next_look:
+            if self._active[-1:] != [run] or now < self._next_look:
                 return
-            self._next_look = now + _LOOK_S
+            alone = len(self._active) < 2
+            self._next_look = now + (_LOOK_ALONE_S if alone else _LOOK_S)
             left = self._available()
-            if left is None or self._idle is None or left >= _LEAST_SHARE * self._idle:
+            least = _LEAST_ALONE if alone else _LEAST_SHARE
+            if left is None or self._idle is None or left >= least * self._idle:
                 return
-            self._take_turns(f"{size(left)} of RAM are left")
+            words = f"{size(left)} of RAM are left"
+            if alone:
+                raise RamShort(f"{words} of {size(self._idle)}, so trainfit ended it")
+            self._take_turns(words)
         raise GaveWay
 
     def learn(self, peak_bytes: int) -> None:

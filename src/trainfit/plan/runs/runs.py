@@ -14,12 +14,12 @@ from types import TracebackType
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.runs.failures import NotSimulated, require_step
-from trainfit.plan.runs.processes import GaveWay, RamGate
+from trainfit.plan.runs.processes import GaveWay, RamGate, RamShort
 from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
-from trainfit.results.runs.trace import Counted, LoaderOverride
+from trainfit.results.runs.trace import Counted, LoaderOverride, TraceOutcome
 
 #: Simulated runs at a time; each is a process that computes on one core.
 PARALLEL = 2
@@ -129,11 +129,16 @@ class Runs:
         """One run, a second time and alone if RAM was too short for two at a time."""
         number = next(self._numbers)
         while True:
+            started = time.monotonic()
             with (
                 self._gate.turn(number, lambda: self._tracer.is_stopped),
                 contextlib.suppress(GaveWay),
             ):
-                trace = self._simulate(number, batch, spec)
+                try:
+                    trace = self._simulate(number, batch, spec)
+                except RamShort as error:
+                    seconds = time.monotonic() - started
+                    return Trace(TraceOutcome("died", 0, seconds, str(error)), None, "")
                 self._gate.learn(trace.outcome.peak_ram_bytes)
                 return trace
 

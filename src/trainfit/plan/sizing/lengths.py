@@ -25,6 +25,7 @@ from trainfit.plan.runs.options import LeftOption, size_option, with_options
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import memory_law, step_seconds
 from trainfit.plan.sizing.curve import curve_of
+from trainfit.plan.sizing.host_ram import HostRam, RamShortage
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.gpus import total
@@ -158,6 +159,8 @@ class _Search:
         self._trials: dict[int, _Simulated] = {}
         self._is_length = name in LENGTHS
         self._is_linear = False
+        self._ram = HostRam()
+        self._shortage: RamShortage | None = None
 
     # -- runs ----------------------------------------------------------------------------------
 
@@ -191,6 +194,7 @@ class _Search:
             limited.fits and taken <= model.usable_bytes,
         )
         self._trials[value] = found
+        self._ram.learn(value, trace.outcome.peak_ram_bytes)
         self._bound(found)
         return found
 
@@ -255,6 +259,9 @@ class _Search:
         margin = [each.value for each in self._trials.values() if each.has_margin]
         too_large = [each.value for each in self._trials.values() if not each.fits]
         fitting = [each for each in fitting if each < min(too_large, default=each + 1)]
+        if fitting and not too_large and not self._failed and self._most is None:
+            why = self._shortage or f"not looked at beyond: {_MOST_TRIALS} values were simulated"
+            self._limit(max(fitting), str(why))
         return dataclasses.replace(
             found,
             largest=max(fitting, default=0),
@@ -295,6 +302,9 @@ class _Search:
         guess = max(guess // self._step * self._step, low + self._step)
         if most is not None:
             guess = min(guess, most)
+        self._shortage = self._ram.shortage(guess)
+        if self._shortage is not None:
+            guess = self._ram.most(guess, self._step)
         if guess in self._trials or guess in self._failed or (high is not None and guess >= high):
             return None
         return guess
@@ -318,7 +328,8 @@ class _Search:
         if self._most is not None:
             wanted = [min(each, self._most) for each in wanted]
         for value in wanted:
-            if value >= 1 and not any(_is_near(value, other) for other in self._trials):
+            is_new = not any(_is_near(value, other) for other in self._trials)
+            if value >= 1 and is_new and self._ram.shortage(value) is None:
                 self.look(value)
 
     def told(self, found: TunableSizes) -> TunableSizes:

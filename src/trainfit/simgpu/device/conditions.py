@@ -99,6 +99,15 @@ def condition(of_number: bool = False) -> Condition | None:
     return None
 
 
+def slice_end() -> int | None:
+    """The size of the dimension that the script slices up to the number that it asks for now, as in
+    ``x[:, :n]`` or ``x[: n.item()]``; ``None``: it does something else, or slices from a place that
+    is not known."""
+    frame = _script(sys._getframe(1))
+    source = None if frame is None else _source(frame.f_code.co_filename)
+    return None if frame is None or source is None else source.slice_end(frame)
+
+
 class Rounds:
     """Counts how often loops go on that nothing but unknown data ends."""
 
@@ -146,6 +155,30 @@ class _Source:
             node = node.operand  # a comparison that was joined with its test
         inverts = isinstance(node, ast.Compare) and isinstance(node.ops[-1], ast.NotIn)
         return None if node is None else (node, inverts and name.startswith("CONTAINS"))
+
+    def slice_end(self, frame: FrameType) -> int | None:
+        """As of the function of this name."""
+        node: ast.AST | None = self._nodes.get(_positions(frame.f_code)[frame.f_lasti // 2])
+        if isinstance(node, ast.Call) and _name_of(node) in ("item", "int"):
+            node = self._parents.get(node)  # the slice that it is the end of
+            while isinstance(node, ast.Slice | ast.Tuple):
+                node = self._parents.get(node)
+        if not isinstance(node, ast.Subscript):
+            return None
+        owner = _held(node.value, frame)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        ends = [
+            place
+            for place, part in enumerate(parts)
+            if isinstance(part, ast.Slice) and not _is_plain(part.upper, frame)
+        ]
+        others: list[ast.expr | None] = []
+        for part in parts:
+            others += [part.lower, part.step] if isinstance(part, ast.Slice) else [part]
+        plain = all(_is_plain(each, frame) for each in others)
+        if len(ends) != 1 or not plain or not isinstance(owner, torch.Tensor):
+            return None
+        return _size_at(owner, parts, ends[0], frame)
 
     def statement(
         self, node: ast.expr, value: bool, of_number: bool
@@ -253,6 +286,30 @@ class _Source:
         if not in_loop or isinstance(last, ast.Continue):
             return "guard", False
         return "stop", isinstance(loop, ast.While)
+
+
+def _is_plain(node: ast.expr | None, frame: FrameType) -> bool:
+    """Is it left out, or a number, ``None`` or ``...`` that is there without a look at the GPU?"""
+    return node is None or isinstance(node, ast.Constant) or isinstance(_index(node, frame), int)
+
+
+def _index(node: ast.expr, frame: FrameType) -> Any:
+    """What is held by a part of an index, apart from its sign."""
+    return _held(node.operand if isinstance(node, ast.UnaryOp) else node, frame)
+
+
+def _size_at(
+    owner: torch.Tensor, parts: list[ast.expr], place: int, frame: FrameType
+) -> int | None:
+    """The size of the dimension that a part of an index is of; every other one is plain."""
+    held = [None if isinstance(part, ast.Slice) else _index(part, frame) for part in parts]
+    if any(isinstance(each, bool) for each in held):
+        return None
+    takes = [isinstance(part, ast.Slice) or isinstance(each, int)
+             for part, each in zip(parts, held, strict=True)]  # fmt: skip
+    counts_back = Ellipsis in held[:place]
+    dimension = owner.dim() - sum(takes[place:]) if counts_back else sum(takes[:place])
+    return owner.shape[dimension] if 0 <= dimension < owner.dim() else None
 
 
 def _constant(compared: ast.Compare, child: ast.AST) -> bool | None:

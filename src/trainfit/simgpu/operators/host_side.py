@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainfit.simgpu.device.conditions import ROUNDS, condition, number
+from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
@@ -188,6 +188,11 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if tensor.dtype.is_complex:
         return 1 + 0j
     if not tensor.dtype.is_floating_point:
+        if (end := slice_end()) is not None:
+            engine.assume("a slice to an integer of GPU data was assumed to be whole")
+            if tensor._life.nbytes == tensor.dtype.itemsize >= 4:  # it is that from now on
+                engine.values.write(tensor, torch.full((), end, dtype=tensor.dtype, device=CPU))
+            return end
         engine.assume("an integer read from GPU data was assumed to be 1")
     return _number(engine, 1.0 if tensor.dtype.is_floating_point else 1)
 
