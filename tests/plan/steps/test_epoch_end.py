@@ -90,7 +90,7 @@ def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
     found = _planned(tmp_path, _AFTER.format(one="[:, :16].clone()", after=after))
     assert found["epoch_end"]["fits"] is False
     (cause,) = [each for each in found["findings"] if each["kind"] == "all_pairs"]
-    assert (cause["place"]["line"], cause["share"] > 0.95) == (20, True)
+    assert (cause["place"]["line"], cause["share"] > 0.95) == (18, True)
     assert cause["evidence"][0]["value"] == pytest.approx(2 * 20_000**2 * 4, rel=0.1)
 
 

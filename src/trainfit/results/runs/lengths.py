@@ -44,7 +44,7 @@ class TunableSizes:
     """A tunable's values, and what they cost.
 
     Attributes:
-        name: of the tunable; ``shown`` is the option as the command says it.
+        tunable: its name; ``shown`` is the option as the command says it.
         present: its value now.
         points: by value, then by batch size.
         largest: that was simulated and fits, at the current batch size (0: none does; ``None``:
@@ -62,7 +62,7 @@ class TunableSizes:
         reason: why there is nothing, or no more.
     """
 
-    name: str
+    tunable: str
     shown: str
     present: int
     points: tuple[TunablePoint, ...] = ()
