@@ -13,7 +13,7 @@ Mistral-7B, 4.45.2 for PowerLM-3B):
 
     pip install --no-deps --target DIR/5 peft==0.21.2
 
-MORE: requests urllib3 certifi idna charset-normalizer regex. DIR/5 is beside the installed
+MORE: requests urllib3 certifi idna charset-normalizer regex. DIR/5 is used with the installed
 Transformers 5, for PEFT's own rows (bench/llm_memory.py), which are of 5.13 and peft 0.19.
 """
 

@@ -14,9 +14,9 @@ from trainfit.memory.capacity import LARGEST, largest_batch
 from trainfit.memory.peak import moment
 from trainfit.memory.replay import Replay, Stream, live_at, replay
 from trainfit.results.memory import BatchLaw, BatchPoint, Moment, PeakMove
-from trainfit.results.runs.recording import FREE, KINDS, MALLOC, IntArray, Recording
+from trainfit.results.runs.recording import KINDS, IntArray, Recording
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.simgpu.device.settling import rounded
+from trainfit.simgpu.device.settling import in_use
 
 _Slopes = npt.NDArray[np.float64]
 
@@ -194,12 +194,7 @@ def _require_growth(law: AffineStream) -> None:
 
 def _peak_event(stream: Stream) -> int:
     """The event at which the sum of all allocations is largest."""
-    values, codes = stream.events >> 2, stream.events & 3
-    sizes = rounded(stream.alloc_bytes)
-    moved = np.zeros(len(stream.events), dtype=np.int64)
-    for code, sign in ((MALLOC, 1), (FREE, -1)):
-        moved[codes == code] = sign * sizes[values[codes == code]]
-    return int(np.argmax(np.cumsum(moved)))
+    return int(np.argmax(in_use(stream.events, stream.alloc_bytes)))
 
 
 def _by_kind(recording: Recording, live: IntArray, slopes: _Slopes) -> Mapping[str, float]:

@@ -8,6 +8,7 @@ activations do not, and what is made of everything kept after its loop (``torch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -17,8 +18,8 @@ import numpy as np
 from trainfit.findings.out_of_memory import FullMemory, HeldMemory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay
-from trainfit.results.runs.recording import FREE, MALLOC, STEP_END, IntArray, Recording
-from trainfit.simgpu.device.settling import rounded
+from trainfit.results.runs.recording import MALLOC, STEP_END, Recording
+from trainfit.simgpu.device.settling import in_use
 
 #: What makes an allocation: operator, module, line of the script.
 _Maker = tuple[str, str, str]
@@ -41,6 +42,11 @@ class ShortRun:
     recording: Recording
     outcome: Replay
     batches: int
+
+    @functools.cached_property
+    def highest(self) -> Mapping[_Maker, tuple[int, int]]:
+        """The most that is in use when each maker allocates, and at which event."""
+        return _highest(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +79,7 @@ def carried_peak(runs: Sequence[ShortRun], length: int | None) -> CarriedPeak:
 
     By a line through two lengths, by a parabola through three.
     """
-    points = {run.batches: _highest(run) for run in runs}
+    points = {run.batches: run.highest for run in runs}
     numbers = list(points)
     whole = max(length or 0, numbers[-1])
     longest = points[numbers[-1]]
@@ -123,27 +129,15 @@ def _after_steps(run: ShortRun) -> tuple[int, Sequence[tuple[int, _Maker]]]:
 
 
 def _highest(run: ShortRun) -> Mapping[_Maker, tuple[int, int]]:
-    """The most that is in use when each maker allocates, and at which event.
-
-    As it was asked for: what blocks are larger has no law.
-    """
+    """As it was asked for: what blocks are larger has no law."""
     first, made = _after_steps(run)
     stream = run.outcome.stream
-    after = _in_use(stream.events, stream.alloc_bytes)
+    after = in_use(stream.events, stream.alloc_bytes)
     at = int(after[first:].argmax()) + first if first < len(after) else len(after) - 1
     found: dict[_Maker, tuple[int, int]] = {_ANY: (int(after[at]), at)}
     for event, maker in made:
         found[maker] = max(found.get(maker, (0, 0)), (int(after[event]), event))
     return found
-
-
-def _in_use(events: IntArray, sizes: IntArray) -> IntArray:
-    """Bytes after each event."""
-    values, codes = events >> 2, events & 3
-    moved = np.zeros(len(events), dtype=np.int64)
-    for code, sign in ((MALLOC, 1), (FREE, -1)):
-        moved[codes == code] = sign * rounded(sizes)[values[codes == code]]
-    return np.cumsum(moved)
 
 
 def _largest(run: ShortRun) -> Mapping[_Maker, int]:
@@ -199,7 +193,7 @@ def _power(
 
 def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
     """At an event, or where the maker's is at its highest."""
-    event = at if isinstance(at, int) else _highest(run).get(at, _highest(run)[_ANY])[1]
+    event = at if isinstance(at, int) else run.highest.get(at, run.highest[_ANY])[1]
     outcome = dataclasses.replace(
         run.outcome, peak_event=event, peak_allocated=int(run.outcome.allocated_after[event])
     )

@@ -122,7 +122,7 @@ class _Made:
 
     def is_again(self, other: _Made) -> bool:
         """Was it made by the same calls as ``other``, of the same data set or one like it, as a
-        script does that makes both anew for each epoch?"""
+        script does that makes both again for each epoch?"""
         if (self.where, self.sites) != (other.where, other.sites):
             return False
         is_alike = self._data == other._data and self._data[1] is not None

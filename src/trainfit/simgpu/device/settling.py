@@ -62,12 +62,9 @@ def step_uses(events: IntArray, alloc_bytes: IntArray) -> list[StepUse]:
     if not len(ends):
         return []
     mallocs = codes == MALLOC
-    moved = np.zeros(len(events), dtype=np.int64)
-    moved[mallocs] = rounded(alloc_bytes)[values[mallocs]]
-    taken = moved.copy()
-    frees = codes == FREE
-    moved[frees] = -rounded(alloc_bytes)[values[frees]]
-    live = np.cumsum(moved)
+    taken = np.zeros(len(events), dtype=np.int64)
+    taken[mallocs] = rounded(alloc_bytes)[values[mallocs]]
+    live = in_use(events, alloc_bytes)
     starts = np.concatenate(([0], ends[:-1] + 1))
     whole = slice(0, ends[-1] + 1)
     columns = (
@@ -82,6 +79,16 @@ def step_uses(events: IntArray, alloc_bytes: IntArray) -> list[StepUse]:
 def rounded(nbytes: IntArray) -> IntArray:
     """Sizes as the allocator rounds them at its default settings: multiples of 512 bytes."""
     return -(-nbytes // MIN_BLOCK) * MIN_BLOCK
+
+
+def in_use(events: IntArray, alloc_bytes: IntArray) -> IntArray:
+    """Bytes that are in use after each event, as the allocator rounds them (:func:`rounded`)."""
+    values, codes = events >> 2, events & 3
+    sizes = rounded(alloc_bytes)
+    moved = np.zeros(len(events), dtype=np.int64)
+    for code, sign in ((MALLOC, 1), (FREE, -1)):
+        moved[codes == code] = sign * sizes[values[codes == code]]
+    return np.cumsum(moved)
 
 
 def judge(uses: Sequence[StepUse], parts: Iterable[Sequence[int]] = ()) -> CourseFinding:
