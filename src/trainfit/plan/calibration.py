@@ -191,7 +191,7 @@ class _Run:
     ) -> tuple[MeasuredProgram, ...]:
         """Programs with the kernels that the simulated GPU has of them, and what the model says."""
         from trainfit.speed.efficiency import FITTED
-        from trainfit.speed.measured import class_of, modelled_seconds, with_rates
+        from trainfit.speed.measured import modelled_as, with_rates
         from trainfit.speed.step import Machine
 
         if not timed:
@@ -208,10 +208,9 @@ class _Run:
         found = []
         for name, trials in timed.items():
             launched = kernels.get(name, ())
-            modelled_s = modelled_seconds(launched, machine)
-            group = class_of(launched, machine) if modelled_s is not None else ""
             figure = _figure(trials, "s", basis, _HOW_PROGRAMS)
-            found.append(MeasuredProgram(name, figure, launched, modelled_s, group))
+            modelled = modelled_as(launched, machine) or (None, "")
+            found.append(MeasuredProgram(name, figure, launched, *modelled))
         return tuple(found)
 
     def _measure(

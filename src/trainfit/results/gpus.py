@@ -366,17 +366,15 @@ class Memory:
     convolutions: tuple[ConvolutionWorkspace, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelWork:
-    """One kernel, as far as its time depends on it: a row of a recording's kernels.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, or ``launches`` of the same kind with their work together.
 
-    Attributes:
-        kind: one of ``results.runs.steps.KINDS``; ``dtype`` one of its ``DTYPES``.
-        flops: of its arithmetic.
-        read_bytes: what passes the device's memory; ``written_bytes`` likewise.
-        rows: of a matmul's result, with its ``columns``; ``depth`` is the length of its sums and
-            ``repeats`` how many such matmuls it is.
-        launches: kernels that it stands for.
+    ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.steps`. ``rows``, ``columns`` and
+    ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
+    of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
+    threads take ``depth`` turns each, one after the other, and for elementwise kernels and
+    normalizations that go over their elements one by one (so many ``rows``) and not in vectors.
     """
 
     kind: str
@@ -387,7 +385,7 @@ class KernelWork:
     rows: int = 0
     columns: int = 0
     depth: int = 0
-    repeats: int = 1
+    batches: int = 1
     launches: int = 1
 
 
@@ -405,7 +403,7 @@ class MeasuredProgram:
 
     name: str
     seconds: Figure
-    kernels: tuple[KernelWork, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
     modelled_s: float | None = None
     group: str = ""
 

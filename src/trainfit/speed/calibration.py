@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainfit.results.gpus import KernelWork
+from trainfit.results.gpus import Kernel
 from trainfit.results.runs.measurement import (
     MeasuringOutcome,
     MeasuringRequest,
@@ -65,7 +65,7 @@ def measure(request: MeasuringRequest) -> MeasuringOutcome:
 def measure_programs() -> ProgramReadings:
     """Seconds of a call of each program; on a simulated device also the kernels of one."""
     trials: dict[str, tuple[float, ...]] = {}
-    kernels: dict[str, tuple[KernelWork, ...]] = {}
+    kernels: dict[str, tuple[Kernel, ...]] = {}
     failed: dict[str, str] = {}
     simulation = active_simulation()
     for program in programs():
@@ -103,7 +103,7 @@ def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay
 
 
-def _launched(program: Program, simulation: Simulation) -> tuple[float, tuple[KernelWork, ...]]:
+def _launched(program: Program, simulation: Simulation) -> tuple[float, tuple[Kernel, ...]]:
     """Seconds and kernels of a call on the simulated device, after a first one."""
     call = program.make()
     call()

@@ -14,17 +14,17 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trainfit.results.gpus import Figure, KernelWork, MeasuredProgram, Rates
+from trainfit.results.gpus import Figure, Kernel, MeasuredProgram, Rates
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.kernel_times import KernelTimes
 from trainfit.speed.spread import CLASSES, ClassCost, classes_of
 from trainfit.speed.step import Machine, TimedWork
-from trainfit.speed.work import CODES, COLUMNS, Floats, Work
+from trainfit.speed.work import CODES, COLUMNS, Work
 
 #: What :mod:`trainfit.speed.calibration` measures: sides of square matmuls, bytes of a copy on the
 #: device.
@@ -134,12 +134,12 @@ def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mappin
     logs: dict[str, list[float]] = {}
     for program in programs:
         measured = _value(program.seconds)
-        modelled = modelled_seconds(program.kernels, machine)
+        modelled = modelled_as(program.kernels, machine)
         if measured is None or modelled is None:
             continue
-        ratio = math.log(measured / modelled)
+        ratio = math.log(measured / modelled.seconds)
         if abs(ratio) < math.log(_UNLIKELY):
-            logs.setdefault(class_of(program.kernels, machine), []).append(ratio)
+            logs.setdefault(modelled.group, []).append(ratio)
     return {name: _cost(values) for name, values in logs.items()}
 
 
@@ -151,29 +151,26 @@ def _cost(logs: Sequence[float]) -> ClassCost:
     return ClassCost(math.exp(middle), max(_LEAST_SPREAD, _NINE_OF_TEN * apart))
 
 
-def modelled_seconds(kernels: Sequence[KernelWork], machine: Machine) -> float | None:
-    """What the model says of a program's kernels one after the other; ``None`` of no kernels, or
-    where this version knows none such."""
-    seconds = _seconds(kernels, machine)
-    total = 0.0 if seconds is None else float(seconds.sum())
-    return total if total > 0 else None
+class Modelled(NamedTuple):
+    """What the model says of a program: seconds, and the class in which most of them lie."""
+
+    seconds: float
+    group: str
 
 
-def class_of(kernels: Sequence[KernelWork], machine: Machine) -> str:
-    """The class in which most of a program's time lies; its kernels must be known."""
-    seconds = _seconds(kernels, machine)
-    assert seconds is not None
-    totals = np.bincount(classes_of(work_of(*kernels)), weights=seconds, minlength=len(CLASSES))
-    return CLASSES[int(np.argmax(totals))]
-
-
-def _seconds(kernels: Sequence[KernelWork], machine: Machine) -> Floats | None:
-    if not kernels or any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):
+def modelled_as(kernels: Sequence[Kernel], machine: Machine) -> Modelled | None:
+    """Of a program's kernels one after the other; ``None`` of no kernels, or where this version
+    knows none such."""
+    if any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):
         return None
-    return TimedWork(work_of(*kernels), dataclasses.replace(machine, classes={})).seconds
+    work = work_of(*kernels)
+    seconds = TimedWork(work, dataclasses.replace(machine, classes={})).seconds
+    totals = np.bincount(classes_of(work), weights=seconds, minlength=len(CLASSES))
+    total = float(seconds.sum())
+    return Modelled(total, CLASSES[int(np.argmax(totals))]) if total > 0 else None
 
 
-def work_of(*kernels: KernelWork) -> Work:
+def work_of(*kernels: Kernel) -> Work:
     """Kernels one after the other on one stream, each of an operator of its own."""
     rows = [
         [CODES[each.kind], DTYPES.index(each.dtype), *dataclasses.astuple(each)[2:]]
@@ -184,9 +181,9 @@ def work_of(*kernels: KernelWork) -> Work:
     return Work(np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)), none, place, none)
 
 
-def kernels_of(table: IntArray) -> tuple[KernelWork, ...]:
+def kernels_of(table: IntArray) -> tuple[Kernel, ...]:
     """Rows of a table (:data:`trainfit.speed.work.COLUMNS`), with names in place of codes."""
     kinds = list(CODES)
     return tuple(
-        KernelWork(kinds[kind], DTYPES[dtype], *sizes) for kind, dtype, *sizes in table.tolist()
+        Kernel(kinds[kind], DTYPES[dtype], *sizes) for kind, dtype, *sizes in table.tolist()
     )

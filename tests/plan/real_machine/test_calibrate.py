@@ -28,7 +28,7 @@ from trainfit.results.gpus import (
     Constant,
     ConvolutionWorkspace,
     DeviceConstants,
-    KernelWork,
+    Kernel,
     Profile,
 )
 from trainfit.results.runs.measurement import (
@@ -215,13 +215,13 @@ def rates(failed: dict[str, str] | None = None) -> MeasuringOutcome:
     return MeasuringOutcome(rates=RateReadings(trials, failed or {}))
 
 
-def programs(*seconds: float, kernels: tuple[KernelWork, ...] = ()) -> MeasuringOutcome:
+def programs(*seconds: float, kernels: tuple[Kernel, ...] = ()) -> MeasuringOutcome:
     """One program, whose name is its class."""
     trials = {"large": seconds} if seconds else {}
     return MeasuringOutcome(programs=ProgramReadings(trials, {"large": kernels}, {}))
 
 
-LARGE = KernelWork("matmul", "bfloat16", flops=2 * 4096**3, rows=4096, columns=4096, depth=4096)
+LARGE = Kernel("matmul", "bfloat16", flops=2 * 4096**3, rows=4096, columns=4096, depth=4096)
 
 
 def good(**changes: Any) -> Scripted:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.costing import constants_of, machine_of
-from trainfit.results.gpus import Basis, Figure, KernelWork, MeasuredProgram, Rates, Unit
+from trainfit.results.gpus import Basis, Figure, Kernel, MeasuredProgram, Rates, Unit
 from trainfit.results.plan import HostCpu
 from trainfit.results.runs.steps import DTYPES
 from trainfit.simgpu import Simulation
 from trainfit.speed.calibration import measure_programs
 from trainfit.speed.kernel_times import KernelTimes
-from trainfit.speed.measured import class_of, modelled_seconds, with_rates, work_of
+from trainfit.speed.measured import modelled_as, with_rates, work_of
 from trainfit.speed.spread import CLASSES, spread_of
 from trainfit.speed.step import Machine, TimedWork
 from trainfit.speed.work import CODES, COLUMNS
@@ -127,12 +127,12 @@ def test_what_the_user_says_of_the_processor_goes_before_the_profile() -> None:
 # -- programs of each class of kernels ----------------------------------------------------------
 
 
-def matmul(side: int) -> KernelWork:
+def matmul(side: int) -> Kernel:
     sides = {"rows": side, "columns": side, "depth": side}
-    return KernelWork("matmul", "float16", flops=2 * side**3, **sides)
+    return Kernel("matmul", "float16", flops=2 * side**3, **sides)
 
 
-ADDITION = KernelWork("pointwise", "float16", read_bytes=1 << 27, written_bytes=1 << 26)
+ADDITION = Kernel("pointwise", "float16", read_bytes=1 << 27, written_bytes=1 << 26)
 SLOWER = {"large matmuls": 1.5, "small matmuls": 0.8, "memory-bound kernels": 1.2}
 
 
@@ -142,10 +142,10 @@ def programs(*noise: float) -> tuple[MeasuredProgram, ...]:
     kernels["memory-bound kernels"] = ADDITION
     found = []
     for name, factor in SLOWER.items():
-        modelled = modelled_seconds((kernels[name],), USUAL)
-        assert modelled is not None
+        modelled = modelled_as((kernels[name],), USUAL)
+        assert modelled is not None and modelled.group == name
         found += [
-            MeasuredProgram(name, figure(modelled * factor * each, "s"), (kernels[name],))
+            MeasuredProgram(name, figure(modelled.seconds * factor * each, "s"), (kernels[name],))
             for each in noise or (1.0,)
         ]
     return tuple(found)
@@ -155,7 +155,7 @@ def test_each_class_takes_what_its_programs_took() -> None:
     machine = with_rates(USUAL, Rates(programs=programs()), "p.json")
     assert {name: cost.factor for name, cost in machine.classes.items()} == pytest.approx(SLOWER)
     work = work_of(
-        matmul(8192), matmul(256), ADDITION, KernelWork("sorting", "float32", read_bytes=1 << 26)
+        matmul(8192), matmul(256), ADDITION, Kernel("sorting", "float32", read_bytes=1 << 26)
     )
     before, after = (TimedWork(work, each).seconds for each in (USUAL, machine))
     # A class without a program stays as it was.
@@ -185,14 +185,14 @@ def test_programs_far_apart_leave_a_wide_class() -> None:
 
 def test_a_disturbed_program_says_nothing() -> None:
     kernel = matmul(4096)
-    modelled = modelled_seconds((kernel,), USUAL)
+    modelled = modelled_as((kernel,), USUAL)
     assert modelled is not None
-    disturbed = MeasuredProgram("large", figure(20 * modelled, "s"), (kernel,))
-    simulated = MeasuredProgram("large", figure(modelled, "s", "simulated"), (kernel,))
+    disturbed = MeasuredProgram("large", figure(20 * modelled.seconds, "s"), (kernel,))
+    simulated = MeasuredProgram("large", figure(modelled.seconds, "s", "simulated"), (kernel,))
     later = MeasuredProgram(
-        "large", figure(modelled, "s"), (KernelWork("of a later version", "float16"),)
+        "large", figure(modelled.seconds, "s"), (Kernel("of a later version", "float16"),)
     )
-    empty = MeasuredProgram("large", figure(modelled, "s"))
+    empty = MeasuredProgram("large", figure(modelled.seconds, "s"))
     for program in (disturbed, simulated, later, empty):
         assert with_rates(USUAL, Rates(programs=(program,)), "p.json").classes == {}
 
@@ -205,6 +205,7 @@ def test_programs_are_of_every_class_that_one_gpu_has(gpu: str) -> None:
     assert readings.failed == {}
     assert list(readings.trials) == list(readings.kernels)
     machine = machine_of(find_gpu(gpu))
-    classes = {class_of(kernels, machine) for kernels in readings.kernels.values()}
+    found = [modelled_as(kernels, machine) for kernels in readings.kernels.values()]
+    classes = {each.group for each in found if each is not None}
     unmeasured = {"operators without a FLOP rule", "launches by the CPU", "collectives"}
     assert classes == set(CLASSES) - unmeasured

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from trainfit.results.files.decoding import Exchanged
-from trainfit.results.gpus import ConvolutionWorkspace, DeviceConstants, GpuSpec, KernelWork
+from trainfit.results.gpus import ConvolutionWorkspace, DeviceConstants, GpuSpec, Kernel
 from trainfit.results.runs.trace import OwnFault, TraceOutcome
 
 Subject = Literal["memory", "workspaces", "rates", "programs"]
@@ -93,7 +93,7 @@ class ProgramReadings:
     """
 
     trials: Mapping[str, tuple[float, ...]]
-    kernels: Mapping[str, tuple[KernelWork, ...]]
+    kernels: Mapping[str, tuple[Kernel, ...]]
     failed: Mapping[str, str]
 
 

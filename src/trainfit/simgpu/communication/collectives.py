@@ -15,13 +15,14 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import worth_keeping
-from trainfit.simgpu.operators.kernel_rules import Kernel, dtype_of
+from trainfit.simgpu.operators.kernel_rules import dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.torch_private.operators import no_dispatch, schema
 from trainfit.torch_private.tensors import graph_task_id

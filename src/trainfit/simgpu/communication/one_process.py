@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.tensor import CPU, GPUS, DeviceTensor, gpu_number, gpu_of, plain
-from trainfit.simgpu.operators.kernel_rules import Kernel, dtype_of
+from trainfit.simgpu.operators.kernel_rules import dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
-    Kernel,
     bytes_of,
     dtype_of,
     launched_by,

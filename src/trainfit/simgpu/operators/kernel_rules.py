@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.tensor import SimulatedTensor, Spec
 from trainfit.torch_private.operators import short_name
 
@@ -110,29 +110,6 @@ def tensors_in(value: Any) -> list[SimulatedTensor]:
     if kind is tuple or kind is list:
         return [tensor for each in value for tensor in tensors_in(each)]
     return []
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kernel:
-    """One kernel, or ``launches`` of the same kind with their work together.
-
-    ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.steps`. ``rows``, ``columns`` and
-    ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
-    of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
-    threads take ``depth`` turns each, one after the other, and for elementwise kernels and
-    normalizations that go over their elements one by one (so many ``rows``) and not in vectors.
-    """
-
-    kind: str
-    dtype: str
-    flops: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
-    rows: int = 0
-    columns: int = 0
-    depth: int = 0
-    batches: int = 1
-    launches: int = 1
 
 
 Arguments = Mapping[str, Any]

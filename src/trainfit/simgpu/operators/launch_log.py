@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from trainfit.results.gpus import Kernel
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import COPIES
@@ -13,7 +14,7 @@ from trainfit.simgpu.device.registry import OperatorInfo
 from trainfit.simgpu.operators import library_kernels as _library  # noqa: F401  (registers)
 from trainfit.simgpu.operators import native_kernels as _native  # noqa: F401  (registers)
 from trainfit.simgpu.operators.flops import by_name, flops_of
-from trainfit.simgpu.operators.kernel_rules import RULES, Kernel, makes_kernel, may_round
+from trainfit.simgpu.operators.kernel_rules import RULES, makes_kernel, may_round
 from trainfit.simgpu.operators.native_kernels import by_operands
 from trainfit.torch_private.operators import short_name
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.operators.convolution import Geometry
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
-    Kernel,
     bytes_of,
     dtype_of,
     launched_by,

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.results.runs.steps import PEER_COPY
 from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
-    Kernel,
     Rule,
     bytes_of,
     dtype_of,

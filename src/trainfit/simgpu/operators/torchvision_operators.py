@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import dense_copy
 from trainfit.simgpu.device.registry import HANDLERS
@@ -32,7 +33,6 @@ from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
-    Kernel,
     bytes_of,
     dtype_of,
     launched_by,

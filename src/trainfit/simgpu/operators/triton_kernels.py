@@ -16,10 +16,11 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain
-from trainfit.simgpu.operators.kernel_rules import Kernel, dtype_of, stored_bytes
+from trainfit.simgpu.operators.kernel_rules import dtype_of, stored_bytes
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import ImportHook, PatchSet
 

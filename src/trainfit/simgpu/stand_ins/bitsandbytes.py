@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import FAKES
 from trainfit.simgpu.device.registry import handles_named
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
-    Kernel,
     bytes_of,
     dtype_of,
     launched_by,
