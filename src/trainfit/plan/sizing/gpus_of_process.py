@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -63,7 +64,7 @@ def gpus_of_process(
 def _busy(work: Work, machine: Machine) -> dict[int, float]:
     """The share of a step in which each GPU computes."""
     timed, took = TimedWork(work, machine), step_time(work, machine).seconds
-    totals = np.bincount(gpu_of(work.stream), weights=timed.seconds)
+    totals = np.bincount(gpu_of(work.stream), weights=timed.seconds) / work.steps
     return {gpu: float(total) / took for gpu, total in enumerate(totals.tolist())}
 
 
@@ -74,7 +75,7 @@ def _by_ddp(work: Work, machine: Machine, gpus: int) -> float | None:
     The first GPU also computes the loss of all samples here: it is no less than DDP takes.
     """
     summed = work.is_kind("reduce")
-    nbytes = int(work.column("read")[summed].sum())
+    nbytes = int(work.column("read")[summed].sum()) // work.steps
     if not nbytes:
         return None
     mine = (gpu_of(work.stream) == 0) & ~work.is_kind(*TRANSFERS)
@@ -87,7 +88,9 @@ def _by_ddp(work: Work, machine: Machine, gpus: int) -> float | None:
     others = of_first[known] < 0
     alone = work.without(others)
     still = (gpu_of(alone.stream) == 0) & ~alone.is_kind(*TRANSFERS, *MARKS)
-    alone = Work(alone.table[still], alone.stream[still], alone.op[still], alone.op_phase)
+    alone = dataclasses.replace(
+        alone, table=alone.table[still], stream=alone.stream[still], op=alone.op[still]
+    )
     reduced = one_collective("all_reduce", nbytes, gpus, link_of(machine.gpu))
     return step_time(alone, machine).seconds + reduced
 

@@ -36,14 +36,16 @@ def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
 
 
 def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:
-    """What passes between GPUs in a step, by kind, the longest first."""
+    """What passes between GPUs in a step, by kind, the longest first; of work of several steps
+    their mean."""
     rated = has_rates(machine.gpu)
     seconds = collective_seconds(work, machine.gpu) if rated else np.zeros(len(work.table))
     found = []
     for kind in TRANSFERS:
         chosen = work.is_kind(kind)
         if chosen.any():
-            nbytes = int(work.column("read")[chosen].sum())
-            took = float(seconds[chosen].sum())
-            found.append(CollectiveTime(kind, int(chosen.sum()), nbytes, took))
+            count = max(1, round(int(chosen.sum()) / work.steps))
+            nbytes = int(work.column("read")[chosen].sum()) // work.steps
+            took = float(seconds[chosen].sum()) / work.steps
+            found.append(CollectiveTime(kind, count, nbytes, took))
     return tuple(sorted(found, key=lambda each: -each.seconds))
