@@ -157,7 +157,8 @@ _BYTES: Final = r"([\d.]+) (bytes|[KMGT]iB)"
 _TRIED: Final = re.compile(f"Tried to allocate {_BYTES}")
 _UNUSED: Final = re.compile(f"{_BYTES} is reserved by PyTorch but unallocated")
 _UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_ASSERTED: Final = re.compile(r"device-side assert|hipErrorAssert|cudaErrorAssert")
+#: Not "device-side assertions": every error of CUDA ends with the advice to enable those.
+_ASSERTED: Final = re.compile(r"device-side assert(?!ions)|hipErrorAssert|cudaErrorAssert")
 
 
 def _gpu_memory(raised: ParsedException, _: FailureContext) -> Finding | None:

@@ -33,6 +33,7 @@ from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.spec import RunSpec
+from trainfit.results.speed import StepSpeed
 from trainfit.results.text import count, duration
 
 #: Steps at the beginning whose times do not count: kernels are loaded, clocks rise.
@@ -59,6 +60,7 @@ class Prediction:
     torch: str
     memory: MemoryFigures
     fits: bool
+    step: StepSpeed | None = None
 
 
 def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
@@ -73,7 +75,9 @@ def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
         raise VerificationError(f"{str(path)!r} plans a script that does not train")
     if not recommended:
         torch = plan.environment.get("torch", "")
-        return Prediction(path, plan.command, plan.gpu, torch, plan.now.memory, plan.now.fits)
+        now, speed = plan.now, plan.speed
+        step = speed.now if speed is not None and speed.now.batch_size == now.batch_size else None
+        return Prediction(path, plan.command, plan.gpu, torch, now.memory, now.fits, step)
     has_batch = plan.batch_in_command and plan.launch != plan.command
     if plan.recommended is None or not has_batch:
         raise VerificationError(
@@ -172,6 +176,8 @@ def verify(
             "cudnn": device.cudnn or "",
         },
         protection=outcome.protection,
+        predicted_step_s=None if prediction.step is None else prediction.step.seconds,
+        predicted_step_range_s=None if prediction.step is None else prediction.step.range_s,
     )
 
 

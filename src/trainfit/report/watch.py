@@ -279,7 +279,9 @@ def _context(result: WatchResult) -> Iterator[str]:
     parts = [f"{count(result.steps, 'steady step')} in {duration(result.seconds)}", where]
     if header.world_size > 1:
         parts.append(f"{count(header.world_size, 'rank')} (figures of rank {header.rank})")
-    if header.precision != "unknown":
+    if header.autocast:
+        parts.append(f"AMP {header.autocast}")
+    elif header.precision != "unknown":
         parts.append(header.precision)
     if result.gpu_utilization is not None:
         parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")

@@ -75,7 +75,9 @@ class Verification(ResultFile):
     ``compared`` has "allocated", "reserved" and "device"; it is empty where the run did not
     come to its first step for lack of memory. ``fits_predicted`` and ``fits_measured`` say
     whether the command runs on the GPU. ``step_seconds`` are measured times of steps without
-    the first ones; nothing is predicted of them yet.
+    the first ones, waiting for batches included; ``predicted_step_s`` and its 90% interval
+    ``predicted_step_range_s`` are without it (``None``: a recording, which predicts none). They do
+    not decide :attr:`good`.
     """
 
     FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
@@ -83,6 +85,7 @@ class Verification(ResultFile):
         **{f"{name}_gib": f"{name} memory, measured" for name in _COMPARED},
         **{f"{name}_error_share": f"error of the predicted {name} memory" for name in _COMPARED},
         "step_ms": "median step, measured",
+        "step_error_share": "error of the predicted step time",
     }
 
     file: str
@@ -99,6 +102,8 @@ class Verification(ResultFile):
     environment: Mapping[str, str]
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
+    predicted_step_s: float | None = None
+    predicted_step_range_s: tuple[float, float] | None = None
 
     @property
     def good(self) -> bool:
@@ -118,8 +123,10 @@ class Verification(ResultFile):
             found[f"{name}_gib"] = real
             error = abs(each.predicted_bytes / real - 1) if each is not None and real else None
             found[f"{name}_error_share"] = error
-        steps = self.step_seconds
-        return {**found, "step_ms": statistics.median(steps) if steps else None}
+        step = statistics.median(self.step_seconds) if self.step_seconds else None
+        predicted = self.predicted_step_s
+        error = abs(predicted / step - 1) if step and predicted is not None else None
+        return {**found, "step_ms": step, "step_error_share": error}
 
 
 # ---

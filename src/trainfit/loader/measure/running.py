@@ -60,7 +60,8 @@ def emulated_pinning(*, always: bool = False) -> Iterator[None]:
     With ``always``, and in a process that uses CUDA already, it is emulated all the same: CUDA
     does not survive a fork, neither one that comes later nor one that was.
     """
-    if torch.accelerator.is_available() and not (always or torch.cuda.is_initialized()):
+    may_pin = not (always or torch.cuda.is_initialized()) and torch.accelerator.is_available()
+    if may_pin and _pins():
         yield
         return
     accelerator: Any = torch.accelerator
@@ -83,6 +84,15 @@ def emulated_pinning(*, always: bool = False) -> Iterator[None]:
         tensor_type.pin_memory = pin
         for name, function in former.items():
             setattr(accelerator, name, function)
+
+
+def _pins() -> bool:
+    """Can this process pin memory? Not if it was forked off one that asked the driver before."""
+    try:
+        torch.empty(1).pin_memory()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Staging:

@@ -29,7 +29,7 @@ _WORKSPACE: Final = re.compile(
 #: Files of PyTorch, and of packages that wrap a call: never the line of code that is meant.
 _TORCH: Final = re.compile(r"(?:^|[\\/])torch[\\/]|(?:^|[\\/])_ops\.py$|^<")
 _WRAPPERS: Final = re.compile(
-    r"[\\/](?:accelerate|deepspeed|contextlib\.py|functools\.py|threading\.py|peft[\\/]tuners[\\/]"
+    r"[\\/](?:trainfit[\\/](?:hooks|torch_private|watch|scripts|integrations)|accelerate|deepspeed|contextlib\.py|functools\.py|threading\.py|peft[\\/]tuners[\\/]"
     r"tuners_utils\.py)"
 )
 _INSTALLED: Final = re.compile(

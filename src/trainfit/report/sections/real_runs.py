@@ -96,7 +96,12 @@ def _step_time(result: Verification) -> str:
         return ""
     low, middle, high = map(duration, (min(seconds), statistics.median(seconds), max(seconds)))
     steps = count(len(seconds), "step")
-    return f"{middle}, from {low} to {high} in {steps} (on the device; nothing was predicted)"
+    measured = f"{middle}, from {low} to {high} in {steps} (on the device"
+    if result.predicted_step_s is None or result.predicted_step_range_s is None:
+        return f"{measured}; a recording predicts none)"
+    least, most = map(duration, result.predicted_step_range_s)
+    predicted = f"{duration(result.predicted_step_s)} ({least} to {most})"
+    return f"{measured}, waiting for batches included); predicted without it: {predicted}"
 
 
 def verdict_text(result: Verification) -> str:

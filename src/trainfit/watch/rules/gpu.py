@@ -151,7 +151,8 @@ def _find_amp_off(run: RunView) -> Iterator[Finding | Unknown]:
     if capability is None or view.header.precision == "unknown":
         yield Unknown("amp_off", "precision or GPU is not known", "a run with steps on a GPU")
         return
-    if capability < _TENSOR_CORES or view.header.precision not in ("float32", "tf32"):
+    full = view.header.precision in ("float32", "tf32") and not view.header.autocast
+    if capability < _TENSOR_CORES or not full:
         return
     idle = checks.idle_share(view)
     if idle is None or 1 - idle < thresholds.GPU_BOUND:
