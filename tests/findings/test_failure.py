@@ -266,6 +266,18 @@ def test_a_device_side_assert_with_the_kernels_own_words() -> None:
     assert fault is not None and "`t >= 0 && t < n_classes`" in fault.title
 
 
+def test_the_advice_at_the_end_of_every_error_of_cuda_is_no_assert() -> None:
+    """As PyTorch 2.11 printed it on an H200."""
+    message = (
+        "CUDA error: initialization error\nSearch for `cudaErrorInitializationError' in https://…\n"
+        "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+    assert of_failure(Failure("AcceleratorError", message, "")) is None
+    illegal = message.replace("initialization error", "an illegal memory access was encountered")
+    assert of_failure(Failure("AcceleratorError", illegal, "")) is None
+
+
 def test_the_gpu_in_the_main_process_is_not_the_data_sets() -> None:
     words = "CUDA error: initialization error"
     assert of_failure(Failure("RuntimeError", words, "")) is None

@@ -57,8 +57,9 @@ def measure_memory(*, context_only: bool = False) -> MemoryReadings:
     failed: dict[str, str] = {}
     workspace = None
     if not context_only:
-        workspace = attempt(failed, "cublas_workspace", _cublas_workspace)
         for name, stage in _STAGES.items():
+            if name == "cublas":
+                workspace = attempt(failed, "cublas_workspace", _cublas_workspace)
             attempt(failed, name, stage)
             if name not in failed:
                 readings[name] = outside_bytes()
@@ -86,6 +87,14 @@ def _products() -> None:
             torch.bmm(square[None], square[None])
 
 
+def _products_backward() -> None:
+    """Gradients are computed in a thread of their own, which has its own handle."""
+    for dtype in (torch.float32, half_precision()):
+        for side in _SIDES:
+            square = torch.zeros(side, side, device="cuda", dtype=dtype, requires_grad=True)
+            (square @ square).backward(torch.zeros_like(square))
+
+
 def _operands(dtype: torch.dtype, *, backward: bool) -> Iterator[tuple[Any, Any]]:
     for channels, side, kernel in ((16, 32, 3), (64, 56, 3), (64, 28, 1)):
         source = torch.zeros(4, channels, side, side, device="cuda", dtype=dtype)
@@ -97,6 +106,7 @@ def _convolutions(*, backward: bool) -> None:
     for dtype in (torch.float32, half_precision()):
         for source, weight in _operands(dtype, backward=backward):
             result = functional.conv2d(source, weight, padding=weight.shape[-1] // 2)
+            result = functional.batch_norm(result.float(), None, None, training=True)
             if backward:
                 result.backward(torch.zeros_like(result))
 
@@ -119,7 +129,6 @@ def _many_kernels() -> None:
     y = functional.layer_norm(y, (64,)).softmax(-1).log_softmax(0) * 2 - x / 3
     y = functional.dropout(y.clamp(-1, 1).pow(2).masked_fill(y > 0, 0.5), 0.1)
     image = functional.group_norm(y.view(1, 4, 32, 32), 2)
-    image = functional.batch_norm(image, None, None, training=True)
     image = functional.max_pool2d(functional.interpolate(image, scale_factor=2.0), 2)
     image = functional.avg_pool2d(functional.pad(image, (1, 1, 1, 1)), 2)
     targets = torch.arange(4, device="cuda") % 3
@@ -134,11 +143,12 @@ def _many_kernels() -> None:
 
 
 _STAGES: dict[str, Callable[[], None]] = {
+    "kernels": _many_kernels,
     "cublas": _products,
+    "cublas_backward": _products_backward,
     "cudnn_forward": lambda: _convolutions(backward=False),
     "cudnn_backward": lambda: _convolutions(backward=True),
     "sdpa": _attention,
-    "kernels": _many_kernels,
 }
 
 

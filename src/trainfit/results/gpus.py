@@ -201,17 +201,20 @@ class GpuSpec:
 # Memory of a process on a GPU outside PyTorch's allocator, by cause.
 
 
-Library = Literal["cublas", "cudnn_forward", "cudnn_backward", "sdpa", "kernels"]
+Library = Literal["kernels", "cublas", "cublas_backward", "cudnn_forward", "cudnn_backward", "sdpa"]
 
 #: What adds to a fresh process's context when it is first used, in the order in which
-#: ``trainfit calibrate`` measures: matmuls, convolutions and recurrent networks and
-#: their gradients, fused attention, and the kernels of many operators (lazy module loading).
+#: ``trainfit calibrate`` measures: the kernels of many operators (what the first of them needs is
+#: needed once, whoever is first), matmuls, matmuls of the thread that computes gradients (which
+#: has a handle of its own), convolutions and recurrent networks and their gradients, and fused
+#: attention.
 LIBRARIES: Final[tuple[Library, ...]] = (
+    "kernels",
     "cublas",
+    "cublas_backward",
     "cudnn_forward",
     "cudnn_backward",
     "sdpa",
-    "kernels",
 )
 
 #: The name of the part that communicators of several processes add.

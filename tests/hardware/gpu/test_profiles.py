@@ -128,7 +128,7 @@ def changed(path: str, value: Any) -> str:
         (changed("memory.context.unit", "s"), "a figure in s should be in B"),
         (changed("memory.context.unit", "MiB"), "unit is 'MiB'"),
         (changed("memory.libraries.cufft", 1), "libraries.cufft is 1"),
-        (changed("memory.included", ["cufft"]), "'cufft' is none of cublas"),
+        (changed("memory.included", ["cufft"]), "'cufft' is none of kernels"),
         (changed("memory.usable.value", 0), "not between its own limits"),
         (
             changed("memory.usable", dataclasses.asdict(figure(0))),
@@ -159,12 +159,14 @@ def test_shipped_profiles_state_what_their_sources_state() -> None:
         "rtx-6000-ada-lazy",
         "v100-sxm2-16gb-eager",
         "a100-sxm4-40gb-eager",
+        "h200-lazy",
     }
     values = {}
     for name, profile in shipped.items():
         assert profile.memory.context is not None
         values[name] = profile.memory.context.value / MIB
-        assert profile.provenance.startswith("https://")
+        own = profile.provenance.startswith("measured on an H200")
+        assert own or profile.provenance.startswith("https://")
         assert profile.notes
         assert gpu_of_profile(profile).name in profile.gpus
     assert values["rtx-6000-ada-lazy"] == 426
@@ -192,6 +194,21 @@ def test_a_shipped_profile_is_used_for_its_gpu_and_way_of_loading_only() -> None
     a100 = device_constants(find_gpu("A100 40GB SXM"), module_loading="eager")
     assert total(a100.parts) == (1700 * MIB, 1665 * MIB, 1740 * MIB)
     assert device_constants(find_gpu("V100 32GB SXM"), module_loading="eager").profile == ""
+
+
+def test_a_gpu_of_a_measured_architecture_follows_from_it() -> None:
+    """H100 and H200 are the same processor; the PCIe card has fewer multiprocessors (114)."""
+    measured = {part.name: part for part in device_constants(find_gpu("H200")).parts}
+    assert {part.basis for part in measured.values()} == {"measured"}
+    for name, share in (("H100 80GB SXM", 1.0), ("H100 PCIe", 114 / 132)):
+        constants = device_constants(find_gpu(name))
+        assert constants.profile == ""
+        for part in constants.parts:
+            scaled = share if part.name in (CONTEXT, "kernels") else 1.0
+            expected = measured[part.name].value_bytes * scaled
+            assert part.value_bytes == pytest.approx(expected, abs=1)
+            assert part.low_bytes <= part.value_bytes <= part.high_bytes
+            assert part.basis == "derived" and "H200" in part.source
 
 
 def test_the_rule_keeps_its_anchor_and_its_sum() -> None:
@@ -291,7 +308,7 @@ def many_kernels() -> None:
     ("job", "libraries"),
     [
         (lambda: torch.zeros(1).cuda(), set()),
-        (matmul, {"cublas"}),
+        (matmul, {"cublas", "cublas_backward"}),
         (lambda: convolution(backward=False), {"cudnn_forward"}),
         (convolution, {"cudnn_forward", "cudnn_backward"}),
         # PyTorch's own depthwise kernels.
@@ -325,7 +342,7 @@ def test_convolutions_without_cudnn_are_matrix_products(monkeypatch: pytest.Monk
     with trainfit.simgpu.Simulation(RTX, constants=constants) as simulation:
         with torch.backends.cudnn.flags(enabled=False):
             convolution()
-        assert simulation.engine.libraries == {"cublas"}
+        assert simulation.engine.libraries == {"cublas", "cublas_backward"}
 
 
 def test_other_processes_leave_less() -> None:

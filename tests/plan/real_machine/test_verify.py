@@ -36,6 +36,7 @@ from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.measurement import Device, StandIn
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Target
+from trainfit.results.speed import StepSpeed
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -109,9 +110,20 @@ def test_measured_beside_predicted(prediction: Prediction) -> None:
     assert text.startswith(
         "As predicted (stated range: ±2%, and the context's range for the device)"
     )
+    assert "a recording predicts none" in text and result.quantities()["step_error_share"] is None
     document = json.loads(result.to_json())
     assert (document["format"], document["version"]) == ("trainfit-verification", 1)
     assert document["compared"]["reserved"]["measured_bytes"] == 5000 * MIB
+
+
+def test_the_predicted_step_stands_next_to_the_measured_one(prediction: Prediction) -> None:
+    """It decides nothing: the measured one includes waiting for batches."""
+    step = StepSpeed(8, 0.1, (0.09, 0.105), gpu_s=0.1, host_s=0.05, copies_s=0.0, bound="compute")
+    result = compare(dataclasses.replace(prediction, step=step), Replayed(MEASURED))
+    text = " ".join(whole(prediction_subject(result)).split())
+    assert "predicted without it: 100 ms (90 ms to 105 ms)" in text
+    assert result.good
+    assert result.quantities()["step_error_share"] == pytest.approx(1 - 0.1 / 0.11)
 
 
 def test_nvml_knows_the_process_better_than_the_difference(prediction: Prediction) -> None:
@@ -458,6 +470,8 @@ def test_a_plan_is_verified(tmp_path: Path) -> None:
         for name, each in result["compared"].items():
             assert each["predicted_bytes"] == memory[f"{name}_bytes"]
             assert each["measured_bytes"] == each["predicted_bytes"]
+        predicted = None if flag else plan["speed"]["now"]["seconds"]
+        assert result["predicted_step_s"] == predicted
         assert "a rehearsal on the simulated GPU" in result["notes"][0]
     batch = plan["now"]["recommended_batch"]
     assert result["command"] == f"python train.py {batch} 9"

@@ -138,6 +138,7 @@ def test_the_power_limit_and_clocks_that_were_set() -> None:
 # --- Precision and use --------------------------------------------------------------------------
 def test_amp_is_advised_where_the_gpu_is_the_limit() -> None:
     assert "amp_off" in found(run_of(precision="float32"))
+    assert "amp_off" not in found(run_of(precision="float32", autocast="bfloat16"))
     waits = run_of(steps(gpu_s=0.03, gpu_gap_s=0.07, input_s=0.06), precision="float32")
     assert "amp_off" not in found(waits)
     old = dataclasses.replace(CARD, capability=(6, 1))

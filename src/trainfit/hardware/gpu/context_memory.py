@@ -1,8 +1,8 @@
 """Device memory outside PyTorch's allocator: from a calibration profile, or from a rule.
 
 A profile may be the user's (``--profile``) or one of those shipped in ``profiles/``, which
-hold nothing but what a publication states. Where neither covers a GPU, the figures are
-assumed, with a range.
+hold nothing but what a publication states or this project measured. Where neither covers a GPU,
+the figures follow from those of a GPU of its architecture, or are assumed, with a range.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from trainfit.results.gpus import (
 #: old knowledge of ours, a guess; how it is split is a guess as well. `trainfit calibrate`
 #: measures each.
 _ASSUMED_MIB = {
-    "cublas": (30, 70),
+    "kernels": (20, 40),
+    "cublas": (22, 70),
+    "cublas_backward": (8, 70),
     "cudnn_forward": (30, 80),
     "cudnn_backward": (15, 40),
     "sdpa": (5, 20),
-    "kernels": (20, 40),
 }
 _ASSUMED_LIBRARY = "assumed: estimate for a lazily loaded library; `trainfit calibrate` measures it"
 
@@ -72,6 +73,12 @@ _NCCL_SOURCE = (
 #: Two variants of a card differ by at least a third of their memory.
 _SAME_CARD = 0.1
 
+#: How far a GPU may be off what was measured on another one of its architecture. A guess: drivers
+#: and versions of CUDA differ, too.
+_SAME_ARCHITECTURE = 0.15
+#: What every multiprocessor has a part of: state of the context, local memory of kernels.
+_BY_PROCESSORS = (CONTEXT, "kernels")
+
 
 class ProfileMismatch(TrainfitError):
     """A calibration profile that was made for another GPU or driver."""
@@ -94,7 +101,9 @@ def device_constants(
     if profile is None:
         profile, title = shipped_profile(gpu, module_loading)
     parts = {part.name: part for part in assumed_parts(gpu.sm_count, module_loading)}
-    if profile is not None:
+    if profile is None:
+        parts |= _of_architecture(gpu, module_loading)
+    else:
         parts |= _profiled(profile)
     return DeviceConstants(
         parts=tuple(parts[name] for name in (CONTEXT, *LIBRARIES)),
@@ -223,6 +232,35 @@ def _profiled(profile: Profile) -> dict[str, Constant]:
         parts |= {name: _included(name, memory.context.how) for name in memory.included}
     parts |= {name: _constant(name, figure) for name, figure in memory.libraries.items()}
     return parts
+
+
+def _of_architecture(gpu: GpuSpec, module_loading: ModuleLoading) -> dict[str, Constant]:
+    """Parts from the shipped profile of another GPU of this architecture, where each was measured;
+    those of every multiprocessor in proportion to their number."""
+    for profile in shipped_profiles().values():
+        same = (profile.capability, profile.module_loading) == (gpu.capability, module_loading)
+        if not same or set(profile.memory.libraries) != set(LIBRARIES):
+            continue
+        measured = gpu_of_profile(profile)
+        share = gpu.sm_count / measured.sm_count
+        source = f"derived from {measured.name}, of the same architecture"
+        return {
+            name: _scaled(part, share if name in _BY_PROCESSORS else 1.0, source)
+            for name, part in _profiled(profile).items()
+        }
+    return {}
+
+
+def _scaled(part: Constant, share: float, source: str) -> Constant:
+    low, high = 1 - _SAME_ARCHITECTURE, 1 + _SAME_ARCHITECTURE
+    return Constant(
+        part.name,
+        round(part.value_bytes * share),
+        round(part.low_bytes * share * low),
+        round(part.high_bytes * share * high),
+        "derived",
+        source,
+    )
 
 
 def _constant(name: str, figure: Figure) -> Constant:

@@ -122,7 +122,7 @@ def _assumed(mib: float, rule: str) -> Figure:
 _CONTEXT_BASE_MIB = 120
 _CONTEXT_PER_SM_MIB = 2.15
 _LIBRARY_KERNELS_MIB = 100
-_LIBRARY_KERNELS_MOST_MIB = 250
+_LIBRARY_KERNELS_MOST_MIB = 320
 _CONTEXT_LEAST_SHARE, _CONTEXT_MOST_SHARE = 0.8, 1.1
 CONTEXT_SOURCE = (
     "assumed: 120 MiB + 2.15 MiB per SM for the context, + 100 MiB of lazily loaded kernels;"

@@ -29,8 +29,12 @@ _WORKSPACE: Final = re.compile(
 #: Files of PyTorch, and of packages that wrap a call: never the line of code that is meant.
 _TORCH: Final = re.compile(r"(?:^|[\\/])torch[\\/]|(?:^|[\\/])_ops\.py$|^<")
 _WRAPPERS: Final = re.compile(
-    r"[\\/](?:trainfit[\\/](?:hooks|torch_private|watch|scripts|integrations)|accelerate|deepspeed|contextlib\.py|functools\.py|threading\.py|peft[\\/]tuners[\\/]"
+    r"[\\/](?:accelerate|deepspeed|contextlib\.py|functools\.py|threading\.py|peft[\\/]tuners[\\/]"
     r"tuners_utils\.py)"
+)
+#: trainfit's hooks in a watched run, whether it is installed or runs from its sources.
+_HOOKS: Final = re.compile(
+    r"[\\/]trainfit[\\/](?:hooks|torch_private|watch|scripts|integrations)[\\/]"
 )
 _INSTALLED: Final = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib[\\/]python\d|[\\/]lib[\\/](?:runpy|"
@@ -59,7 +63,7 @@ class Origin(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def origin(stack: Stack, in_history: bool) -> Origin:
     """The origin of a block with this stack; ``in_history``: its allocation is in the history."""
-    python = tuple(frame for frame in stack if frame.is_python)
+    python = tuple(frame for frame in stack if frame.is_python and not _HOOKS.search(frame.file))
     if not stack:
         return Origin(NO_STACK if in_history else BEFORE_HISTORY, "", None, None)
     user = next((f for f in python if not _INSTALLED.search(f.file)), None)

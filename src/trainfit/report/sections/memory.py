@@ -105,7 +105,12 @@ def quantities(memory: MemoryFigures) -> Facts | None:
 
 #: How the parts of the process's other memory are called; what is PyTorch's own (its kernels,
 #: those of attention) goes under the context.
-_LIBRARY_TITLES = {"cublas": "cuBLAS", "cudnn_forward": "cuDNN", "cudnn_backward": "cuDNN"}
+_LIBRARY_TITLES = {
+    "cublas": "cuBLAS",
+    "cublas_backward": "cuBLAS",
+    "cudnn_forward": "cuDNN",
+    "cudnn_backward": "cuDNN",
+}
 
 
 def _context_name(memory: MemoryFigures) -> str:

@@ -281,11 +281,12 @@ def _larger(speed: Speed | None) -> str:
 
 
 _LIBRARY_TITLES = {
+    "kernels": "+ kernels of many operators",
     "cublas": "+ cuBLAS",
+    "cublas_backward": "+ cuBLAS, backward",
     "cudnn_forward": "+ cuDNN, forward",
     "cudnn_backward": "+ cuDNN, backward",
     "sdpa": "+ fused attention",
-    "kernels": "+ kernels of many operators",
 }
 
 

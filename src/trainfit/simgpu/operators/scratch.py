@@ -210,7 +210,8 @@ _CUDNN_ATTENTION = "_scaled_dot_product_cudnn_attention"
 
 
 def _cublas(engine: Engine, args: tuple[Any, ...]) -> Library:
-    return "cublas"
+    """PyTorch keeps a handle for each thread; gradients are computed in one of their own."""
+    return "cublas_backward" if engine.in_backward() else "cublas"
 
 
 def _cudnn_forward(engine: Engine, args: tuple[Any, ...]) -> Library:
@@ -229,13 +230,13 @@ def _convolution(engine: Engine, args: tuple[Any, ...]) -> Library | None:
     """aten::convolution: cuDNN, or PyTorch's own depthwise kernels, or matmuls."""
     if native_depthwise(args[0], args[1], *args[3:9]):
         return None
-    return "cudnn_forward" if torch.backends.cudnn.enabled else "cublas"
+    return "cudnn_forward" if torch.backends.cudnn.enabled else _cublas(engine, args)
 
 
 def _convolution_backward(engine: Engine, args: tuple[Any, ...]) -> Library | None:
     if native_depthwise(args[1], args[2], *args[4:10]):
         return None
-    return "cudnn_backward" if torch.backends.cudnn.enabled else "cublas"
+    return "cudnn_backward" if torch.backends.cudnn.enabled else _cublas(engine, args)
 
 
 LIBRARY_OF.update(
