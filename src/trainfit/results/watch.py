@@ -153,7 +153,7 @@ class WatchResult(ResultFile):
         "step_ms": "median step",
         "samples_per_s": "samples a second",
         **{key: f"share of the time: {what}" for key, (_, what) in _PHASE_METRICS.items()},
-        "gpu_busy_share": "share of the time in which the GPU's stream had work",
+        "gpu_busy_share": "share of the time in which the GPU had work",
         "gpu_utilization_share": "GPU utilization by NVML",
         "mfu_share": "model FLOPs utilization",
         "allocated_gib": "peak of torch.cuda.max_memory_allocated",

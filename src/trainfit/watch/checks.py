@@ -254,6 +254,21 @@ def _between_phases(rank: RankView) -> Seconds:
     return np.where(rank.steps["batches"] > 1, rest, 0.0)
 
 
+def lost_to_copies(rank: RankView) -> Seconds | None:
+    """Seconds of each steady step; ``None``: not measured.
+
+    The GPU's stream computes nothing while it copies, and nothing while it is empty and the host
+    copies. Host time alone is no loss: it may be a wait for the work before.
+    """
+    host, gpu = (column(rank, name) for name in ("copy_s", "gpu_copy_s"))
+    if not np.isfinite(gpu).any():
+        return host if np.isfinite(host).any() else None
+    gap = gap(rank) - np.nan_to_num(column(rank, "input_s"))
+    empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
+    spent: Seconds = np.fmax(gpu, empty)
+    return spent
+
+
 def busy_by_events(rank: RankView) -> float | None:
     """Share of the time in which the stream had work; ``None``: not measured."""
     if not has_events(rank):
@@ -285,6 +300,12 @@ def idle_share(rank: RankView) -> float | None:
         return None
     by_nvml = 1 - (utilization(rank) or 1.0)
     return max(1 - busy, by_nvml if by_nvml >= thresholds.NVML_IDLE else 0.0)
+
+
+def busy(rank: RankView) -> float | None:
+    """The rest of :func:`idle_share`."""
+    idle = idle_share(rank)
+    return None if idle is None else 1 - idle
 
 
 def is_kept_busy(rank: RankView) -> bool:

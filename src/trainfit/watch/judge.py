@@ -157,7 +157,7 @@ def judge(run: RunRecord) -> WatchResult:
         timeline=measures.timeline(rank),
         ranks=tuple(measures.summary(each) for each in view.ranks),
         gpu_utilization=checks.utilization(rank),
-        gpu_busy=checks.busy_by_events(rank),
+        gpu_busy=checks.busy(rank),
         mfu=measures.mfu(rank),
         notes=tuple(_notes(run, view)),
         next_command=_next_command(view, findings),

@@ -29,11 +29,13 @@ _ON_GPU: Final = ("copy", "forward", "backward", "optimizer")
 def phases(rank: RankView) -> tuple[Phase, ...]:
     """Mean seconds of a steady step in each phase that was measured; ``other`` is the rest."""
     count, total = len(rank.steps), rank.seconds
+    waits = {"copy": -_waits_in_copies(rank), "sync": _waits_in_copies(rank)}
     found: list[Phase] = []
     for name in PHASES:
         spent = rank.seconds_in(name)
         if spent is None:
             continue
+        spent += waits.get(name, 0.0)
         on_gpu = checks.column(rank, f"gpu_{name}_s") if name in _ON_GPU else np.zeros(0)
         measured = on_gpu[np.isfinite(on_gpu)]
         gpu_s = float(np.mean(measured)) if len(measured) else None
@@ -42,6 +44,17 @@ def phases(rank: RankView) -> tuple[Phase, ...]:
         rest = max(0.0, total - sum(each.host_s for each in found) * count)
         found.append(Phase("other", rest / count, rest / total))
     return tuple(found)
+
+
+def _waits_in_copies(rank: RankView) -> float:
+    """Seconds in which a copy from pageable memory waited for the work before it, not for itself.
+
+    Only where waits for the GPU are a phase of their own.
+    """
+    lost, host = checks.lost_to_copies(rank), checks.column(rank, "copy_s")
+    if lost is None or rank.seconds_in("sync") is None or not checks.has_gpu(rank):
+        return 0.0
+    return float(np.nansum(np.maximum(0.0, host - lost)))
 
 
 def samples_per_s(view: RunView) -> float | None:
@@ -77,7 +90,7 @@ def summary(rank: RankView) -> RankSummary:
         steps=len(rank.record.steps),
         step_s=median(rank.steps["step_s"]),
         input_share=checks.share_of(rank, lost) if np.isfinite(lost).any() else None,
-        gpu_busy=checks.busy_by_events(rank),
+        gpu_busy=checks.busy(rank),
     )
 
 

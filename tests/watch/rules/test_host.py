@@ -63,6 +63,25 @@ def test_a_host_that_sleeps_is_not_bound_by_launches() -> None:
     assert "host_bound_launches" not in kinds(launches(cpu_s=0.02))
 
 
+def test_the_threads_of_both_passes_launch() -> None:
+    """ACT on an H200: autograd's thread launches the backward pass, for which the main one waits;
+    by CUDA events the stream is busy all the while, by NVML the GPU is not."""
+    columns = {"gpu_gap_s": 0.005, "gpu_s": 0.095, "sync_s": 0.0, "cpu_s": 0.047}
+    columns |= {"forward_s": 0.038, "backward_s": 0.042, "optimizer_s": 0.007}
+    result = judge(run(**columns, gpus={"utilization": 0.4}))
+    assert kinds(result) == ["host_bound_launches"]
+    assert "the GPU is busy 40% of the time" in limit_of(result)
+
+
+def test_a_copy_that_waits_for_the_gpu_is_no_copy() -> None:
+    """From pageable memory, GPT-2 on an H200: 27 ms of the host's time, 0.1 of the GPU's."""
+    columns = {"copy_s": 0.027, "gpu_copy_s": 0.0001, "sync_s": 0.001, "gpu_gap_s": 0.0}
+    columns |= {"forward_s": 0.012, "backward_s": 0.015, "gpu_s": 0.1, "input_s": 0.0}
+    phases = {each.name: each for each in judge(run(**columns)).phases}
+    assert phases["copy"].host_s == pytest.approx(0.0001, rel=0.01)
+    assert phases["sync"].host_s == pytest.approx(0.0279, rel=0.01)
+
+
 def test_synchronisations_leave_the_gpu_idle() -> None:
     result = launches(sync_s=0.03, syncs=5)
     assert kinds(result) == ["hidden_syncs"]

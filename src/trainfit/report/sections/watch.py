@@ -128,7 +128,7 @@ def _tiles(result: WatchResult) -> tuple[Tile, ...]:
         tiles.append(Tile("Waiting for batches", percent(waits), "of the time", waits, tone))
     if result.gpu_busy is not None:
         busy = result.gpu_busy
-        tiles.append(Tile("GPU busy", percent(busy), "of the time, by CUDA events", busy))
+        tiles.append(Tile("GPU busy", percent(busy), "of the time", busy))
     elif result.gpu_utilization is not None:
         used = result.gpu_utilization
         tiles.append(Tile("GPU utilisation", percent(used), "by NVML", used))

@@ -14,21 +14,6 @@ from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
 
 
-def lost_to_copies(rank: RankView) -> checks.Seconds | None:
-    """Seconds of each steady step; ``None``: not measured.
-
-    The GPU's stream computes nothing while it copies, and nothing while it is empty and the host
-    copies. Host time alone is no loss: it may be a wait for the work before.
-    """
-    host, gpu = (checks.column(rank, name) for name in ("copy_s", "gpu_copy_s"))
-    if not np.isfinite(gpu).any():
-        return host if np.isfinite(host).any() else None
-    gap = checks.gap(rank) - np.nan_to_num(checks.column(rank, "input_s"))
-    empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
-    spent: checks.Seconds = np.fmax(gpu, empty)
-    return spent
-
-
 def unpinned_share(rank: RankView) -> float | None:
     """Of the copied bytes; ``None``: not measured, or none were copied."""
     every, unpinned = rank.steps["copied_bytes"], rank.steps["unpinned_bytes"]
@@ -66,7 +51,7 @@ def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
     yield from (few := list(checks.too_few_steps(rank, _COPIES_KIND)))
     if few:
         return
-    lost, unpinned = lost_to_copies(rank), unpinned_share(rank)
+    lost, unpinned = checks.lost_to_copies(rank), unpinned_share(rank)
     if lost is None:
         yield Unknown(_COPIES_KIND, "copies to the GPU were not measured", "copy_s or gpu_copy_s")
         return
@@ -105,7 +90,7 @@ _UNPINNED_COPIES_KIND: Final = "unpinned_copies"
 def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, _UNPINNED_COPIES_KIND)))
-    lost = lost_to_copies(rank)
+    lost = checks.lost_to_copies(rank)
     if few or lost is None:
         return
     share = checks.share_of(rank, lost)

@@ -52,6 +52,12 @@ class MainThread:
         ratios = known(checks.column(self.rank, "cpu_s") / checks.column(self.rank, "step_s"))
         return float(np.median(ratios)) if len(ratios) else None
 
+    @property
+    def launching(self) -> float | None:
+        """Share of a step in which a thread works for it: the main thread, and in the backward
+        pass, for which that one waits, autograd's own; ``None``: not measured."""
+        return None if self.cpu is None else min(1.0, self.cpu + (self.phases["backward"] or 0.0))
+
     @functools.cached_property
     def unexplained_idle(self) -> float | None:
         """Share of the time in which the GPU was idle, less what input, checkpoints and
@@ -63,7 +69,7 @@ class MainThread:
         named = checks.share_of(self.rank, checks.input_lost(self.rank))
         named += (self.phases["checkpoint"] or 0.0) + (self.phases["evaluation"] or 0.0)
         named += CoreWaits(self.rank).held_up_by_others or 0.0
-        copies = copying.lost_to_copies(self.rank)
+        copies = checks.lost_to_copies(self.rank)
         # Copies keep the stream busy; NVML alone counts them as idle.
         if copies is not None and idle > 1 - (checks.busy_by_events(self.rank) or 1.0):
             named += checks.share_of(self.rank, copies)
@@ -111,7 +117,7 @@ def _find_host_bound_launches(view: RunView) -> Iterator[Finding | Unknown]:
     # Where the host waits for the GPU, or does something else, others say so.
     if main.sync >= thresholds.SYNC_SHARE or launches < thresholds.LAUNCHES * _at_work(main):
         return
-    if main.cpu is not None and main.cpu < thresholds.MAIN_THREAD * _at_work(main):
+    if main.launching is not None and main.launching < thresholds.MAIN_THREAD * _at_work(main):
         return
     yield Finding(
         _HOST_BOUND_LAUNCHES_KIND,
