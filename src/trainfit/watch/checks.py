@@ -263,8 +263,8 @@ def lost_to_copies(rank: RankView) -> Seconds | None:
     host, gpu = (column(rank, name) for name in ("copy_s", "gpu_copy_s"))
     if not np.isfinite(gpu).any():
         return host if np.isfinite(host).any() else None
-    gap = gap(rank) - np.nan_to_num(column(rank, "input_s"))
-    empty = np.nan_to_num(np.minimum(host, np.maximum(0.0, gap)))
+    idle = np.maximum(0.0, gap(rank) - np.nan_to_num(column(rank, "input_s")))
+    empty = np.nan_to_num(np.minimum(host, idle))
     spent: Seconds = np.fmax(gpu, empty)
     return spent
 
