@@ -50,12 +50,6 @@ from trainfit.results.text import count, percent, times
 # All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 
 
-FORMAT: Final = "trainfit-plan"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit plan`"
-_WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
-
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
 Basis = Literal["two traces", "one trace a batch size", "one trace"]
@@ -114,7 +108,8 @@ class Recorded:
         try:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
-            raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
+            remake = PlanResult.FILE.remake
+            raise ResultFileError(path, f"it is damaged ({error})", remake) from error
         return whole(Recording.from_bytes(content, path))
 
 
@@ -178,7 +173,12 @@ class PlanResult(ResultFile):
     of the fullest of them then.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format(
+        "trainfit-plan",
+        1,
+        "re-create it with `trainfit plan`",
+        "give a file of `trainfit plan --output` or `trainfit simulate --output`",
+    )
     METRICS: ClassVar = {
         **MEMORY_METRICS,
         "step_ms": "time of a step on the GPU, predicted",

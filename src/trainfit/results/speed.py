@@ -325,13 +325,6 @@ class DataLoading:
 # Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currency.
 
 
-FORMAT: Final = "trainfit-gpu-comparison"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit gpus --for RESULT --json`"
-_WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
-
-
 @dataclasses.dataclass(frozen=True)
 class Effect:
     """What a tenth more of one figure of a GPU changes for the job.
@@ -406,7 +399,7 @@ class GpuComparison(ResultFile):
     optimizer step consists of.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-gpu-comparison", "trainfit gpus --for RESULT --json")
 
     job: str
     batch_size: int | None

@@ -137,9 +137,7 @@ def _parameter(entry: Any) -> Parameter:
     raise ValueError(f"a parameter is {entry!r}")
 
 
-FORMAT: Final = "trainfit-recording"
-VERSION: Final = 1
-_FILE: Final = Format(FORMAT, VERSION, "re-record it", "give a recording file")
+_FILE: Final = Format("trainfit-recording", 1, "re-record it", "give a recording file")
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -430,7 +428,7 @@ def _read_npy(data: bytes) -> IntArray:
 
 
 def _check_format(path: Path, document: Any) -> None:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != _FILE.name:
         raise ResultFileError(path, "it is not a trainfit recording", _FILE.wanted)
     _FILE.check(document, path)
 
