@@ -127,7 +127,6 @@ CRASHES: Final[Mapping[int, str]] = {
     signal.SIGBUS: "crashed in native code (bus error)",
 }
 EXCEPTION: Final = "raises for every DataLoader setting; fix this line"
-WORKERS_ONLY: Final = "num_workers=0 works"
 
 
 RAM: Final = (
