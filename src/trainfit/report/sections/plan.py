@@ -439,7 +439,7 @@ def _precision(result: PlanResult) -> list[Table | Facts | None]:
     sides = [side for side in (result.now, other) if side is not None]
     reasons: tuple[str, ...] = ()
     if choice is not None:
-        reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason,
+        reasons = (f"AMP {choice.text}", choice.by_hand, choice.memory_reason, choice.time_reason,
                    *map(_hazard, choice.told_hazards))  # fmt: skip
     return [
         table_of(
