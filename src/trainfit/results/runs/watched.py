@@ -207,7 +207,7 @@ class RunHeader(ResultFile):
     """Rows that could not be written."""
     refused_rows: int | None = None
     """Of them, those that the disk refused (it was full); the others came faster than they could
-    be written. ``None``: of an earlier version, which did not count them."""
+    be written."""
     first_lost_step: int | None = None
     """The step of the first of them, where it is a row of a step."""
     recording_share: float | None = None
