@@ -82,6 +82,8 @@ _COLORS: Final[Mapping[PhaseName, str]] = {
 #: Findings that the screen has first; how dispensable each of them is, and others.
 _FINDINGS: Final = 4
 _SHOWN, _MORE = 1, 50
+#: Lines of the fix of what ended the run, which is not cut.
+_WHOLE_FIX: Final = 12
 #: Bars of phases on a terminal, and the least share of the time that has one.
 _BARS: Final = 6
 _LEAST_SHARE: Final = 0.01
@@ -237,7 +239,8 @@ def _item(each: Finding, place: int) -> Item:
     if each.first_step is not None and each.last_step is not None:
         steps = f"{each.first_step} to {each.last_step}"
     setting = setting_text(each)
-    detail = _SHOWN if place < _FINDINGS else _MORE
+    ends = each.kind in KINDS
+    detail = 0 if ends and not place else _SHOWN if place < _FINDINGS else _MORE
     sure = "" if each.confidence == "certain" else f", {each.confidence}"
     return Item(
         title(each),
@@ -251,8 +254,7 @@ def _item(each: Finding, place: int) -> Item:
         ),
         (Command(setting, "Change", detail),) if setting else (),
         detail,
-        # The fix of a failure is not cut.
-        5 if each.kind in KINDS else 2,
+        _WHOLE_FIX if ends else 2,
     )
 
 
