@@ -2,9 +2,6 @@
 
 Truth files are JSON (``.json`` or ``.json.gz``), data only. They are written by bench/gpu,
 which needs no trainfit, and read here. All sizes are in bytes.
-
-Format history
-    1   first version
 """
 
 from __future__ import annotations

@@ -14,6 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from trainfit.report.layout import Line
+from trainfit.report.sections.watch import watch_subject
+from trainfit.report.writers.terminal import screen
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.tables import Table
@@ -231,3 +234,8 @@ def finding(result: WatchResult, kind: str) -> Finding:
     """The only finding of a kind."""
     (found,) = [each for each in result.findings if each.kind == kind]
     return found
+
+
+def watch_screen(result: WatchResult) -> list[Line]:
+    """The lines that a terminal has of a watched run."""
+    return screen(watch_subject(result))

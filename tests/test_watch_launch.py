@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from helpers_warm import OUR_PATH
+from helpers_watch import watch_screen
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.report.watch import watch_screen
 from trainfit.results.runs.watched import exit_words, load_run
 from trainfit.watch import launch
 from trainfit.watch.judge import judge

@@ -890,7 +890,7 @@ def test_a_pci_address_is_the_same_in_both_writings() -> None:
 def test_each_gpu_has_its_own_check() -> None:
     found = CHECKS["gpu-temperature"](made(gpus=[gpu(0), gpu(3, temperature_c=95.0)]))
     assert [check.verdict for check in found] == ["good", "bad"]
-    assert [check.subject for check in found] == ["GPU 0", "GPU 3"]
+    assert [check.subject for check in found] == ["GPU 0", "GPU 3 (NVIDIA L4)"]
 
 
 def test_gpus_that_do_not_answer_are_left_to_the_check_of_the_gpu() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainfit.report.layout import LINES, Line, ScreenBlock, screen, table, table_rows
+from trainfit.report.layout import table, table_rows
 from trainfit.results.text import laid_out_for
 
 ROWS = [
@@ -53,28 +53,3 @@ def test_no_cell_is_cut_and_no_line_is_too_long(
     for character in "abc1%[]é":
         assert shown.count(character) >= given_.count(character)
     assert len(groups) in (len(rows), len(rows) + 1)
-
-
-def test_a_screen_of_many_blocks_that_may_not_go_is_cut() -> None:
-    blocks = [ScreenBlock((Line(f"line {at}"),)) for at in range(40)]
-    shown = screen(blocks, "details")
-    assert len(shown) == LINES and shown[0].text == "line 0"
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(0, 1)), max_size=12),
-)
-def test_a_screen_has_at_most_25_lines_and_counts_what_is_hidden(
-    made: list[tuple[int, int, int]],
-) -> None:
-    blocks = [
-        ScreenBlock(tuple(Line(f"line {at} {n}") for n in range(lines)), rank, notes)
-        for at, (rank, lines, notes) in enumerate(made)
-    ]
-    shown = screen(blocks, "details")
-    assert len(shown) <= LINES and "--explain" in shown[-1].text
-    there = {line.text for line in shown}
-    hidden = sum(b.notes for b in blocks if b.lines and b.rank and b.lines[0].text not in there)
-    if hidden:
-        assert shown[-1].text.startswith(f"{hidden} more note")

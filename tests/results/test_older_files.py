@@ -22,6 +22,7 @@ from helpers_cli import ROOT, error_line, trainfit
 from helpers_machines import MACHINES
 from trainfit import results
 from trainfit.hardware.machine import recorded
+from trainfit.results.files.documents import Format
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.watched import RunHeader
 
@@ -76,13 +77,10 @@ READ: dict[str, Callable[[Path], str]] = {
 def formats() -> dict[str, int]:
     """Every kind of file that has a version, with the current one."""
     names = [each.name for each in pkgutil.walk_packages(results.__path__, "trainfit.results.")]
-    modules = [recorded, _truth_files, *map(importlib.import_module, names)]
-    found = {
-        value: vars(module)[name.removesuffix("FORMAT") + "VERSION"]
-        for module in modules
-        for name, value in vars(module).items()
-        if name.endswith("FORMAT") and not name.startswith("_")
-    }
+    values = [each for name in names for each in vars(importlib.import_module(name)).values()]
+    kinds = [getattr(each, "FILE", each) for each in values]
+    found = {each.name: each.version for each in kinds if isinstance(each, Format)}
+    found |= {each.FORMAT: each.VERSION for each in (recorded, _truth_files)}
     return {name.removeprefix("trainfit-"): version for name, version in found.items()}
 
 

@@ -78,6 +78,11 @@ def restore(machine: Machine, variable: str) -> str:
     return f"unset {variable}" if former is None else f"export {variable}={quoted(former)}"
 
 
+def version_text(version: tuple[int, int]) -> str:
+    """(12, 4) as "12.4"."""
+    return f"{version[0]}.{version[1]}"
+
+
 def which(gpu: Gpu) -> str:
     """A GPU in a summary: "GPU 0 (NVIDIA T4)"."""
     return f"GPU {gpu.index}" + (f" ({brief(gpu.name.value)})" if gpu.name.value else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import bad, brief, evidence, good, quoted, unsure
+from trainfit.doctor.findings import bad, brief, evidence, good, quoted, unsure, version_text
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Machine, TorchBuild
@@ -135,7 +135,7 @@ def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
     name = "cuda-compat"
     cuda, torch = machine.cuda.cuda, machine.cuda.torch
     found = [
-        evidence("CUDA of the driver", machine.cuda.nvml_cuda, _version),
+        evidence("CUDA of the driver", machine.cuda.nvml_cuda, version_text),
         evidence("PyTorch", torch, _words),
         evidence("libcuda answers", cuda, lambda c: f"{c.code} {c.error}".strip()),
         *(
@@ -148,19 +148,13 @@ def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
     driver, built = machine.cuda.nvml_cuda.value, torch.value.cuda if torch.value else None
     if driver is None or built is None or driver[0] != built[0] or driver >= built:
         return ()  # newer: nothing to say; another major version: check "gpu"
-    summary = (
-        f"PyTorch for CUDA {_version(built)} on a driver for CUDA {_version(driver)}: compatible"
-    )
+    pair = f"PyTorch for CUDA {version_text(built)} on a driver for CUDA {version_text(driver)}"
     why = (
         "within one major CUDA version an older driver runs compiled kernels, but "
         f"cannot compile the newer toolkit's PTX ('unsupported toolchain'): that needs a "
-        f"driver for CUDA {_version(built)} or newer"
+        f"driver for CUDA {version_text(built)} or newer"
     )
-    return (good(name, summary, found, why),)
-
-
-def _version(pair: tuple[int, int]) -> str:
-    return f"{pair[0]}.{pair[1]}"
+    return (good(name, f"{pair}: compatible", found, why),)
 
 
 def _unsupported(name: str, found: list[Evidence]) -> Check:

@@ -60,11 +60,14 @@ MORE_SHARDS: Final = (
     "split the data into more files (several a worker), or share out samples instead of files; "
     "until then no more workers than shards"
 )
-SHARD_BY_WORKER: Final = (
-    "give each worker its part in __iter__: info = torch.utils.data.get_worker_info(), then "
-    "itertools.islice(samples, info.id, None, info.num_workers), or better "
-    "files[info.id::info.num_workers]; with several ranks also by rank"
-)
+SHARD_BY_WORKER: Final = """shard by worker in __iter__:
+    worker = torch.utils.data.get_worker_info()
+    number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    for index, sample in enumerate(source):
+        if index % workers == number:
+            yield sample
+better: assign each worker its own files, files[number::workers]; with DistributedDataParallel
+also by rank. Until then num_workers=1"""
 GENERATOR_IN_WORKER: Final = (
     "make it in the worker, at the first __getitem__: self.rng = "
     "numpy.random.default_rng(torch.initial_seed()); that seed differs by worker and epoch"
@@ -127,7 +130,6 @@ CRASHES: Final[Mapping[int, str]] = {
     signal.SIGBUS: "crashed in native code (bus error)",
 }
 EXCEPTION: Final = "raises for every DataLoader setting; fix this line"
-WORKERS_ONLY: Final = "num_workers=0 works"
 
 
 RAM: Final = (

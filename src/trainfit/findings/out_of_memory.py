@@ -358,11 +358,6 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
     )
 
 
-_CAUSES: Final = (
-    *(_kept, _pairwise, _survivors, _loaded, _loss),
-    *(_whole_checkpoint, _workspaces, _fragments, _most),
-)
-
 #: Kinds of memory by the names that people read.
 KINDS: Final[Mapping[str, str]] = {
     "parameter": "parameters",

@@ -24,7 +24,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import STEP_END, Recording
+from trainfit.results.runs.recording import Recording, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -120,7 +120,7 @@ def recorded_settings(recording: Recording) -> AllocatorSettings:
 
 def timeline(stream: Stream, outcome: Replay) -> tuple[int, ...]:
     """Allocated bytes over the last whole step: the peak of each of equal parts."""
-    ends = np.flatnonzero(stream.events % 4 == STEP_END)
+    ends = step_ends(stream.events)
     if len(ends) < 2:
         span = outcome.allocated_after
     else:
@@ -291,7 +291,7 @@ def _optimizers(recording: Recording) -> OptimizerTable | None:
 
 def _phases(recording: Recording, points: int) -> tuple[str, ...]:
     """The phase in the middle of each part of the timeline."""
-    ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    ends = step_ends(recording.events)
     span = np.arange(len(recording.events))
     if len(ends) > 1:
         span = span[ends[-2] + 1 : ends[-1]]

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainfit.memory.replay import Stream, live_at
 from trainfit.results.runs.generation import generated_text
-from trainfit.results.runs.recording import KINDS, PHASES, STEP_END, IntArray, Recording
+from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording, step_ends
 from trainfit.results.runs.steps import GrowthSource, StepPattern
 from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, rounded, step_uses
 
@@ -58,7 +58,7 @@ def parts_at_ends(recording: Recording) -> list[list[int]]:
     stream = Stream.of(recording)
     bounded = [KINDS.index(kind) for kind in _BOUNDED]
     ends = []
-    for end in np.flatnonzero(recording.events % 4 == STEP_END)[1:]:
+    for end in step_ends(recording.events)[1:]:
         alive = live_at(stream, int(end))
         alive = alive[~np.isin(recording.alloc_kind[alive], bounded)]
         ends.append(_by_group(recording, alive))
@@ -69,7 +69,7 @@ def parts_at_ends(recording: Recording) -> list[list[int]]:
 def _sources(recording: Recording) -> tuple[GrowthSource, ...]:
     """By operator, module, kind and line: what there is more of with each step."""
     stream = Stream.of(recording)
-    ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    ends = step_ends(recording.events)
     # The second step is the first that has what all have.
     first, last = 1, len(ends) - 1
     before = _by_group(recording, live_at(stream, int(ends[first])))

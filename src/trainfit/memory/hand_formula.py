@@ -25,9 +25,10 @@ from trainfit.results.runs.recording import (
     KINDS,
     MALLOC,
     PHASES,
-    STEP_END,
     Parameter,
     Recording,
+    step_around,
+    step_ends,
 )
 
 # ---
@@ -73,7 +74,7 @@ def state_bytes(recording: Recording, parameters: Sequence[Parameter]) -> int | 
 
 def _kept_states(recording: Recording) -> int:
     """Bytes of the optimizer's states after the last step."""
-    end = int(np.flatnonzero(recording.events % 4 == STEP_END)[-1])
+    end = int(step_ends(recording.events)[-1])
     live = live_at(Stream.of(recording), end)
     states = live[recording.alloc_kind[live] == KINDS.index("optimizer_state")]
     return int(recording.alloc_bytes[states].sum())
@@ -328,10 +329,7 @@ class _Comparison:
         change = np.zeros(len(values), dtype=np.int64)
         change[codes == MALLOC] = chosen[values[codes == MALLOC]]
         change[codes == FREE] = -chosen[values[codes == FREE]]
-        ends = np.flatnonzero(codes == STEP_END)
-        index = int(np.searchsorted(ends, self._outcome.peak_event))
-        begin = int(ends[index - 1]) + 1 if index else 0
-        stop = int(ends[index]) if index < len(ends) else len(change)
+        begin, stop = step_around(recording.events, self._outcome.peak_event)
         return int(np.cumsum(change)[begin:stop].max(initial=0))
 
     # -- what is where ---------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.replay import Stream, live_at
 from trainfit.results.memory import OptimizerTable, OptimizerUse
-from trainfit.results.runs.recording import KINDS, STEP_END, Parameter, Recording
+from trainfit.results.runs.recording import KINDS, Parameter, Recording, step_ends
 from trainfit.simgpu.interventions.optimizers import EightBitOptimizer
 from trainfit.simgpu.session import Simulation
 
@@ -106,7 +106,7 @@ def _parameter(recorded: Parameter) -> Any:
 def _after_last_step(recording: Recording) -> int:
     """Parameters, gradients and the optimizer's state at the end of the last step."""
     stream = Stream.of(recording)
-    end = int(np.flatnonzero(recording.events % 4 == STEP_END)[-1])
+    end = int(step_ends(recording.events)[-1])
     live = live_at(stream, end)
     kinds = [KINDS.index(kind) for kind in ("parameter", "gradient", "optimizer_state")]
     return int(recording.alloc_bytes[live[np.isin(recording.alloc_kind[live], kinds)]].sum())

@@ -23,9 +23,10 @@ from trainfit.results.runs.recording import (
     KINDS,
     MALLOC,
     PHASES,
-    STEP_END,
     IntArray,
     Recording,
+    step_around,
+    step_ends,
 )
 
 # ---
@@ -126,10 +127,8 @@ def moment(recording: Recording, event: int) -> Moment:
     made, operator = _allocation(recording, alloc, 0), int(recording.alloc_op[alloc])
     # The operator's module, not the owner's of what it allocated.
     module = int(recording.op_module[operator]) if operator >= 0 else -1
-    ends = np.flatnonzero(recording.events % 4 == STEP_END)
-    index = int(np.searchsorted(ends, event))
-    begin = int(ends[index - 1]) + 1 if index else 0
-    end = int(ends[index]) if index < len(ends) else len(recording.events) - 1
+    begin, end = step_around(recording.events, event)
+    end = min(end, len(recording.events) - 1)
     return Moment(
         step=made.step,
         phase=made.phase,
@@ -142,7 +141,7 @@ def moment(recording: Recording, event: int) -> Moment:
 
 def remaining(recording: Recording, stream: Stream, outcome: Replay) -> Remaining | None:
     """What is there after the last optimizer step; ``None`` if there was none."""
-    ends = np.flatnonzero(stream.events % 4 == STEP_END)
+    ends = step_ends(stream.events)
     if outcome.failed is not None:
         ends = ends[ends < outcome.failed]
     if not len(ends):
@@ -203,7 +202,7 @@ def step_memory(recording: Recording, outcome: Replay, batch_size: int | None) -
     stream = outcome.stream
     if not outcome.peak_allocated:
         return None
-    first, last = _bounds(stream.events, outcome.peak_event)
+    first, last = step_around(stream.events, outcome.peak_event)
     held = held_by_kind(recording, stream, outcome.granted, first, last)[1:]
     total = held.sum(axis=1)
     chosen = _chosen(total, outcome.peak_event - first)
@@ -218,20 +217,12 @@ def step_memory(recording: Recording, outcome: Replay, batch_size: int | None) -
     )
     return StepMemory(
         batch_size=batch_size,
-        step=1 + int(np.count_nonzero(stream.events[:first] % 4 == STEP_END)),
+        step=1 + len(step_ends(stream.events[:first])),
         events=last - first,
         moments=moments,
         peak=chosen.index(outcome.peak_event - first),
         owners=_owners(recording, live_at(stream, outcome.peak_event), outcome.granted),
     )
-
-
-def _bounds(events: IntArray, event: int) -> tuple[int, int]:
-    """The first event of the step that ``event`` is in, and the one after its last."""
-    ends = np.flatnonzero(events % 4 == STEP_END)
-    at = int(np.searchsorted(ends, event))
-    first = int(ends[at - 1]) + 1 if at else 0
-    return first, int(ends[at]) if at < len(ends) else len(events)
 
 
 def held_by_kind(

@@ -30,7 +30,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
-from trainfit.results.runs.recording import KINDS, STEP_END
+from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut
 
@@ -239,7 +239,7 @@ def _next_peak(run: ShortRun) -> int:
     """Of the steps of the next epoch: what was made since the last step and is still there, a copy
     of the model for one, comes on top of the steps' own peak."""
     recording, end = run.recording, run.outcome
-    marks = np.flatnonzero(end.stream.events % 4 == STEP_END)
+    marks = step_ends(end.stream.events)
     if not len(marks):
         return 0
     before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))

@@ -18,7 +18,7 @@ import numpy as np
 from trainfit.findings.out_of_memory import FullMemory, HeldMemory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay
-from trainfit.results.runs.recording import MALLOC, STEP_END, Recording
+from trainfit.results.runs.recording import MALLOC, Recording, step_ends
 from trainfit.simgpu.device.settling import in_use
 
 #: What makes an allocation: operator, module, line of the script.
@@ -111,7 +111,7 @@ def _after_steps(run: ShortRun) -> tuple[int, Sequence[tuple[int, _Maker]]]:
     """The first event after the last whole step, and from there on each allocation's event with
     what makes it."""
     recording, events = run.recording, run.outcome.stream.events
-    ends = np.flatnonzero(events % 4 == STEP_END)
+    ends = step_ends(events)
     first = int(ends[-1]) + 1 if len(ends) else 0
     made = first + np.flatnonzero(events[first:] % 4 == MALLOC)
     names: list[tuple[int, _Maker]] = []

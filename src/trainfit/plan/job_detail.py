@@ -21,7 +21,7 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.gpus import total
 from trainfit.results.memory import BatchMemory, RecordingSummary
 from trainfit.results.plan import HostCpu, JobDetail, PlanResult
-from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, STEP_END, Recording
+from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, Recording, step_ends
 from trainfit.results.runs.steps import DTYPES, MARKS
 from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
 from trainfit.results.speed import KernelSpan, MemoryPoint, OperatorSpan, StepTimeline, StepWork
@@ -108,7 +108,7 @@ def _memory(recording: Recording, step: int, first: int, ends: Floats) -> tuple[
     """A point for each operator that changes it; a free is put at the operator of the allocation
     before it, as the recording has no other time of it."""
     stream = Stream.of(recording)
-    at_ends = np.flatnonzero(recording.events % 4 == STEP_END)
+    at_ends = step_ends(recording.events)
     begin, end = (int(at_ends[step - 1]) + 1 if step else 0), int(at_ends[step])
     held = held_by_kind(recording, stream, replay(stream).granted, begin, end)
     codes, numbers = recording.events[begin:end] & 3, recording.events[begin:end] >> 2

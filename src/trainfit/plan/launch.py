@@ -71,7 +71,7 @@ def _part(
 
 def _reason(choice: AmpChoice) -> str:
     """In one line, with why AMP saves no time where it is off."""
-    reason = choice.reason.removeprefix(f"AMP {choice.dtype}: ")
+    reason = choice.reason
     if choice.dtype == "off" and choice.time_reason:
         reason += f"; {choice.time_reason}"
     return reason

@@ -14,7 +14,7 @@ from trainfit.results.findings import Finding, Severity
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.script import Protection
-from trainfit.results.text import count, printable, size, wrapped
+from trainfit.results.text import count, size
 
 #: Lines of the user's code that a note names.
 _LINES = 3
@@ -25,14 +25,6 @@ _PARTS = 2
 def profile_note(profile: str) -> list[str]:
     """The note on the calibration profile that was used; nothing without one."""
     return [f"CUDA context and libraries from the profile {profile}"] if profile else []
-
-
-def notes_section(notes: Iterable[Note]) -> str:
-    """One note after the other; empty where there is none."""
-    texts = [note_text(note) for note in notes]
-    return "\n".join(
-        ["Notes", *(wrapped(printable(t), "  - ", "    ") for t in texts)] if texts else []
-    )
 
 
 def plain(texts: Iterable[str]) -> list[Note]:

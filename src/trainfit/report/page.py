@@ -33,10 +33,7 @@ from trainfit.report.sections.plan import plan_subject
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.report.sections.snapshot import snapshot_subject
-from trainfit.report.sections.watch import (
-    watch_headline,
-    watch_sections,
-)
+from trainfit.report.sections.watch import watch_subject
 from trainfit.report.versions import machine_sections
 from trainfit.results.batch import BatchExplanation, NoiseResult
 from trainfit.results.comparison import Comparison, Verification
@@ -171,12 +168,6 @@ def _of(make: Callable[[Any], Subject]) -> _Build:
     return lambda entry: make(entry.result)
 
 
-def _both(
-    headline: Callable[[Any], Headline], sections: Callable[[Any], Sequence[Section]]
-) -> _Build:
-    return lambda entry: Subject(headline(entry.result), tuple(sections(entry.result)))
-
-
 def _text(kind: str, render: Callable[[Any], str]) -> _Build:
     """Of results that have no pictures: the first line, and all of it."""
 
@@ -202,7 +193,7 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
     LoaderResult: _of(loader_subject),
     Rehearsal: _of(rehearsal_subject),
-    WatchResult: _both(watch_headline, watch_sections),
+    WatchResult: _of(watch_subject),
     Verification: _of(tried_subject),
     Comparison: _of(runs_subject),
     PaceResult: _of(pace_subject),

@@ -23,11 +23,6 @@ from trainfit.results.files.errors import ResultFileError
 # al. 2018, arXiv:1812.06162, "simple noise scale").
 
 
-NOISE_FORMAT: Final = "trainfit-noise-scale"
-NOISE_VERSION: Final = 1
-REMAKE: Final = "re-create it with NoiseScale.save"
-_NOISE_WANTED: Final = "give a file that NoiseScale.save wrote"
-
 #: More samples than any step has, and than any noise scale.
 MOST_SAMPLES: Final = 10**12
 
@@ -96,7 +91,7 @@ class NoiseResult(ResultFile):
     no noise scale with an upper bound ("": there is one).
     """
 
-    FILE: ClassVar = Format(NOISE_FORMAT, NOISE_VERSION, REMAKE, _NOISE_WANTED)
+    FILE: ClassVar = Format.of("trainfit-noise-scale", "NoiseScale.save")
 
     method: Method
     micro_batch: int
@@ -299,11 +294,6 @@ class GoodputCurve:
 # The trade between two batch sizes, as ``trainfit batch explain`` says it.
 
 
-FORMAT: Final = "trainfit-batch"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit batch explain --output`"
-_WANTED: Final = "give a file that `trainfit batch explain --output` wrote"
-
 Optimizer = Literal["sgd", "adam", "other"]
 Topic = Literal[
     "steps",
@@ -394,7 +384,7 @@ class BatchExplanation(ResultFile):
     each GPU).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-batch", "trainfit batch explain --output")
 
     before: int
     after: int

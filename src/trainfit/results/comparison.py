@@ -1,21 +1,12 @@
-"""What is said of watched runs beside each other: two compared, or a change that was tried.
-
-Format history of trainfit-watch-comparison
-    1   first version
-"""
+"""What is said of watched runs beside each other: two compared, or a change that was tried."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
-
-FORMAT: Final = "trainfit-watch-comparison"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit compare --output`"
-_WANTED: Final = "give a file that `trainfit compare --output` wrote"
 
 Group = Literal[
     "command", "loader", "precision", "batch size", "model", "version", "variable", "hardware"
@@ -71,7 +62,7 @@ class Comparison(ResultFile):
     let it be told where it cannot be.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-watch-comparison", "trainfit compare --output")
 
     before: Side
     after: Side
@@ -89,12 +80,6 @@ class Comparison(ResultFile):
 
 # ---
 # What came of a recommended change that was tried: runs with it and without, in turn.
-
-
-VERIFICATION_FORMAT: Final = "trainfit-watch-verification"
-VERIFICATION_VERSION: Final = 1
-_VERIFICATION_REMAKE: Final = "re-create it with `trainfit watch --verify --output`"
-_VERIFICATION_WANTED: Final = "give a file that `trainfit watch --verify --output` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +100,7 @@ class Verification(ResultFile):
     change by hand.
     """
 
-    FILE: ClassVar = Format(
-        VERIFICATION_FORMAT, VERIFICATION_VERSION, _VERIFICATION_REMAKE, _VERIFICATION_WANTED
-    )
+    FILE: ClassVar = Format.of("trainfit-watch-verification", "trainfit watch --verify --output")
 
     verdict: Literal["proven", "no gain", "worse", "cannot tell", "not tried"]
     command: str

@@ -264,6 +264,11 @@ class AmpChoice:
     time_reason: str = ""
 
     @property
+    def text(self) -> str:
+        """The dtype with the reason."""
+        return f"{self.dtype}: {self.reason}"
+
+    @property
     def own_hazards(self) -> tuple[Finding, ...]:
         """Those of the dtype that is chosen."""
         return tuple(each for each in self.hazards if each.subject == self.dtype)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Finding
 from trainfit.results.machine import Machine
 
-FORMAT: Final = "trainfit-doctor"
-VERSION: Final = 1
-
 Verdict = Literal["good", "bad", "cannot_tell"]
-
-_REMAKE: Final = "re-create it with `trainfit doctor --output FILE`"
-_WANTED: Final = "give a file that `trainfit doctor --output` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +68,7 @@ class ScriptReport:
 class DoctorResult(ResultFile):
     """All checks in the order they were made, and the facts that they rest on."""
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-doctor", "trainfit doctor --output")
 
     checks: tuple[Check, ...]
     machine: Machine

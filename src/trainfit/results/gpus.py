@@ -1,11 +1,4 @@
-"""Figures of GPUs: specifications, what they mean for a job, memory and rates as calibrated.
-
-Format history of trainfit-gpus
-    1   first version
-    2   inline ECC
-    3   the memory's type, the number of Tensor cores
-    4   "matmul_balance_size" (was "product_balance_size")
-"""
+"""Figures of GPUs: specifications, what they mean for a job, memory and rates as calibrated."""
 
 from __future__ import annotations
 
@@ -16,12 +9,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
-
-FORMAT: Final = "trainfit-gpus"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit gpus --json`"
-_WANTED: Final = "give a file that `trainfit gpus --json` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +106,7 @@ class GpuFigures:
 class GpusResult(ResultFile):
     """The GPUs in the order in which they are shown."""
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-gpus", "trainfit gpus --json")
 
     gpus: tuple[GpuFigures, ...]
 
@@ -299,15 +286,9 @@ def total(parts: Iterable[Constant]) -> tuple[int, int, int]:
 # ships have their publications in ``provenance``. ``None`` means not measured; 0 is a figure.
 
 
-PROFILE_FORMAT: Final = "trainfit-profile"
-PROFILE_VERSION: Final = 1
-
 Unit = Literal["B", "B/s", "FLOP/s", "s"]
 #: When the driver loads kernels: as they are used, or all at once (CUDA_MODULE_LOADING).
 ModuleLoading = Literal["lazy", "eager"]
-
-_PROFILE_REMAKE: Final = "re-create it with `trainfit calibrate`"
-_PROFILE_WANTED: Final = "give a profile that `trainfit calibrate` wrote"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -432,7 +413,7 @@ class Profile(ResultFile):
     ``None`` of the software was not stated by the source.
     """
 
-    FILE: ClassVar = Format(PROFILE_FORMAT, PROFILE_VERSION, _PROFILE_REMAKE, _PROFILE_WANTED)
+    FILE: ClassVar = Format.of("trainfit-profile", "trainfit calibrate")
 
     gpus: tuple[str, ...]
     module_loading: ModuleLoading

@@ -66,24 +66,21 @@ def of_text(text: str, path: Path) -> ResultFile:
 # Several results as one JSON document, each as its own file has it.
 
 
-FORMAT: Final = "trainfit-report"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit report RESULT… -o FILE.json`"
-_FILE: Final = Format(FORMAT, VERSION, _REMAKE, "give a file that `trainfit report -o` wrote")
+JOINED: Final = Format.of("trainfit-report", "trainfit report RESULT… -o FILE.json")
 
 
 def joined(parts: Sequence[tuple[str, str]]) -> str:
     """One document of ``parts``: the name of each file, and its JSON text."""
     results = [{"file": name, "result": json.loads(text)} for name, text in parts]
-    document = {**_FILE.head(), "results": results}
+    document = {**JOINED.head(), "results": results}
     return json.dumps(document, indent=2, allow_nan=False)
 
 
 def parted(text: str, path: Path) -> list[tuple[str, str]]:
     """The reverse of :func:`joined`; raises :class:`ResultFileError` for ``path``."""
     document: Any = json.loads(text)
-    _FILE.check(document, path)
+    JOINED.check(document, path)
     try:
         return [(str(each["file"]), json.dumps(each["result"])) for each in document["results"]]
     except (KeyError, TypeError) as error:
-        raise ResultFileError(path, f"it is damaged ({error!r})", _REMAKE) from error
+        raise ResultFileError(path, f"it is damaged ({error!r})", JOINED.remake) from error

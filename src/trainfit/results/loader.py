@@ -128,12 +128,6 @@ def most_helpful_first(advice: Iterable[Finding]) -> list[Finding]:
 # measured, 0 is measured.
 
 
-FORMAT: Final = "trainfit-loader"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit loader --output FILE`"
-_WANTED: Final = "give a file that `trainfit loader --output` wrote"
-
 #: How figures are marked that rest on runs which other processes disturbed.
 BUSY: Final = "predicted: the machine was busy"
 
@@ -160,7 +154,7 @@ class LoaderResult(ResultFile):
     had a copy of the loader at work for each.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-loader", "trainfit loader --output")
     METRICS: ClassVar = {
         "step_ms": "time of the step that the DataLoader has to keep up with",
         "loader_batches_per_s": "rate with the current settings and this step",

@@ -194,8 +194,7 @@ class RecordingSummary(Metered):
 # What ``trainfit memory`` explains of one recording, or of two. All sizes are bytes.
 
 
-FORMAT: Final = "trainfit-memory-report"
-VERSION: Final = 1
+_REPORT: Final = Format.of("trainfit-memory-report", "trainfit memory --json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -402,7 +401,7 @@ class MemoryReport:
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
-        document = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        document = {**_REPORT.head(), **dataclasses.asdict(self)}
         return json.dumps(document, indent=2, allow_nan=False)
 
 
@@ -410,8 +409,7 @@ class MemoryReport:
 # Parts of a hand formula and of the simulation. All sizes are bytes.
 
 
-BY_HAND_FORMAT: Final = "trainfit-memory-by-hand"
-BY_HAND_VERSION: Final = 1
+_BY_HAND: Final = Format.of("trainfit-memory-by-hand", "trainfit memory --by-hand --json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -490,24 +488,12 @@ class HandReport:
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""
-        document = {
-            "format": BY_HAND_FORMAT,
-            "version": BY_HAND_VERSION,
-            **dataclasses.asdict(self),
-        }
+        document = {**_BY_HAND.head(), **dataclasses.asdict(self)}
         return json.dumps(document, indent=2, allow_nan=False)
 
 
 # ---
 # What ``trainfit memory`` explains of a memory snapshot that PyTorch wrote. All sizes are bytes.
-#
-# Format history
-#     1   first version
-
-
-SNAPSHOT_FORMAT: Final = "trainfit-memory-snapshot"
-SNAPSHOT_VERSION: Final = 1
-_SNAPSHOT_REMAKE: Final = "re-create it with `trainfit memory SNAPSHOT.pickle --json`"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -555,7 +541,7 @@ class SnapshotReport(ResultFile):
     replayed: Whether the history, replayed through the allocator's model, reserves what it did.
     """
 
-    FILE: ClassVar = Format(SNAPSHOT_FORMAT, SNAPSHOT_VERSION, _SNAPSHOT_REMAKE, _SNAPSHOT_REMAKE)
+    FILE: ClassVar = Format.of("trainfit-memory-snapshot", "trainfit memory SNAPSHOT.pickle --json")
 
     file: str
     why: Literal["out_of_memory", "peak", "snapshot"]

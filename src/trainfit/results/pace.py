@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Fix
-
-FORMAT: Final = "trainfit-pace"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit pace --output`"
-_WANTED: Final = "give a file that `trainfit pace --output` wrote"
 
 Arm = Literal[
     "back_to_back",
@@ -251,7 +246,7 @@ class PaceResult(ResultFile):
     ``ended``: "finished", "failed" (a call raised), "interrupted" (by the user).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-pace", "trainfit pace --output")
     METRICS: ClassVar = {
         "back_to_back_ms": "median call, back to back",
         "call_ms": "median call at the rate where it is longest",

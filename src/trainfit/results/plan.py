@@ -50,12 +50,6 @@ from trainfit.results.text import count, percent, times
 # All memory figures are bytes. ``None`` means not determined; 0 is a figure.
 
 
-FORMAT: Final = "trainfit-plan"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit plan`"
-_WANTED: Final = "give a file of `trainfit plan --output` or `trainfit simulate --output`"
-
 #: How the batch sizes were obtained: computed from two simulated ones (exact for all),
 #: simulated one by one, or not at all.
 Basis = Literal["two traces", "one trace a batch size", "one trace"]
@@ -114,7 +108,8 @@ class Recorded:
         try:
             content = base64.b64decode(self.content, validate=True)
         except ValueError as error:
-            raise ResultFileError(path, f"it is damaged ({error})", _REMAKE) from error
+            remake = PlanResult.FILE.remake
+            raise ResultFileError(path, f"it is damaged ({error})", remake) from error
         return whole(Recording.from_bytes(content, path))
 
 
@@ -150,35 +145,36 @@ class PlanResult(ResultFile):
     ``recordings`` are what the figures are from, the job as it is first: with them other GPUs can
     be judged without another run (``trainfit gpus --for``); in files, but not in what is printed.
     ``cpu`` is what the user said of the processor. ``versus_cpu`` is ``None`` where the CPU was not
-    asked about. ``protection`` is what kept the script from changing files in the run as the job is
-    (``None`` in files of earlier versions), ``step`` what an optimizer step consists of (``None``:
-    an older result, or no step was counted). ``amp_choice`` is ``None`` where there was nothing to
-    choose from, ``shapes`` where all full batches have one shape. ``structured_notes`` are
-    ``notes`` and ``assumptions`` as data, grouped; ``coverage`` says what was among the simulated
-    steps (``None``: an older result). ``interrupted``: the user ended the plan early; this is what
-    was known by then. ``batch_check`` says whether the recommended batch size was simulated
-    (``None``: none is recommended, or an older result). ``launch_parts`` are what ``launch``
-    consists of, and what was left out of it (none: an older result, or the job does not fit).
-    ``allocator`` is the trial of the allocator's other kind of segment. ``loader_at`` is the line
-    that makes the DataLoader that fed the first step (empty: it could not be told; ``None``: none
-    did, or an older result), ``sample_loading_s`` what fetching a sample took a worker (or the
-    script itself) in the simulated run, or in a short real one (``None``: not known). ``run`` is
-    how fast the launched run will be, with its DataLoader (``None``: not known, or an older result;
-    :func:`~trainfit.results.plan.run_rate` tells it of these, too). ``findings`` are what is wrong
-    with the job in addition to its DataLoader: its learning, and of what memory is
-    full. ``script_lines`` are where the script has tunables that the command does not say, by name
-    (none: an older result, or that cannot be told). ``epoch_end`` is what its evaluation needs
-    (``None``: an older result, or the script does not train), ``recommended_epoch_end`` the same
-    at the recommended batch size (``None``: that is the current one, or it was not looked at).
-    ``generation`` is of the text that it generates (``None``: an older result, or it generates
-    none). ``sizes`` are the values of a tunable that the user asked about (``None``: none was).
-    ``ranks`` are the processes of a job that has several (``None``: it has one); all
-    figures but ``ranks_samples_per_s`` are of one of them then, on its GPU. ``gpus`` are those of a
-    job of one process that uses several (``None``: it uses one, or an older result); memory is
-    of the fullest of them then.
+    asked about. ``protection`` is what kept the script from changing files in the run as the job
+    is, ``step`` what an optimizer step consists of (``None``: no step was counted). ``amp_choice``
+    is ``None`` where there was nothing to choose from, ``shapes`` where all full batches have one
+    shape. ``structured_notes`` are ``notes`` and ``assumptions`` as data, grouped; ``coverage``
+    says what was among the simulated steps. ``interrupted``: the user ended the plan early; this is
+    what was known by then. ``batch_check`` says whether the recommended batch size was simulated
+    (``None``: none is recommended). ``launch_parts`` are what ``launch`` consists of, and what was
+    left out of it (none: the job does not fit). ``allocator`` is the trial of the allocator's other
+    kind of segment. ``loader_at`` is the line that makes the DataLoader that fed the first step
+    (empty: it could not be told; ``None``: none did), ``sample_loading_s`` what fetching a sample
+    took a worker (or the script itself) in the simulated run, or in a short real one (``None``: not
+    known). ``run`` is how fast the launched run will be, with its DataLoader (``None``: not known).
+    ``findings`` are what is wrong with the job in addition to its DataLoader: its learning, and of
+    what memory is full. ``script_lines`` are where the script has tunables that the command does
+    not say, by name (none: that cannot be told). ``epoch_end`` is what its evaluation needs
+    (``None``: the script does not train), ``recommended_epoch_end`` the same at the recommended
+    batch size (``None``: that is the current one, or it was not looked at). ``generation`` is of
+    the text that it generates (``None``: it generates none). ``sizes`` are the values of a tunable
+    that the user asked about (``None``: none was). ``ranks`` are the processes of a job that has
+    several (``None``: it has one); all figures but ``ranks_samples_per_s`` are of one of them then,
+    on its GPU. ``gpus`` are those of a job of one process that uses several (``None``: it uses
+    one); memory is of the fullest of them then.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format(
+        "trainfit-plan",
+        1,
+        "re-create it with `trainfit plan`",
+        "give a file of `trainfit plan --output` or `trainfit simulate --output`",
+    )
     METRICS: ClassVar = {
         **MEMORY_METRICS,
         "step_ms": "time of a step on the GPU, predicted",

@@ -1,9 +1,6 @@
 """Real runs of a planned command: compared with its prediction, and on this machine's CPU.
 
 All memory figures are bytes. ``None`` means not known; 0 is a figure.
-
-Format history of trainfit-verification
-    1   first version
 """
 
 from __future__ import annotations
@@ -17,11 +14,6 @@ from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.runs.measurement import Device
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.trace import ScriptOutcome
-
-FORMAT: Final = "trainfit-verification"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit verify --json`"
-_WANTED: Final = "give a file that `trainfit verify --json` wrote"
 
 #: Quantities of memory that are compared.
 _COMPARED: Final = ("allocated", "reserved", "device")
@@ -80,7 +72,7 @@ class Verification(ResultFile):
     not decide :attr:`good`.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-verification", "trainfit verify --json")
     METRICS: ClassVar = {
         **{f"{name}_gib": f"{name} memory, measured" for name in _COMPARED},
         **{f"{name}_error_share": f"error of the predicted {name} memory" for name in _COMPARED},

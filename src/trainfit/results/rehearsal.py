@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from trainfit.results.dataloader import DISTURBED_CORES, LoaderSettings
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Finding
 from trainfit.results.runs.script import Protection
-
-FORMAT: Final = "trainfit-rehearsal"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit rehearse --output FILE`"
-_WANTED: Final = "give a file that `trainfit rehearse --output` wrote"
 
 #: Why the GPU is idle.
 #: "start_up": until the first batch; "warm_up": until the queues are full for the first time;
@@ -127,7 +121,7 @@ class Rehearsal(ResultFile):
     batch).
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-rehearsal", "trainfit rehearse --output")
     METRICS: ClassVar = {
         "step_ms": "step of the simulated GPU",
         "loader_batches_per_s": "batches a second, after the queues were full for the first time",

@@ -29,7 +29,7 @@ class StepSpeed:
     ``range_s`` is the 90% prediction interval. ``gpu_s`` is the time of its kernels together,
     ``host_s`` the CPU time to launch them, ``copies_s`` copies between host and device.
     ``samples_per_s`` is ``None`` where the batch size is not known. ``core_s`` is how long it keeps
-    a core busy, launching and in waits for the GPU (``None``: an older result). ``wide_for`` names
+    a core busy, launching and in waits for the GPU. ``wide_for`` names
     the classes of kernels that make the interval wide, the widest first. ``communication_s`` is the
     time of the collectives together, ``exposed_s`` by how much they make the step longer, and
     ``slowest_s`` by how much waiting for the slowest process does (0 in a job of one). In a job of
@@ -325,13 +325,6 @@ class DataLoading:
 # Bytes, seconds, samples; ``None`` is not known. Prices are in the user's currency.
 
 
-FORMAT: Final = "trainfit-gpu-comparison"
-VERSION: Final = 1
-
-_REMAKE: Final = "re-create it with `trainfit gpus --for RESULT --json`"
-_WANTED: Final = "give a file that `trainfit gpus --for RESULT --json` wrote"
-
-
 @dataclasses.dataclass(frozen=True)
 class Effect:
     """What a tenth more of one figure of a GPU changes for the job.
@@ -406,7 +399,7 @@ class GpuComparison(ResultFile):
     optimizer step consists of.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-gpu-comparison", "trainfit gpus --for RESULT --json")
 
     job: str
     batch_size: int | None

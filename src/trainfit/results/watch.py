@@ -14,11 +14,6 @@ from trainfit.results.runs.watched import RunHeader
 # What is said of a watched run: where its time went, its memory, and findings.
 
 
-FORMAT: Final = "trainfit-watch"
-VERSION: Final = 1
-_REMAKE: Final = "re-create it with `trainfit watch --output`"
-_WANTED: Final = "give a file that `trainfit watch --output` wrote"
-
 #: Steady steps that a run is judged by, at least: the median of 20 values with 20% spread is off by
 #: 6% (1.25 σ / √n).
 LEAST_STEPS: Final = 20
@@ -148,7 +143,7 @@ class WatchResult(ResultFile):
     ``limit`` is what bounds the run; ``next_command`` what to type next.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format.of("trainfit-watch", "trainfit watch --output")
     METRICS: ClassVar = {
         "step_ms": "median step",
         "samples_per_s": "samples a second",

@@ -42,7 +42,6 @@ from trainfit.loader.measure.probe_runs import (
     SettingConstraints,
     bounds,
     bounds_of,
-    fallback,
 )
 from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.workload import Workload
@@ -454,7 +453,7 @@ def test_a_data_set_that_works_in_the_main_process_only() -> None:
     first, only = check_workers(workload(MainOnly()), FORK, start_methods=("fork",))
     assert first.kind == "worker_exception" and "not in a worker" in first.title
     assert only.kind == "main_process_only" and "not in a worker" in only.cause
-    assert fallback((first, only), LoaderSettings(8)) == LoaderSettings(0)
+    assert bounds((first, only)).nearest(LoaderSettings(8)) == LoaderSettings(0)
 
 
 class Broken(Samples):
@@ -465,7 +464,7 @@ class Broken(Samples):
 def test_a_data_set_that_works_nowhere() -> None:
     faults = check_workers(workload(Broken()), FORK, start_methods=("fork",))
     assert [each.kind for each in faults] == ["worker_exception", "exception"]
-    assert fallback(faults, FORK) is None
+    assert bounds(faults).nearest(FORK) is None
 
 
 class AfterFork(Samples):
@@ -487,7 +486,9 @@ class AfterFork(Samples):
 def test_a_deadlock_under_fork_is_tried_with_forkserver() -> None:
     (fault,) = check_workers(workload(AfterFork()), FORK, limit_s=20.0)
     assert fault.kind == "deadlock" and "it works with forkserver here" in fault.cause
-    assert fallback((fault,), LoaderSettings(4)) == LoaderSettings(4, start_method="forkserver")
+    assert bounds((fault,)).nearest(LoaderSettings(4)) == LoaderSettings(
+        4, start_method="forkserver"
+    )
 
 
 class SlowerInWorkers(Samples):
@@ -585,13 +586,15 @@ EIGHT = LoaderSettings(8, 4)
 def test_the_settings_that_faults_leave(
     faults: list[Finding], expected: LoaderSettings | None
 ) -> None:
-    assert fallback(faults, EIGHT) == expected
+    assert bounds(faults).nearest(EIGHT) == expected
 
 
 def test_pinning_may_be_what_fails() -> None:
     pinned = LoaderSettings(4, pin_memory=True)
-    assert fallback([fault("pin_memory", pinned)], pinned) == LoaderSettings(4)
-    assert fallback([fault("pin_memory")], LoaderSettings(0, pin_memory=True)) == LoaderSettings(0)
+    assert bounds([fault("pin_memory", pinned)]).nearest(pinned) == LoaderSettings(4)
+    assert bounds([fault("pin_memory")]).nearest(
+        LoaderSettings(0, pin_memory=True)
+    ) == LoaderSettings(0)
 
 
 METHODS: tuple[StartMethod, ...] = ("fork", "spawn", "forkserver")
@@ -637,7 +640,7 @@ def test_falling_back_comes_to_an_end(wanted: LoaderSettings, kind: str) -> None
         if now is None:
             break
         faults.append(fault(kind, now))
-        following = fallback(faults, wanted)
+        following = bounds(faults).nearest(wanted)
         assert following is None or following != now, "the same settings once more"
         now = following
     assert now is None

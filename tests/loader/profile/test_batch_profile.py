@@ -31,7 +31,6 @@ from trainfit.loader.measure.batch_profile import (
     StackSamples,
     Watcher,
     parts_of,
-    share,
     split,
 )
 from trainfit.loader.measure.workload import Workload
@@ -214,8 +213,7 @@ def looks(seconds: dict[str, float], count: int = LEAST_LOOKS) -> StackSamples:
 def test_shares_are_those_of_the_time_not_of_the_looks() -> None:
     parts = parts_of(looks({"collate": 0.1, "read": 0.3, "unknown": 0.6}))
     assert [part.name for part in parts] == ["read", "collate", "unknown"]
-    assert share(parts, "read") == pytest.approx(0.3)
-    assert share(parts, "decode") == 0
+    assert parts[0].share == pytest.approx(0.3)
     assert parts[0].what == ("io.FileIO.read",)
     assert parts[2].what == ("time.sleep waits",)
 

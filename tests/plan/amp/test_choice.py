@@ -93,7 +93,7 @@ def test_an_emulated_bfloat16_loses_against_no_amp() -> None:
     assert (found.value, found.dtype) == ("false", "off")
     assert found.configuration is not None and found.configuration.amp == "off"
     assert found.reason == (
-        "AMP off: bfloat16 is emulated on T4; 1.24× the samples/s of bfloat16 (predicted)"
+        "bfloat16 is emulated on T4; 1.24× the samples/s of bfloat16 (predicted)"
     )
     assert found.by_hand == (
         "float16 with a GradScaler would give 1.83× the samples/s (predicted): "

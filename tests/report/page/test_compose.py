@@ -132,7 +132,7 @@ def test_a_watched_run_on_a_gpu_has_its_memory_and_its_findings_marked() -> None
     assert watched.result.findings
     page = page_of([watched])
     assert "GPU memory of the watched run" in titles(page)
-    course = page.charts[0]
+    course = next(each for each in page.charts if each.title.startswith("Time of steps"))
     assert watched.result.findings[0].title in course.says
     marks = [value["title"] for layer in course.spec["layer"] for value in layer["data"]["values"]
              if "title" in value]  # fmt: skip

@@ -139,7 +139,7 @@ def test_another_precision_is_asked_for() -> None:
     half = dataclasses.replace(
         ACT.now, amp="float16", recommended_batch=24, limits=BatchLimits(40, 24)
     )
-    choice = AmpChoice("fp16", "float16", "AMP float16: 1.83 times the samples/s of no AMP", half)
+    choice = AmpChoice("fp16", "float16", "1.83 times the samples/s of no AMP", half)
     plan = dataclasses.replace(ACT, amp_choice=choice, recommended=LARGER)
     text = words(plan)
     first = "Fits: 8.00 GiB of 24.00 GiB at batch size 8 with AMP bfloat16. Largest batch 42, "
@@ -212,14 +212,14 @@ def test_no_batch_is_the_largest_where_memory_leaks() -> None:
 def test_a_script_that_fails_under_autocast_is_not_said_to_gain_nothing() -> None:
     """DCGAN's BCELoss: the reason that AMP stays off is that it raises."""
     hazard = amp_hazard("fails", "float16", "BCELoss raises an error under autocast", blocks=True)
-    reason = "AMP off: kept; float16 was tried: BCELoss raises an error under autocast"
+    reason = "kept; float16 was tried: BCELoss raises an error under autocast"
     parts = tuple(
         LaunchPart(name, "not set", "script", "kept") for name in ("amp", "MKL_NUM_THREADS")
     )
     choice = AmpChoice(None, "off", reason, hazards=(hazard,))
     plan = dataclasses.replace(ACT, other_amp=None, amp_choice=choice, launch_parts=parts)
     told = {fact.label: fact.text for fact in facts(plan).rows}
-    assert told["AMP"] == reason.removeprefix("AMP ")
+    assert told["AMP"] == f"off: {reason}"
     assert told["not set"] == "MKL_NUM_THREADS: no gain"
     emulated = dataclasses.replace(choice, hazards=(dataclasses.replace(hazard, kind="emulated"),))
     again = {

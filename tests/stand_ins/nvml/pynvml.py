@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from trainfit.simgpu.cuda import nvml
+sys.path.append(str(Path(__file__).parents[2]))
 
-_MODULE = nvml.load(Path(os.environ["SIMULATED_NVML"]))
+from helpers_nvml import load
+
+_MODULE = load(Path(os.environ["SIMULATED_NVML"]))
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import ROOT, trainfit
+from helpers_nvml import BUSY, SimulatedGpu, several, starved, throttled
 from helpers_watch import finding, kinds, unknown_kinds
 from trainfit.results.runs.watched import load_run
 from trainfit.results.watch import WatchResult
-from trainfit.simgpu.cuda.nvml import BUSY, SimulatedGpu, several, starved, throttled
 
 pytestmark = pytest.mark.alone
 

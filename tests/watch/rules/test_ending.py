@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from helpers_watch import HEADER, kinds, loader, run
-from trainfit.report.watch import answer, live_view, progress_line, watch_screen
+from helpers_watch import HEADER, kinds, loader, run, watch_screen
+from trainfit.report.watch import answer, live_view, progress_line
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunRecord
 from trainfit.watch.judge import judge
 
@@ -32,7 +32,7 @@ def test_why_it_failed_comes_before_what_it_lost_time_by() -> None:
     assert answer(result) == "The run failed: Too many open files"
     assert progress_line(result) == "failed: Too many open files"
     lines = [line.text for line in watch_screen(result)]
-    assert lines[0] == "The run failed: Too many open files" and len(lines) <= 25
+    assert lines[0] == "The run failed: Too many open files." and len(lines) <= 25
     assert any("The DataLoader is the limit" in line for line in lines)
     assert "received 0 items of ancdata" in result.findings[0].cause
     assert result.next_command == f"trainfit watch -- {HEADER.command}"

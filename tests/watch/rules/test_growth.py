@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds
-from trainfit.report.layout import Line
-from trainfit.report.watch import answer, watch_screen
+from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
+from trainfit.report.watch import answer
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
     CodeLine,
@@ -109,8 +108,8 @@ def test_ram_by_kind_is_on_the_screen() -> None:
     record = run(STEPS)
     result = judge(with_memory(record, memory_rows(record), memory_rows(record, 1)))
     assert [each.who for each in result.host_memory] == ["training", "workers"]
-    text = " ".join(line.text.strip() for line in watch_screen(result) if isinstance(line, Line))
-    assert "RAM: the training process 2.00 GiB (1.00 GiB private, 0 B shared" in text
+    text = " ".join(line.text.strip() for line in watch_screen(result))
+    assert "RAM         the training process 2.00 GiB (1.00 GiB private, 0 B shared" in text
 
 
 # --- Copy-on-write --------------------------------------------------------------------------------

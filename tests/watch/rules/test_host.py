@@ -17,8 +17,9 @@ from helpers_watch import (
     run_on_cpu,
     step_rows,
     unknown_kinds,
+    watch_screen,
 )
-from trainfit.report.watch import answer, limit_of, watch_screen
+from trainfit.report.watch import answer, limit_of
 from trainfit.results.findings import Finding, Fix
 from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EVALUATION
 from trainfit.results.runs.watched import Event

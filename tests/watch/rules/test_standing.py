@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from helpers_watch import HEADER, finding, kinds, loader, run
-from trainfit.report.watch import answer, progress_line, watch_screen
+from helpers_watch import HEADER, finding, kinds, loader, run, watch_screen
+from trainfit.report.watch import answer, progress_line
 from trainfit.results.runs.watched import Event, RunRecord
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge

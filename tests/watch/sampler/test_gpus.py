@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import helpers_nvml as nvml
+from helpers_nvml import BUSY, GpuState, SimulatedGpu, SimulatedNvml
 from trainfit.results.runs.tables import GPUS, Table, empty_rows
-from trainfit.simgpu.cuda import nvml
-from trainfit.simgpu.cuda.nvml import BUSY, GpuState, SimulatedGpu, SimulatedNvml
 from trainfit.watch.sampler.gpus import GpuCounters
 
 GIB = 1 << 30

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import helpers_nvml as nvml
 from helpers_watch import ENDS_WITH_US
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import Event, RunHeader, RunRecord, load_run
-from trainfit.simgpu.cuda import nvml
 from trainfit.watch.sampler import sampling
 from trainfit.watch.sampler.sampling import Sampler
 from trainfit.watch.sampler.start import LOG, SamplerHandle, start_sampler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from trainfit.cli.automation import add_fail_if
@@ -26,6 +25,8 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit loader [options] -- COMMAND\n"
     "       trainfit loader [options] --loader MODULE:CALLABLE",
 }
+#: The user's command follows the options.
+split = split_command
 
 
 #: Most real runs of the loader to confirm predictions with.
@@ -118,11 +119,6 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="batch size, if --loader returns a data set",
     )
-
-
-def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(parser, words)
 
 
 def step_time(text: str) -> float:

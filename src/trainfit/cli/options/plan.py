@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any, Final
 
 from trainfit.cli.automation import add_fail_if, add_format
@@ -32,6 +31,8 @@ PARSER: dict[str, Any] = {
     "effective batch size",
     "usage": "trainfit plan [options] -- COMMAND",
 }
+#: The user's command follows the options.
+split = split_command
 
 
 #: Of `--cpu` where it is not given; ``None`` stands for this machine's.
@@ -135,8 +136,3 @@ def _add_loader(group: OptionGroup) -> None:
         help="seconds to measure the DataLoader, without the runs that confirm it (default 12; "
         "20 with --thorough)",
     )
-
-
-def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(parser, words)

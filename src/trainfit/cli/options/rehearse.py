@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,8 @@ PARSER: dict[str, Any] = {
     "usage": "trainfit rehearse [options] -- COMMAND\n"
     "       trainfit rehearse [options] --loader MODULE:CALLABLE",
 }
+#: The user's command follows the options.
+split = split_command
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +81,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     for name in ("--pin-memory", "--persistent-workers", "--in-order"):
         group.add_argument(name, action=argparse.BooleanOptionalAction)
     group.add_argument("--start-method", choices=("fork", "spawn", "forkserver"))
-
-
-def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the training command."""
-    return split_command(parser, words)
 
 
 def _from_zero(text: str) -> int:

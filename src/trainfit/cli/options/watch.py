@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,8 @@ PARSER: dict[str, Any] = {
     "epilog": "example: trainfit watch -- python train.py --epochs 1",
     "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
 }
+#: The user's command follows the options.
+split = split_command
 
 
 #: Steps of a run of --verify, its least runs, and runs between two of those numbers; tests compare
@@ -99,8 +100,3 @@ def _runs(text: str) -> int:
     if number < VERIFY_RUNS or (number - 1) % _VERIFY_CYCLE:
         raise argparse.ArgumentTypeError(f"expected 5, 9, 13, … runs, got {text!r}")
     return number
-
-
-def split(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own options, and the command."""
-    return split_command(parser, words)

@@ -20,7 +20,6 @@ from trainfit.report.sections.memory import memory_subject
 from trainfit.report.sections.snapshot import snapshot_subject
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.plan import FORMAT as PLAN
 from trainfit.results.plan import PlanResult
 
 
@@ -81,7 +80,7 @@ def _source(path: Path, batch_size: int | None) -> Source:
 def _no_recording(path: Path) -> ResultFileError:
     record_it = "record the run: trainfit simulate --gpu GPU -- python train.py"
     text = documents.read(path, record_it)
-    if documents.format_of(text) != PLAN:
+    if documents.format_of(text) != PlanResult.FILE.name:
         return ResultFileError(path, "damaged, or not a recording", record_it)
     result = PlanResult.from_json(text, path)
     return ResultFileError(

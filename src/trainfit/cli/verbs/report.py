@@ -22,8 +22,7 @@ from trainfit.report.writers.markdown import markdown
 from trainfit.report.writers.trace import run_trace, step_trace
 from trainfit.results.files import documents
 from trainfit.results.files.writing import write_file
-from trainfit.results.kinds import FORMAT as JOINED
-from trainfit.results.kinds import joined, of_text, parted, read
+from trainfit.results.kinds import JOINED, joined, of_text, parted, read
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.watched import load_run
@@ -129,7 +128,7 @@ def _read(path: Path) -> list[Entry]:
         return [Entry(str(path), judge(load_run(path)))]
     if path.is_file() and path.suffix == ".json":
         text = documents.read(path, "re-create it")
-        if documents.format_of(text) == JOINED:
+        if documents.format_of(text) == JOINED.name:
             return [Entry(name, of_text(each, path)) for name, each in parted(text, path)]
         return [Entry(path.name, of_text(text, path))]
     return [Entry(path.name, read(path))]

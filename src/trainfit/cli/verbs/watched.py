@@ -25,7 +25,7 @@ from trainfit.plan.command.tunables import (
 from trainfit.report.layout import Line
 from trainfit.report.sections.batch import METHODS
 from trainfit.report.sections.comparison import comparison_subject, tried_subject
-from trainfit.report.watch import watch_screen
+from trainfit.report.sections.watch import watch_subject
 from trainfit.report.writers.terminal import screen
 from trainfit.report.writers.terminal import whole as explained
 from trainfit.results.batch import NoiseResult
@@ -95,8 +95,8 @@ def with_memory(result: WatchResult, folders: Sequence[Path]) -> WatchResult:
 
 def _lines(result: Result, whole: bool) -> Sequence[Line]:
     if isinstance(result, WatchResult):
-        return watch_screen(result, whole=whole)
-    if isinstance(result, Comparison):
+        subject = watch_subject(result)
+    elif isinstance(result, Comparison):
         subject = comparison_subject(result)
     else:
         subject = tried_subject(result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor import packages as wheels
-from trainfit.doctor.findings import bad, evidence, on_host
-from trainfit.doctor.gpu.driver_stack import LEAST_DRIVER, DriverStack, version_text
+from trainfit.doctor.findings import bad, evidence, on_host, version_text
+from trainfit.doctor.gpu.driver_stack import LEAST_DRIVER, DriverStack
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from trainfit.doctor import packages as wheels
-from trainfit.doctor.findings import bad, evidence, good, quoted, unsure
-from trainfit.doctor.gpu.driver_stack import DriverStack, version_text
+from trainfit.doctor.findings import bad, evidence, good, quoted, unsure, version_text
+from trainfit.doctor.gpu.driver_stack import DriverStack
 from trainfit.hardware.gpu.local_gpu import visible
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Fix

@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 from typing import Any
 
-from trainfit.doctor.findings import evidence
+from trainfit.doctor.findings import evidence, version_text
 from trainfit.results.findings import Evidence
 from trainfit.results.machine import (
     CudaDriver,
@@ -218,11 +218,6 @@ class DriverStack:
 
     def node_evidence(self) -> Evidence:
         return evidence("device files", self.cuda.device_nodes, _node_words)
-
-
-def version_text(version: tuple[int, int]) -> str:
-    """(12, 4) as "12.4"."""
-    return f"{version[0]}.{version[1]}"
 
 
 def _build_words(build: TorchBuild) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure
+from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure, which
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine
@@ -25,10 +25,13 @@ def each(machine: Machine, judge: Callable[[Machine, Gpu], Check | None]) -> tup
 def of_gpus(
     machine: Machine, gpus: Iterable[Gpu], judge: Callable[[Machine, Gpu], Check | None]
 ) -> tuple[Check, ...]:
-    """One check of each of these GPUs that it applies to, which is the check's subject."""
+    """One check of each of these GPUs that it applies to, which is the check's subject; where
+    something is wrong or not known, with its model."""
     checks = ((gpu, judge(machine, gpu)) for gpu in gpus)
     return tuple(
-        replace(check, subject=f"GPU {gpu.index}") for gpu, check in checks if check is not None
+        replace(check, subject=f"GPU {gpu.index}" if check.verdict == "good" else which(gpu))
+        for gpu, check in checks
+        if check is not None
     )
 
 

@@ -21,9 +21,6 @@ machines (``tests/machines``) are written in it. Keys:
 ``commands``, ``probes``
     the words joined by blanks, or the probe's name → ``{"code", "stdout", "stderr"}`` or the
     probe's JSON object; ``{"hangs": true}`` never answers, ``{"fails": why}`` fails.
-
-Format history
-    1   first version
 """
 
 from __future__ import annotations

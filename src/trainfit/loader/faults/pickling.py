@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings import fixes
+from trainfit.findings.worker_copies import shared_handle
 from trainfit.findings.worker_start import unguarded_line
 from trainfit.hooks.held_objects import held, open_handles
 from trainfit.loader.faults.held import described
@@ -57,16 +58,7 @@ class PickleReport:
         """A file or connection that is open before the workers start, however they start."""
         if not self.handles:
             return None
-        path, kind = next(iter(self.handles.items()))
-        others = len(self.handles) - 1
-        more = f" and {others} more are" if others else " is"
-        summary = f"{path} ({kind}){more} opened before the workers start"
-        evidence = (
-            f"{', '.join(f'{path} ({kind})' for path, kind in self.handles.items())}: forked "
-            "workers share its position and caches, so that one reads what another asked for; "
-            "spawned ones cannot be given it"
-        )
-        return failure_finding("shared_handle", summary, evidence, fixes.OPEN_IN_WORKER)
+        return shared_handle(self.handles)
 
     @property
     def fault(self) -> Finding | None:

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainfit.findings import fixes
+from trainfit.findings.worker_copies import generator_copied
 from trainfit.hooks.held_objects import all_generators, generators, state_of
 from trainfit.loader.faults.held import made_at
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import InPlaceOf, Workload
-from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.runs.watched import GLOBAL_GENERATORS
+from trainfit.results.findings import Finding
 
 #: Samples that each worker makes, in each of two epochs.
 _SAMPLES: Final = 4
@@ -60,26 +59,9 @@ def check_generators(workload: Workload, limit_s: float = 10.0) -> tuple[Finding
     if not found:
         return ()
     place = made_at(workload.dataset, next(iter(found)))
-    return (dataclasses.replace(_fault(found), place=place),)
-
-
-def _fault(found: dict[str, tuple[bool, bool]]) -> Finding:
-    """``found`` says of each path whether workers share its state, and whether epochs do."""
-    path, (in_workers, again) = next(iter(found.items()))
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    if in_workers:
-        what = "each worker draws the same random numbers"
-        what += ", and each epoch again" if again else ""
-    else:
-        what = "each epoch draws the same random numbers again"
-    is_global = path in GLOBAL_GENERATORS
-    begins = "is seeded alike by worker_init_fn" if is_global else "is copied into the workers"
-    said = (
-        f"{', '.join(found)}: two workers"
-        f"{'' if in_workers else ' of two epochs'} began with one state and drew from it"
-    )
-    fix = fixes.SEED_OF_WORKER if is_global else fixes.GENERATOR_IN_WORKER
-    return failure_finding("generator_copied", f"{path}{more} {begins}: {what}", said, fix)
+    in_workers, in_epochs = next(iter(found.values()))
+    fault = generator_copied(list(found), by_workers=in_workers, by_epochs=in_epochs)
+    return (dataclasses.replace(fault, place=place),)
 
 
 def _has_any(workload: Workload) -> bool:

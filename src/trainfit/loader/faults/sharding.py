@@ -6,7 +6,6 @@ Each worker has a copy of an iterable data set, and iterates all of it unless th
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -21,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainfit.findings import fixes
+from trainfit.findings.worker_copies import not_sharded, too_few_shards
 from trainfit.hooks.digests import digest
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import InPlaceOf, Workload
@@ -32,16 +32,6 @@ _MANY: Final = 8
 SAMPLES: Final = 64
 #: Samples of the same digest that two workers may have by chance; above it they are shared.
 _SAME_SHARE: Final = 0.5
-
-
-SHARDING_FIX: Final = """shard by worker in __iter__:
-    worker = torch.utils.data.get_worker_info()
-    number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-    for index, sample in enumerate(source):
-        if index % workers == number:
-            yield sample
-better: assign each worker its own files, files[number::workers]; with DistributedDataParallel
-also by rank. Until then num_workers=1"""
 
 
 @dataclass(frozen=True)
@@ -93,13 +83,7 @@ def judge_shards(many: WorkerSamples) -> Finding | None:
     fed, workers = sum(1 for each in many.digests if each), len(many.digests)
     if not fed or not many.empty or fed + len(many.empty) < workers:
         return None  # all have some, or it took too long to tell
-    found = failure_finding(
-        "few_shards",
-        f"{fed} of {workers} workers get samples: the data set has no more shards",
-        f"{workers - fed} workers came to their end without a sample",
-        fixes.MORE_SHARDS,
-    )
-    return dataclasses.replace(found, subject=str(fed))
+    return too_few_shards("few_shards", fed, workers)
 
 
 def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) -> Finding | None:
@@ -117,12 +101,11 @@ def judge(one: WorkerSamples, two: WorkerSamples, seeded: WorkerSamples | None) 
             "Workers yield the same samples, unless samples are entirely random",
             "with equal random seeds two workers yield the same samples: the data "
             "set does not use get_worker_info()",
-            SHARDING_FIX,
+            fixes.SHARD_BY_WORKER,
         )
     else:
         return None
-    summary = "Each worker yields all samples: an epoch repeats them once per worker"
-    return failure_finding("iterable_not_sharded", summary, evidence, SHARDING_FIX)
+    return not_sharded(evidence)
 
 
 def shares(two: WorkerSamples, one: WorkerSamples) -> bool:

@@ -104,11 +104,6 @@ def parts_of(looks: StackSamples | None) -> tuple[CostPart, ...]:
     )
 
 
-def share(parts: Iterable[CostPart], name: str) -> float:
-    """The share of one part; 0 where it took no time."""
-    return sum(part.share for part in parts if part.name == name)
-
-
 def _longest(functions: dict[str, float]) -> tuple[str, ...]:
     total = sum(functions.values())
     order = sorted(functions, key=lambda name: (-functions[name], name))

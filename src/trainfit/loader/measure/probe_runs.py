@@ -178,11 +178,6 @@ def bounds(faults: Iterable[Finding]) -> SettingConstraints:
     return together
 
 
-def fallback(faults: Iterable[Finding], wanted: LoaderSettings) -> LoaderSettings | None:
-    """The settings closest to those wanted that the faults leave; ``None``: none works."""
-    return bounds(faults).nearest(wanted)
-
-
 def _least(first: int | None, second: int | None) -> int | None:
     found = [each for each in (first, second) if each is not None]
     return min(found, default=None)

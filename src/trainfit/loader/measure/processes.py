@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import torch
 
 from trainfit.results.files.decoding import write_whole
+from trainfit.scripts.sandbox.ending import signal_group
 
 _T = TypeVar("_T")
 #: Seconds that processes get to write their stacks before they are killed.
@@ -69,7 +70,7 @@ def call(
     try:
         ended: CallOutcome[_T] = _await(receiver, process, limit_s)
         if ended.hung and stacks_signal is not None:
-            _signal_all(group, stacks_signal)
+            signal_group(group, stacks_signal)
             time.sleep(_STACKS_S)
         return ended
     finally:
@@ -145,11 +146,6 @@ def _await(receiver: Any, process: Any, limit_s: float) -> CallOutcome[Any]:
         process.join(1.0)
         return CallOutcome(exit_code=process.exitcode if process.exitcode is not None else -9)
     return ended
-
-
-def _signal_all(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
 
 
 # ---

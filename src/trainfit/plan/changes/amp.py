@@ -85,13 +85,12 @@ def choose_amp(
     choosing = _Choosing(present, others, gpu, failed)
     chosen, why = choosing.best()
     hazards = (*(each for setting in (present, *others) for each in setting.hazards), *failed)
-    reason = f"AMP {chosen.dtype}: {why}"
     by_hand = choosing.by_hand(chosen)
     place, line = choosing.line(by_hand[0], chosen) if by_hand is not None else ("", "")
     return AmpChoice(
         chosen.value,
         chosen.dtype,
-        reason,
+        why,
         None if chosen is present else chosen.configuration,
         choosing.rates,
         by_hand[1] if by_hand is not None else "",

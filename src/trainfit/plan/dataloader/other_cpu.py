@@ -24,7 +24,6 @@ from trainfit.results.text import ghz, percent
 _TOLD_SPREAD: Final = 0.3
 #: Of the other machine's RAM, what its workers may hold.
 _OF_RAM: Final = 0.5
-_GHZ: Final = 1e9
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,9 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.memory import capacity
 from trainfit.memory.affine import AffineStream
+from trainfit.memory.batches import Device
 from trainfit.memory.capacity import bounds_of, largest_batch
-from trainfit.memory.replay import Replay, Stream, replay
+from trainfit.memory.replay import Replay, Stream
 from trainfit.results.gpus import Constant, total
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.recording import Recording
@@ -65,18 +66,18 @@ class MemoryModel:
         usable = room * outcome.peak_reserved / reserved.high + context
         return 1 - min(usable / self.capacity_bytes, 1.0)
 
+    @property
+    def device(self) -> Device:
+        """The GPU as far as a replay asks for it."""
+        return Device(self.capacity_bytes, self.context_bytes, self.settings)
+
     def limited(self, stream: Stream) -> Replay:
         """At the GPU's capacity."""
-        return replay(
-            stream,
-            capacity_bytes=self.capacity_bytes,
-            context_bytes=self.context_bytes,
-            settings=self.settings,
-        )
+        return self.device.replay(stream)
 
     def unlimited(self, stream: Stream) -> Replay:
         """As if memory had no end."""
-        return replay(stream, settings=self.settings)
+        return self.device.unlimited(stream)
 
     def shown(self, stream: Stream) -> tuple[Replay, bool]:
         """At the capacity, or without it where that is too small; does it fit?"""

@@ -19,7 +19,6 @@ from trainfit.report.blocks import (
     Tone,
     facts,
     items,
-    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
@@ -32,6 +31,7 @@ from trainfit.report.notes import (
     plan_notes,
     protection_notes,
 )
+from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts
 from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
@@ -55,15 +55,14 @@ from trainfit.report.sections.plan_facts import (
 from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.sections.speed import speed_sections
 from trainfit.report.steps import only_seen, step_lines
-from trainfit.results.changes import Combination, ExtraCompute, LaunchPart, Remedies, Remedy
+from trainfit.results.changes import LaunchPart
 from trainfit.results.configuration import BatchCheck, BatchLimits
 from trainfit.results.files.contents import Note
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import NO_TENSOR_CORES
-from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference, JobDetail, PlanResult, run_rate
 from trainfit.results.speed import KNEE, StepSpeed
-from trainfit.results.text import count, duration, percent, rate, share, size, times
+from trainfit.results.text import count, duration, percent, rate, size, times
 
 _STATUS: Final = {
     "set": "set",
@@ -87,13 +86,6 @@ _BASIS: Final = {
     "two traces": "from two simulated batch sizes",
     "one trace a batch size": "each one simulated",
     "one trace": "only the current one was simulated",
-}
-
-
-_CHANGES: Final = {
-    "nothing": "training: the same",
-    "precision": "training: the same in lower precision",
-    "training": "CHANGES TRAINING",
 }
 
 
@@ -376,7 +368,7 @@ def _recommended(result: PlanResult) -> list[tuple[str, str]]:
         why += ", as a multiple of 8 (tensor cores)"
     told.append(("recommended", f"{best}: {why}"))
     if memory is not None:
-        told.append(("its memory", _three(memory)))
+        told.append(("its memory", memory_text(memory)))
     told.append(("checked", _checked(result.batch_check)))
     if limits is not None and limits.epoch_steps is not None:
         steps = count(limits.epoch_steps, "step")
@@ -385,13 +377,6 @@ def _recommended(result: PlanResult) -> list[tuple[str, str]]:
         text = "as given; about here (within 3 times) the same loss needs twice the samples"
         told.append(("noise scale", f"{limits.noise_scale:.0f}: {text}"))
     return told
-
-
-def _three(memory: MemoryFigures) -> str:
-    return (
-        f"allocated {size(memory.allocated_bytes)}, reserved {size(memory.reserved_bytes)}, "
-        f"device {size(memory.device_bytes)}"
-    )
 
 
 def _checked(check: BatchCheck | None) -> str:
@@ -454,7 +439,7 @@ def _precision(result: PlanResult) -> list[Table | Facts | None]:
     sides = [side for side in (result.now, other) if side is not None]
     reasons: tuple[str, ...] = ()
     if choice is not None:
-        reasons = (choice.reason, choice.by_hand, choice.memory_reason, choice.time_reason,
+        reasons = (f"AMP {choice.text}", choice.by_hand, choice.memory_reason, choice.time_reason,
                    *map(_hazard, choice.told_hazards))  # fmt: skip
     return [
         table_of(
@@ -493,144 +478,8 @@ def gradients_facts(inference: Inference | None) -> list[Facts | None]:
     return [
         facts(
             ("the script", f"{does} gradients"),
-            ("under torch.no_grad()", _three(without) if without is not None else failed),
-            ("with gradients", _three(with_) if with_ is not None else failed),
+            ("under torch.no_grad()", memory_text(without) if without is not None else failed),
+            ("with gradients", memory_text(with_) if with_ is not None else failed),
             ("change", wrap if inference.records_gradients else ""),
         )
     ]
-
-
-# -- remedies ----------------------------------------------------------------------------------
-
-
-def remedies_sections(tried: Remedies | None) -> list[Section]:
-    """Every remedy that was tried, best first, with its price and what to change."""
-    if tried is None:
-        return []
-    if tried.before is None:
-        return section("Remedies", facts(("none tried", tried.failure)))
-    before = tried.before
-    at = f"batch size {tried.batch_size}" if tried.batch_size else "the current batch size"
-    won = [_remedy(each, before, tried.largest_batch) for each in tried.won]
-    none = "" if tried.won else "none of the applicable ones lowers the memory"
-    return section(
-        f"Remedies at {at}",
-        facts(
-            ("order", "by memory saved per percent of extra compute (each simulated by itself over "
-                      f"{tried.steps} steps)"),
-            ("result", none),
-        ),
-        items(won),
-        facts(*_others(tried), lines=4),
-        _together(tried.combination),
-    )  # fmt: skip
-
-
-def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -> Item:
-    assert remedy.memory is not None
-    kind = {"estimated": "not simulated", "replayed": "replayed"}.get(remedy.status, "")
-    largest = ""
-    if remedy.largest_batch is not None:
-        was = "" if largest_before is None else f"{largest_before} -> "
-        largest = f"{was}{remedy.largest_batch}"
-    changes = _CHANGES[remedy.changes]
-    changes += f": {remedy.changes_detail}" if remedy.changes_detail else ""
-    seen = remedy.found if remedy.name == "checkpoint" else ""
-    return Item(
-        f"{remedy.title} [{remedy.name}]" + ("" if remedy.fits else ": does not fit"),
-        "plain" if remedy.fits else "warn",
-        kind,
-        rows(
-            ("memory", _before_after(before, remedy.memory)),
-            ("largest batch", largest),
-            ("training", changes),
-            ("step", _step(remedy.step_change)),
-            ("extra", _extra(remedy.extra)),
-            ("because", remedy.reason),
-            ("found", seen),
-            *(("change", each) for each in remedy.how),
-        ),
-        (Command(remedy.launch, "Run"),) if remedy.launch is not None else (),
-    )
-
-
-def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
-    pairs = (
-        ("allocated", before.allocated_bytes, after.allocated_bytes),
-        ("reserved", before.reserved_bytes, after.reserved_bytes),
-        ("device", before.device_bytes, after.device_bytes),
-    )
-    text = ", ".join(f"{name} {_pair(one, two)}" for name, one, two in pairs)
-    saved = before.device_bytes - after.device_bytes
-    return f"{text} (-{share(saved, before.device_bytes)})" if saved > 0 else text
-
-
-def _pair(one: int, two: int) -> str:
-    """Two sizes; the unit is written once where they have the same."""
-    first, second = size(one), size(two)
-    if first.partition(" ")[2] == second.partition(" ")[2]:
-        first = first.partition(" ")[0]
-    return f"{first} -> {second}"
-
-
-def _extra(extra: ExtraCompute | None) -> str:
-    if extra is None:
-        return ""
-    named = {
-        "FLOPs": extra.flops_share,
-        "bytes moved": extra.traffic_share,
-        "operators": extra.operators_share,
-    }
-    return ", ".join(f"{name} {percent(part, signed=True)}" for name, part in named.items())
-
-
-def _step(change: float | None) -> str:
-    return "" if change is None else f"a step {percent(change, signed=True)} (predicted)"
-
-
-def _others(tried: Remedies) -> Iterator[tuple[str, str]]:
-    """What makes the step faster, what wins no memory, what failed."""
-    if tried.faster:
-        named = ", ".join(
-            f"{each.name} ({percent(each.step_change or 0.0, signed=True)})"
-            for each in tried.faster
-        )
-        yield "faster step", f"{named} (predicted)"
-    won = {each.name for each in tried.won}
-    none = [each for each in tried.items if each.saved_bytes is not None and each.name not in won]
-    if none:
-        yield "no memory saved", ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
-    for each in tried.items:
-        if each.status == "failed":
-            yield "failed", f"{each.name}: {each.reason}"
-
-
-def _nothing(remedy: Remedy) -> str:
-    """What a remedy changes that saves nothing, and why it does not, where that is known."""
-    change = _more(-(remedy.saved_bytes or 0))
-    return f"{change}: {remedy.reason}" if remedy.reason else change
-
-
-def _more(nbytes: int) -> str:
-    sign = "+" if nbytes > 0 else "-"
-    return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
-
-
-def _together(combination: Combination | None) -> Items | None:
-    if combination is None:
-        return None
-    names, memory = " + ".join(combination.names), combination.memory
-    if memory is None:
-        return items([Item(f"{names}: could not be simulated", "warn", "together",
-                           rows(("because", combination.failure)))])  # fmt: skip
-    fits = "fits" if combination.fits else "does not fit either"
-    batch = "" if combination.batch_size is None else str(combination.batch_size)
-    told = rows(
-        ("memory", _three(memory)),
-        ("batch size", batch),
-        ("step", _step(combination.step_change)),
-        ("extra", _extra(combination.extra)),
-        ("change", "as for each of them"),
-    )
-    launch = (Command(combination.launch, "Run"),)
-    return items([Item(f"{names}: {fits}", "plain", "together", told, launch)])

@@ -222,9 +222,9 @@ def _amp(result: PlanResult) -> str:
     if choice is not None and (
         choice.configuration or any(h.is_critical for h in choice.own_hazards)
     ):
-        return choice.reason.removeprefix("AMP ")
+        return choice.text
     if other is None:
-        return choice.reason.removeprefix("AMP ") if choice and _is_barred(choice) else ""
+        return choice.text if choice and _is_barred(choice) else ""
     grows = full_after(result) is not None
     limits = result.chosen.limits
     grows = grows or (limits is not None and limits.evaluation is not None)

@@ -44,8 +44,6 @@ _KINDS: Final = 5
 _CURVE: Final = 14
 #: The share of the GPU's time from which an operator is a point of the roofline.
 _LEAST: Final = 0.002
-#: Two times that differ by less are the same.
-_SAME: Final = 0.02
 _GPU_MS: Final = "GPU time of a step (ms, predicted)"
 _LIMITS: Final[dict[Limit, tuple[str, str]]] = {
     "arithmetic": ("arithmetic", COLORS[0]),

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from trainfit.findings.failure import KINDS
+from trainfit.findings.ranking import headline
 from trainfit.report.blocks import (
     Chart,
     Command,
+    Facts,
     Headline,
     Item,
-    Items,
-    Section,
+    Subject,
     Table,
+    Text,
     Tile,
     Tone,
+    facts,
     figures,
+    items,
+    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
@@ -38,6 +45,8 @@ from trainfit.report.charts import (
     x,
     y,
 )
+from trainfit.report.notes import plain
+from trainfit.report.sketches import bars
 from trainfit.report.watch import (
     PHASES,
     answer,
@@ -48,8 +57,16 @@ from trainfit.report.watch import (
     title,
 )
 from trainfit.results.findings import Finding
+from trainfit.results.runs.watched import OOM_KILLED, exit_words
 from trainfit.results.text import GIB, MIB, count, duration, percent, rate, size
-from trainfit.results.watch import LedgerPoint, MemoryLedger, PhaseName, TimelinePoint, WatchResult
+from trainfit.results.watch import (
+    HostMemory,
+    LedgerPoint,
+    MemoryLedger,
+    PhaseName,
+    TimelinePoint,
+    WatchResult,
+)
 
 _COLORS: Final[Mapping[PhaseName, str]] = {
     "input": COLORS[1],
@@ -62,6 +79,16 @@ _COLORS: Final[Mapping[PhaseName, str]] = {
     "evaluation": "var(--c9)",
     "other": COLORS[6],
 }
+#: Findings that the screen has first; how dispensable each of them is, and others.
+_FINDINGS: Final = 4
+_SHOWN, _MORE = 1, 50
+#: Lines of the fix of what ended the run, which is not cut.
+_WHOLE_FIX: Final = 12
+#: Bars of phases on a terminal, and the least share of the time that has one.
+_BARS: Final = 6
+_LEAST_SHARE: Final = 0.01
+#: Exit codes of what SIGKILL ended, by itself and as a shell says it.
+_KILLED: Final = (-signal.SIGKILL, 128 + signal.SIGKILL)
 #: Points that are drawn, and rows of their tables.
 _POINTS, _ROWS = 300, 24
 _TIME: Final = "time in the run (s)"
@@ -73,7 +100,7 @@ _LEDGER: Final = {
 }
 
 
-def watch_headline(result: WatchResult) -> Headline:
+def _headline(result: WatchResult) -> Headline:
     """The verdict, the worst finding, what to type next."""
     worst = result.findings[0] if result.findings else None
     severe = worst is not None and worst.severity != "info"
@@ -82,36 +109,109 @@ def watch_headline(result: WatchResult) -> Headline:
         commands.append(Command(setting_text(worst), "Change"))
     if result.next_command:
         commands.append(Command(result.next_command, "Next"))
+    told = headline(result.findings) is not None and result.steps
     return Headline(
         kind="Watched run",
         tone="bad" if severe else "good" if result.steps else "warn",
         text=answer(result) + ".",
-        limit=f"{limit_of(result)}. Fix: {worst.fix.action}" if worst is not None else "",
+        limit=f"{limit_of(result)}." if told else "",
         subject=result.header.command or "a notebook, or an interactive session",
         commands=tuple(commands),
         tiles=_tiles(result),
     )
 
 
-def watch_sections(result: WatchResult) -> list[Section]:
-    """Phases, the course of the run, memory, findings, what could not be told."""
-    course = _course(result)
+def watch_subject(result: WatchResult) -> Subject:
+    """All of a watched run: findings, phases, its course, memory, what could not be told."""
     unknown = table_of(
         ("Cannot tell", "Why", "What it needs"),
         [(each.kind, each.reason, each.needs) for each in result.unknown],
         "Findings that could not be confirmed or ruled out in this run",
     )
-    return [
+    nothing = nothing_found(result)
+    sections = (
         *section(
             "Findings in the watched run",
-            Items(tuple(map(_item, result.findings))) if result.findings else None,
-            answer=nothing_found(result),
+            items([_item(each, at) for at, each in enumerate(result.findings)], "finding"),
+            Text(nothing, "good", 0) if nothing else None,
         ),
-        *section("The watched run over time", *course),
+        *section("The watched run", _facts(result)),
         *section("Time of a watched step", _phases(result), _ranks(result)),
+        *section("The watched run over time", *_course(result)),
         *section("GPU memory of the watched run", _memory(result.ledger)),
         *section("What could not be determined", unknown),
-    ]
+    )
+    return Subject(_headline(result), sections, tuple(plain(result.notes)))
+
+
+def _facts(result: WatchResult) -> Facts | None:
+    ledger = result.ledger
+    ended = result.header.ending in ("failed", "interrupted")
+    return facts(
+        ("judged", _judged(result) if result.steps else "", 6),
+        ("end", _ending(result) if ended else "", 3),
+        ("GPU memory", _at_peak(ledger) if ledger is not None else "", 8),
+        ("RAM", "; ".join(map(_held, result.host_memory)), 30),
+    )
+
+
+def _judged(result: WatchResult) -> str:
+    """How much was looked at, and on what."""
+    header = result.header
+    where = "CPU"
+    if header.gpu is not None and header.gpu < len(header.gpus):
+        where = header.gpus[header.gpu].name
+    parts = [f"{count(result.steps, 'steady step')} in {duration(result.seconds)}", where]
+    if header.world_size > 1:
+        parts.append(f"{count(header.world_size, 'rank')} (figures of rank {header.rank})")
+    if header.autocast:
+        parts.append(f"AMP {header.autocast}")
+    elif header.precision != "unknown":
+        parts.append(header.precision)
+    if result.gpu_utilization is not None:
+        parts.append(f"NVML utilisation {percent(result.gpu_utilization)}")
+    if result.mfu is not None:
+        parts.append(f"MFU {percent(result.mfu)}")
+    return ", ".join(parts)
+
+
+def _ending(result: WatchResult) -> str:
+    ending, code = result.header.ending, result.header.exit_code
+    how = "" if code is None else f" {exit_words(code)}"
+    if code is not None and code < 0:
+        verb = "was ended"
+    else:
+        verb = "was interrupted" if ending == "interrupted" else "failed"
+    hint = ""
+    if code in _KILLED and not any(OOM_KILLED in note for note in result.notes):
+        hint = " `kill -9`, batch systems and the kernel's OOM killer send SIGKILL."
+    return f"The run {verb}{how}.{hint}"
+
+
+def _held(part: HostMemory) -> str:
+    """ "2 workers 600 MiB (520 MiB private, 10 MiB shared, 70 MiB of files)"."""
+    kinds = (
+        (part.private_bytes, "private"),
+        (part.shared_bytes, "shared"),
+        (part.file_bytes, "of files"),
+    )
+    who = {
+        "training": "the training process",
+        "workers": count(part.processes, "worker"),
+        "others": count(part.processes, "other process", "other processes"),
+    }[part.who]
+    told = ", ".join(f"{size(nbytes)} {kind}" for nbytes, kind in kinds)
+    return f"{who} {size(sum(nbytes for nbytes, _ in kinds))} ({told})"
+
+
+def _at_peak(ledger: MemoryLedger) -> str:
+    peak, total = ledger.peak_reserved_bytes, ledger.total_bytes
+    if peak is None:
+        return ""
+    text = f"{size(peak)} reserved at the peak"
+    if ledger.peak_allocated_bytes is not None:
+        text += f", {size(ledger.peak_allocated_bytes)} of it in tensors"
+    return text + (f", of {size(total)}" if total else "")
 
 
 def _tiles(result: WatchResult) -> tuple[Tile, ...]:
@@ -136,22 +236,27 @@ def _tiles(result: WatchResult) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _item(each: Finding) -> Item:
+def _item(each: Finding, place: int) -> Item:
     steps = ""
     if each.first_step is not None and each.last_step is not None:
         steps = f"{each.first_step} to {each.last_step}"
     setting = setting_text(each)
+    ends = each.kind in KINDS
+    detail = 0 if ends and not place else _SHOWN if place < _FINDINGS else _MORE
+    sure = "" if each.confidence == "certain" else f", {each.confidence}"
     return Item(
         title(each),
         TONES[each.severity],
-        each.severity,
-        (
-            ("evidence", "; ".join(map(evidence_text, each.evidence))),
-            ("cause", f"{each.cause} ({each.confidence})"),
-            ("fix", each.fix.action),
+        each.severity + sure,
+        rows(
+            ("evidence", "; ".join(map(evidence_text, each.evidence)), detail),
+            ("cause", each.cause),
+            ("fix", each.fix.action, detail),
             ("steps", steps),
         ),
-        (Command(setting, "Change"),) if setting else (),
+        (Command(setting, "Change", detail),) if setting else (),
+        detail,
+        _WHOLE_FIX if ends else 2,
     )
 
 
@@ -186,7 +291,18 @@ def _phases(result: WatchResult) -> Chart | None:
         "Mean time of a step by phase",
         (1, 2, 3),
     )
-    return Chart("Time of a step, by phase (measured)", says, spec, table)
+    drawn = sorted(
+        (each for each in shown if each.share >= _LEAST_SHARE), key=lambda each: -each.share
+    )[:_BARS]
+    sketch = bars(
+        [
+            ((PHASES[e.name], percent(e.share), duration(e.host_s)), min(1.0, e.share),
+             f"GPU {duration(e.gpu_s)}" if e.gpu_s is not None else "")
+            for e in drawn
+        ],
+        "lrr",
+    )  # fmt: skip
+    return Chart("Time of a step, by phase (measured)", says, spec, table, "", sketch, 20)
 
 
 def _ranks(result: WatchResult) -> Table | None:

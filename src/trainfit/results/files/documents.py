@@ -40,6 +40,11 @@ class Format:
     remake: str
     wanted: str
 
+    @classmethod
+    def of(cls, name: str, command: str) -> Format:
+        """The first version of a kind of file that ``command`` writes."""
+        return cls(name, 1, f"re-create it with `{command}`", f"give a file that `{command}` wrote")
+
     def head(self) -> dict[str, Any]:
         """The keys that a document begins with."""
         return {"format": self.name, "version": self.version, WRITTEN_BY: __version__}

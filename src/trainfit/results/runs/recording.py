@@ -137,9 +137,7 @@ def _parameter(entry: Any) -> Parameter:
     raise ValueError(f"a parameter is {entry!r}")
 
 
-FORMAT: Final = "trainfit-recording"
-VERSION: Final = 1
-_FILE: Final = Format(FORMAT, VERSION, "re-record it", "give a recording file")
+_FILE: Final = Format("trainfit-recording", 1, "re-record it", "give a recording file")
 
 #: Phases of a step, in the order of their codes.
 PHASES: Final = ("setup", "input", "forward", "backward", "optimizer")
@@ -238,7 +236,7 @@ class Recording(Displayed):
     @property
     def steps(self) -> int:
         """Number of completed optimizer steps."""
-        return int(np.count_nonzero(self.events % 4 == STEP_END))
+        return len(step_ends(self.events))
 
     @property
     def makeup(self) -> StepMakeup | None:
@@ -310,7 +308,7 @@ class Recording(Displayed):
 
     def first_steps(self, count: int) -> Recording:
         """The recording up to the end of optimizer step ``count``; itself if it ends there."""
-        ends = np.flatnonzero(self.events % 4 == STEP_END)
+        ends = step_ends(self.events)
         if not 1 <= count <= len(ends):
             raise ValueError(f"{count} of {len(ends)} recorded steps")
         events = self.events[: ends[count - 1] + 1]
@@ -430,9 +428,22 @@ def _read_npy(data: bytes) -> IntArray:
 
 
 def _check_format(path: Path, document: Any) -> None:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if not isinstance(document, dict) or document.get("format") != _FILE.name:
         raise ResultFileError(path, "it is not a trainfit recording", _FILE.wanted)
     _FILE.check(document, path)
+
+
+def step_ends(events: IntArray) -> IntArray:
+    """Places in ``events`` at which an optimizer step ends."""
+    return np.flatnonzero(events & 3 == STEP_END)
+
+
+def step_around(events: IntArray, event: int) -> tuple[int, int]:
+    """The first event of the step that ``event`` is in, and its end; ``len(events)`` where it does
+    not end."""
+    ends = step_ends(events)
+    at = int(np.searchsorted(ends, event))
+    return int(ends[at - 1]) + 1 if at else 0, int(ends[at]) if at < len(ends) else len(events)
 
 
 def _check_events(events: IntArray, allocs: int) -> None:

@@ -1,18 +1,15 @@
 """A watched run as it was recorded: a folder with a header, events and tables for each rank.
 
-    run-folder/
-      rank0.json             RunHeader; written at the start, again at the end
-      rank0.events.jsonl     an Event a line, appended
-      noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
-      rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
-      rank0.fetches.<pid>.bin  one a worker process
-      rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
-      machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
-                             by the sampler, one a machine
-      sampler.events.jsonl   Events of the sampler: what it could not sample, its end
-
-Format history
-    1   first version
+run-folder/
+  rank0.json             RunHeader; written at the start, again at the end
+  rank0.events.jsonl     an Event a line, appended
+  noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
+  rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
+  rank0.fetches.<pid>.bin  one a worker process
+  rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
+  machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
+                         by the sampler, one a machine
+  sampler.events.jsonl   Events of the sampler: what it could not sample, its end
 """
 
 from __future__ import annotations
@@ -34,8 +31,6 @@ from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import signal_name
 
-FORMAT: Final = "trainfit-watched-run"
-VERSION: Final = 1
 #: In the run's folder; an Event a line, appended.
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
 #: What a note of the header says where the kernel's counters tell why a run was killed.
@@ -168,7 +163,7 @@ class RunHeader(ResultFile):
     ``started_unix`` and ``started_monotonic`` are the same moment on two clocks.
     """
 
-    FILE: ClassVar = Format(FORMAT, VERSION, _REMAKE, _WANTED)
+    FILE: ClassVar = Format("trainfit-watched-run", 1, _REMAKE, _WANTED)
 
     command: str
     rank: int
@@ -212,7 +207,7 @@ class RunHeader(ResultFile):
     """Rows that could not be written."""
     refused_rows: int | None = None
     """Of them, those that the disk refused (it was full); the others came faster than they could
-    be written. ``None``: of an earlier version, which did not count them."""
+    be written."""
     first_lost_step: int | None = None
     """The step of the first of them, where it is a row of a step."""
     recording_share: float | None = None

@@ -18,7 +18,7 @@ from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.tensor import CPU, GPUS, DeviceTensor, gpu_number, ordinal
+from trainfit.simgpu.device.tensor import CPU, GPUS, gpu_number, ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
 from trainfit.torch_private.tensors import Generator as PlainGenerator
@@ -365,11 +365,6 @@ class Surface:
 
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.set(torch.cuda.nvtx, name, nothing)
-
-
-def is_simulated(value: Any) -> bool:
-    """Is ``value`` a tensor of the simulated device?"""
-    return isinstance(value, DeviceTensor)
 
 
 # ---

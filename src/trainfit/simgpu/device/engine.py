@@ -360,6 +360,12 @@ class Engine(Hooks):
         meta = _empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=META)
         return wrap(meta, spec, self.memory.adopt(meta))
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
+        """Allocate a contiguous tensor of this shape."""
+        with no_dispatch():
+            meta = torch.empty(shape, dtype=dtype, device=META)
+        return self.adopt(meta)  # type: ignore[no-any-return]
+
     def adopt(self, meta: Any) -> Any:
         """Simulated tensors over meta tensors, allocating for storages that are new."""
         if isinstance(meta, torch.Tensor):

@@ -257,9 +257,7 @@ def _fused(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     engine.record(engine.info(func))
     shape = (*query.shape[:3], value.shape[3])
     out = engine.adopt(_like(shape, query.stride(), query.dtype))
-    with no_dispatch():
-        sums = torch.empty(query.shape[:3], dtype=torch.float32, device=META)
-    return out, engine.adopt(sums)
+    return out, engine.empty(query.shape[:3], torch.float32)
 
 
 @handles(_backward_op)
@@ -267,8 +265,7 @@ def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Besides the gradients the sums of out × gradient, one for each query."""
     _, query, key, value, _, sums, _ = args
     engine.record(engine.info(func))
-    with no_dispatch():
-        delta = engine.adopt(torch.empty(sums.shape, dtype=torch.float32, device=META))
+    delta = engine.empty(sums.shape, torch.float32)
     grads = tuple(
         engine.adopt(_like(tuple(each.shape), each.stride(), each.dtype))
         for each in (query, key, value)

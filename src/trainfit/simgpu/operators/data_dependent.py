@@ -28,9 +28,7 @@ def contents_of(engine: Engine, *tensors: Any) -> list[torch.Tensor] | None:
 def new_result(engine: Engine, func: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """A new tensor of this shape, as the result of ``func``, which is recorded."""
     engine.record(engine.info(func))
-    with no_dispatch():
-        meta = torch.empty(shape, dtype=dtype, device=META)
-    return engine.adopt(meta)
+    return engine.empty(shape, dtype)
 
 
 def _known_result(engine: Engine, func: Any, content: torch.Tensor) -> Any:
@@ -233,23 +231,14 @@ def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     steps = log_probs.shape[0]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
     loss = new_result(engine, func, (batch,), log_probs.dtype)
-    with no_dispatch():
-        alpha = torch.empty((batch, steps, 2 * longest + 1), dtype=loss.dtype, device=META)
-    return loss, engine.adopt(alpha)
-
-
-@handles(private.ctc_loss_backward.default, private.ctc_loss_backward.Tensor)
-def ctc_loss_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    return new_result(engine, func, tuple(args[1].shape), args[1].dtype)
+    return loss, engine.empty((batch, steps, 2 * longest + 1), loss.dtype)
 
 
 @handles(aten.geqrf.default)
 def geqrf(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     *batch, rows, columns = args[0].shape
     factors = new_result(engine, func, (*batch, columns, rows), args[0].dtype).mT
-    with no_dispatch():
-        tau = torch.empty((*batch, min(rows, columns)), dtype=factors.dtype, device=META)
-    return factors, engine.adopt(tau)
+    return factors, engine.empty((*batch, min(rows, columns)), factors.dtype)
 
 
 @handles(private.sample_dirichlet.default)
@@ -260,6 +249,8 @@ def like_first(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(
     aten.multi_margin_loss_backward.default,
     aten.multilabel_margin_loss_backward.default,
+    private.ctc_loss_backward.default,
+    private.ctc_loss_backward.Tensor,
     private.dirichlet_grad.default,
 )
 def like_second(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
@@ -308,9 +299,7 @@ def product(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     info = engine.info(func)
     engine.record(info)
     left, right, dtype = args[-3:]
-    with no_dispatch():
-        meta = torch.empty((left.shape[0], right.shape[1]), dtype=dtype, device=META)
-    out = engine.adopt(meta)
+    out = engine.empty((left.shape[0], right.shape[1]), dtype)
     if info.kernel is not None:
         engine.accounting.attempt(func, info.kernel, engine, args, out)
     return out

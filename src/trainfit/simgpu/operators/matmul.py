@@ -86,6 +86,8 @@ def _lt_handle(engine: Engine) -> None:
     aten.addmv.default,
     private.int_mm.default,
     private.scaled_mm.default,
+    aten.bmm.default,
+    aten.bmm.out,
 )
 def product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """cuBLAS allocates its workspace at the first matmul on a stream."""
@@ -114,13 +116,6 @@ def _goes_to_lt(bias: Any, left: Any, right: Any) -> bool:
         and bias.size[0] == right.size[1]
         and min(*left.size, *right.size) > 1
     )
-
-
-@allocates(aten.bmm.default, aten.bmm.out)
-def batched_product(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    _handle(engine)
-    if not (args[0]._spec.suits_blas and args[1]._spec.suits_blas):
-        _copies(engine, args[:2])
 
 
 @allocates(

@@ -196,12 +196,6 @@ class _Call:
         return (self.rows, width) if self.packed else (self.rows // self.batch, self.batch, width)
 
 
-def _new(engine: Engine, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    with no_dispatch():
-        meta = torch.empty(shape, dtype=dtype, device=META)
-    return engine.adopt(meta)
-
-
 def _swapped(tensor: Any) -> Any:
     with no_dispatch():
         meta = tensor._meta.transpose(0, 1)
@@ -218,20 +212,20 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     directions = 1 + bidirectional
     dtype, itemsize = source.dtype, source.dtype.itemsize
     copied = not _contiguous_steps(source, call)
-    out = _new(engine, call.outputs((projection or hidden) * directions), dtype)
+    out = engine.empty(call.outputs((projection or hidden) * directions), dtype)
     shape = (layers * directions, call.batch)
-    hy = _new(engine, (*shape, projection or hidden), hx.dtype)
-    cy = _new(engine, (*shape, hidden) if cx is not None else (0,), hx.dtype)
+    hy = engine.empty((*shape, projection or hidden), hx.dtype)
+    cy = engine.empty((*shape, hidden) if cx is not None else (0,), hx.dtype)
     if flat is None:
         warnings.warn(_NOT_FLAT, UserWarning, stacklevel=2)
-        flat = _new(engine, (sum(weight.numel() for weight in weights),), dtype)
+        flat = engine.empty((sum(weight.numel() for weight in weights),), dtype)
     else:
         flat = wrap(flat._meta, flat._spec, flat._life)
     reserve = 0
     if train:
         between = dropout > 0 and layers > 1
         reserve = reserve_bytes(mode, call.rows, hidden, layers, directions, itemsize, between)
-    saved = _new(engine, (reserve,), torch.uint8)
+    saved = engine.empty((reserve,), torch.uint8)
     _take_workspace(engine, call, mode, hidden, directions, flat, copied * source._spec.nbytes)
     return (_swapped(out) if call.transposed else out), hy, cy, saved, flat
 
@@ -268,9 +262,9 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes] * 2
     if grads[0] is not None and not _contiguous_steps(grads[0], call):
         copies.append(grads[0]._spec.nbytes)
-    dx = _new(engine, _step_major(source, call), source.dtype)
-    dhx = _new(engine, tuple(hx.shape), hx.dtype)
-    dcx = _new(engine, tuple(cx.shape), cx.dtype) if cx is not None else None
+    dx = engine.empty(_step_major(source, call), source.dtype)
+    dhx = engine.empty(tuple(hx.shape), hx.dtype)
+    dcx = engine.empty(tuple(cx.shape), cx.dtype) if cx is not None else None
     _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(filled) + sum(copies))
     dw = _weight_gradients(engine, weights, flat) if wanted[3] else [None] * len(weights)
     if wanted[3]:
@@ -285,7 +279,7 @@ def _step_major(source: Any, call: _Call) -> tuple[int, ...]:
 
 def _weight_gradients(engine: Engine, weights: Any, flat: Any) -> list[Any]:
     """One buffer like the weights', of which the gradients are parts."""
-    buffer = _new(engine, tuple(flat.shape), flat.dtype)
+    buffer = engine.empty(tuple(flat.shape), flat.dtype)
     gradients, at = [], 0
     for weight in weights:
         with no_dispatch():

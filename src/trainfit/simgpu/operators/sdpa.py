@@ -17,8 +17,6 @@ from trainfit.hardware import GpuSpec
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.torch_private import operators as private
 
-aten = torch.ops.aten
-
 _HALVES = (torch.float16, torch.bfloat16)
 #: Since this version PyTorch tries cuDNN's attention first on Hopper and B200/B300 (with
 #: the cuDNN >= 9.15.1 that its CUDA 13 wheels bring).

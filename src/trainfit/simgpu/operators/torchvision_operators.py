@@ -22,7 +22,6 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import dense_copy
 from trainfit.simgpu.device.registry import HANDLERS
 from trainfit.simgpu.device.tensor import (
-    META,
     SimulatedTensor,
     SimulationEndedError,
     current_engine,
@@ -80,12 +79,6 @@ def _has_cpp_rule(name: str) -> bool:
     return is_defined and has_kernel(f"torchvision::{name}", "AutocastCUDA")
 
 
-def _empty(engine: Engine, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
-    with no_dispatch():
-        meta = torch.empty(shape, dtype=dtype, device=META)
-    return engine.adopt(meta)  # type: ignore[no-any-return]
-
-
 # --- Suppression of overlapping boxes ---------------------------------------------------------
 
 
@@ -95,15 +88,15 @@ def _nms(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     _check_boxes(boxes, scores)
     count = boxes.shape[0]
     if not count:
-        return _empty(engine, (0,), torch.int64)
+        return engine.empty((0,), torch.int64)
     engine.assume(f"nms() was assumed to keep all {count} boxes")
     order = engine.run(aten.sort.default, (scores, 0, True), {})[1]
     ordered = engine.run(aten.index_select.default, (boxes, 0, order), {})
     words = -(-count // _BOXES_OF_A_WORD)
-    overlaps = _empty(engine, (count * words,), torch.int64)
+    overlaps = engine.empty((count * words,), torch.int64)
     engine.record(engine.info(func))
     engine.wait_for_device()
-    kept = _empty(engine, (count,), torch.int64)
+    kept = engine.empty((count,), torch.int64)
     result = engine.run(aten.index.Tensor, (order, [kept]), {})
     del ordered, overlaps
     return result
@@ -201,7 +194,7 @@ class _Geometry:
         self.dtype = source.dtype
 
     def columns_of(self, engine: Engine) -> SimulatedTensor:
-        return _empty(engine, (self.depth * self.groups, self.columns), self.dtype)
+        return engine.empty((self.depth * self.groups, self.columns), self.dtype)
 
     def multiply(
         self, engine: Engine, into: Any, rows: int, depth: int, columns: int, *operands: Any
@@ -233,10 +226,10 @@ def _deformed(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     found = _Geometry(call)
     shape = (found.batch, found.rows * found.groups, *call["offset"].shape[2:])
     engine.record(engine.info(func))
-    out = _empty(engine, shape, found.dtype)
+    out = engine.empty(shape, found.dtype)
     if not found.batch:
         return out
-    buffer = _empty(engine, shape, found.dtype)
+    buffer = engine.empty(shape, found.dtype)
     columns = found.columns_of(engine)
     found.multiply(engine, buffer, found.rows, found.depth, found.columns, held["weight"], columns)
     bias = engine.run(aten.view.default, (held["bias"], [1, -1, 1, 1]), {})
@@ -252,7 +245,7 @@ def _deformed_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     found = _Geometry(call)
     engine.record(engine.info(func))
     grads = {
-        name: _empty(engine, tuple(call[name].shape), found.dtype)
+        name: engine.empty(tuple(call[name].shape), found.dtype)
         for name in ("input", "offset", "mask")
     }
     columns = found.columns_of(engine)
@@ -260,10 +253,10 @@ def _deformed_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
         engine, columns, found.depth, found.rows, found.columns, held["weight"], held["grad"]
     )
     del columns
-    weight = _empty(engine, tuple(call["weight"].shape), found.dtype)
+    weight = engine.empty(tuple(call["weight"].shape), found.dtype)
     # Of several images at once the gradient is copied into another order.
     together = found.images > 1 or found.groups > 1
-    order = _empty(engine, tuple(call["grad"].shape), found.dtype) if together else held["grad"]
+    order = engine.empty(tuple(call["grad"].shape), found.dtype) if together else held["grad"]
     columns = found.columns_of(engine)
     found.multiply(engine, weight, found.rows, found.columns, found.depth, order, columns)
     del columns, order
@@ -304,7 +297,7 @@ def _tensors(result: Any) -> tuple[Any, ...]:
 
 def _rotated(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     engine.record(engine.info(func))
-    return _empty(engine, (args[0].shape[0], args[1].shape[0]), torch.float32)
+    return engine.empty((args[0].shape[0], args[1].shape[0]), torch.float32)
 
 
 _POOLING = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool")

@@ -20,7 +20,6 @@ from trainfit.results.runs.watched import WorkerCopies
 #: Batches whose digests are left, and the bytes of each at most: a worker hashes 1 GB/s.
 _BATCHES: Final = 3
 _MOST_BYTES: Final = 4 << 20
-_NONE: Final[Mapping[str, str]] = {}
 
 
 @dataclasses.dataclass(frozen=True)

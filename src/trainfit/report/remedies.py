@@ -1,0 +1,157 @@
+"""Remedies of a plan: what each saves and costs, what to change, and the best ones together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.report.blocks import Command, Item, Items, Section, facts, items, rows, section
+from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
+from trainfit.results.memory import MemoryFigures
+from trainfit.results.text import percent, share, size
+
+_CHANGES: Final = {
+    "nothing": "training: the same",
+    "precision": "training: the same in lower precision",
+    "training": "CHANGES TRAINING",
+}
+
+
+def remedies_sections(tried: Remedies | None) -> list[Section]:
+    """Every remedy that was tried, best first, with its price and what to change."""
+    if tried is None:
+        return []
+    if tried.before is None:
+        return section("Remedies", facts(("none tried", tried.failure)))
+    before = tried.before
+    at = f"batch size {tried.batch_size}" if tried.batch_size else "the current batch size"
+    won = [_remedy(each, before, tried.largest_batch) for each in tried.won]
+    none = "" if tried.won else "none of the applicable ones lowers the memory"
+    return section(
+        f"Remedies at {at}",
+        facts(
+            ("order", "by memory saved per percent of extra compute (each simulated by itself over "
+                      f"{tried.steps} steps)"),
+            ("result", none),
+        ),
+        items(won),
+        facts(*_others(tried), lines=4),
+        _together(tried.combination),
+    )  # fmt: skip
+
+
+def memory_text(memory: MemoryFigures) -> str:
+    return (
+        f"allocated {size(memory.allocated_bytes)}, reserved {size(memory.reserved_bytes)}, "
+        f"device {size(memory.device_bytes)}"
+    )
+
+
+def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -> Item:
+    assert remedy.memory is not None
+    kind = {"estimated": "not simulated", "replayed": "replayed"}.get(remedy.status, "")
+    largest = ""
+    if remedy.largest_batch is not None:
+        was = "" if largest_before is None else f"{largest_before} -> "
+        largest = f"{was}{remedy.largest_batch}"
+    changes = _CHANGES[remedy.changes]
+    changes += f": {remedy.changes_detail}" if remedy.changes_detail else ""
+    seen = remedy.found if remedy.name == "checkpoint" else ""
+    return Item(
+        f"{remedy.title} [{remedy.name}]" + ("" if remedy.fits else ": does not fit"),
+        "plain" if remedy.fits else "warn",
+        kind,
+        rows(
+            ("memory", _before_after(before, remedy.memory)),
+            ("largest batch", largest),
+            ("training", changes),
+            ("step", _step(remedy.step_change)),
+            ("extra", _extra(remedy.extra)),
+            ("because", remedy.reason),
+            ("found", seen),
+            *(("change", each) for each in remedy.how),
+        ),
+        (Command(remedy.launch, "Run"),) if remedy.launch is not None else (),
+    )
+
+
+def _before_after(before: MemoryFigures, after: MemoryFigures) -> str:
+    pairs = (
+        ("allocated", before.allocated_bytes, after.allocated_bytes),
+        ("reserved", before.reserved_bytes, after.reserved_bytes),
+        ("device", before.device_bytes, after.device_bytes),
+    )
+    text = ", ".join(f"{name} {_pair(one, two)}" for name, one, two in pairs)
+    saved = before.device_bytes - after.device_bytes
+    return f"{text} (-{share(saved, before.device_bytes)})" if saved > 0 else text
+
+
+def _pair(one: int, two: int) -> str:
+    """Two sizes; the unit is written once where they have the same."""
+    first, second = size(one), size(two)
+    if first.partition(" ")[2] == second.partition(" ")[2]:
+        first = first.partition(" ")[0]
+    return f"{first} -> {second}"
+
+
+def _extra(extra: ExtraCompute | None) -> str:
+    if extra is None:
+        return ""
+    named = {
+        "FLOPs": extra.flops_share,
+        "bytes moved": extra.traffic_share,
+        "operators": extra.operators_share,
+    }
+    return ", ".join(f"{name} {percent(part, signed=True)}" for name, part in named.items())
+
+
+def _step(change: float | None) -> str:
+    return "" if change is None else f"a step {percent(change, signed=True)} (predicted)"
+
+
+def _others(tried: Remedies) -> Iterator[tuple[str, str]]:
+    """What makes the step faster, what wins no memory, what failed."""
+    if tried.faster:
+        named = ", ".join(
+            f"{each.name} ({percent(each.step_change or 0.0, signed=True)})"
+            for each in tried.faster
+        )
+        yield "faster step", f"{named} (predicted)"
+    won = {each.name for each in tried.won}
+    none = [each for each in tried.items if each.saved_bytes is not None and each.name not in won]
+    if none:
+        yield "no memory saved", ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
+    for each in tried.items:
+        if each.status == "failed":
+            yield "failed", f"{each.name}: {each.reason}"
+
+
+def _nothing(remedy: Remedy) -> str:
+    """What a remedy changes that saves nothing, and why it does not, where that is known."""
+    change = _more(-(remedy.saved_bytes or 0))
+    return f"{change}: {remedy.reason}" if remedy.reason else change
+
+
+def _more(nbytes: int) -> str:
+    sign = "+" if nbytes > 0 else "-"
+    return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
+
+
+def _together(combination: Combination | None) -> Items | None:
+    if combination is None:
+        return None
+    names, memory = " + ".join(combination.names), combination.memory
+    if memory is None:
+        return items([Item(f"{names}: could not be simulated", "warn", "together",
+                           rows(("because", combination.failure)))])  # fmt: skip
+    fits = "fits" if combination.fits else "does not fit either"
+    batch = "" if combination.batch_size is None else str(combination.batch_size)
+    told = rows(
+        ("memory", memory_text(memory)),
+        ("batch size", batch),
+        ("step", _step(combination.step_change)),
+        ("extra", _extra(combination.extra)),
+        ("change", "as for each of them"),
+    )
+    launch = (Command(combination.launch, "Run"),)
+    return items([Item(f"{names}: {fits}", "plain", "together", told, launch)])
