@@ -78,6 +78,7 @@ _UNITS: Final = {
     "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
              "events failures first_size last_size processes retries device_allocations_per_step "
              "files frozen loss_divisors looks machines "
+             "cells cheapest fastest best_per_unit "
              "micro_batches optimized trained_numbers without_gradient link_width "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "repeats sm_count trained_parameters tries",
