@@ -72,6 +72,7 @@ _UNITS: Final = {
     "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
               "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",
+    "samples/step": "samples_per_step",
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
