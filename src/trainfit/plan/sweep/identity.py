@@ -2,7 +2,7 @@
 
 Cells are kept by a hash of it, so that a sweep goes on where it ended, and a script that was edited
 is planned afresh. Of files, those are looked at that the command names and that its script imports
-by name; what it opens besides is not known before it runs.
+by name; what else it opens is not known before it runs.
 """
 
 from __future__ import annotations
