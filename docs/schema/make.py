@@ -72,12 +72,14 @@ _UNITS: Final = {
     "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
               "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",
+    "samples/step": "samples_per_step",
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
                       "throttled input_at_most input_range collecting",
     "as the object says": "after before high low value",
     "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
              "events failures first_size last_size processes retries device_allocations_per_step "
              "files frozen loss_divisors looks machines "
+             "cells cheapest fastest best_per_unit "
              "micro_batches optimized trained_numbers without_gradient link_width "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "repeats sm_count trained_parameters tries",

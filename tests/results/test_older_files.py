@@ -66,7 +66,8 @@ READ: dict[str, Callable[[Path], str]] = {
         ("plan", "recording", "loader", "rehearsal", "pace", "doctor", "profile"), shown
     ),
     **dict.fromkeys(("watch", "watch-comparison", "watch-verification"), shown),
-    **dict.fromkeys(("batch", "noise-scale", "gpus", "gpu-comparison", "memory-snapshot"), shown),
+    **dict.fromkeys(("batch", "noise-scale", "gpus", "gpu-comparison"), shown),
+    **dict.fromkeys(("memory-snapshot", "sweep"), shown),
     "report": paged,
     "watched-run": lambda path: RunHeader.load(path).command,
     "gpu-truth": measured_truth,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import stat
 import sys
@@ -78,6 +79,12 @@ def use_config(
     if given:
         named = ", ".join(each.key for each in given.values())
         print(f"trainfit: {printable(named)} from {_shown(config.path)}", file=sys.stderr)
+
+
+def defaults_text() -> str:
+    """What the file says that counts here, in a form that changes only with that; empty: none."""
+    config = _found(Path.cwd())
+    return "" if config is None else json.dumps(config.values, sort_keys=True, default=str)
 
 
 def _found(folder: Path) -> _Config | None:

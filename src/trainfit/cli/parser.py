@@ -56,6 +56,7 @@ HEADINGS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb("simulate", "record a script on a simulated GPU and show its memory"),
         Verb("memory", "explain what uses the memory at the peak and by batch size"),
         Verb("gpus", "list GPUs, explain their figures, compare them for a job"),
+        Verb("sweep", "plan commands on GPUs, counts and values; which is best"),
         Verb("batch", "what a smaller or larger batch does to learning"),
     ),
     "the DataLoader": (

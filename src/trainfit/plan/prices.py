@@ -42,6 +42,13 @@ class Prices:
     notes: tuple[str, ...] = ()
 
 
+def given_prices(source: Path | None) -> Prices | None:
+    """Of ``--price``: a file's, or those of the market; raises :class:`PriceFileError`."""
+    if source is None:
+        return None
+    return market_prices() if str(source) == MARKET else load_prices(source)
+
+
 def load_prices(path: Path) -> Prices:
     """Read a TOML file of prices; raises :class:`PriceFileError`."""
     document = _document(path)

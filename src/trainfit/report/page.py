@@ -33,6 +33,7 @@ from trainfit.report.sections.plan import plan_subject
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.report.sections.snapshot import snapshot_subject
+from trainfit.report.sections.sweep.subject import sweep_subject
 from trainfit.report.sections.watch import watch_subject
 from trainfit.report.versions import machine_sections
 from trainfit.results.batch import BatchExplanation, NoiseResult
@@ -47,6 +48,7 @@ from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
+from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 from trainfit.version import __version__
@@ -189,6 +191,7 @@ def _unknown(entry: Entry) -> Subject:
 #: How the page of each kind of result is made, in the order of the page.
 _SUBJECTS: Final[Mapping[type, _Build]] = {
     PlanResult: _of(plan_subject),
+    SweepResult: _of(sweep_subject),
     GpuComparison: _of(comparison_subject),
     RecordingSummary: lambda entry: recording_subject(entry.result, entry.detail),
     LoaderResult: _of(loader_subject),

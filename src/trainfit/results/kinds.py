@@ -23,11 +23,12 @@ from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 
 _KINDS: Final[tuple[type[ResultFile], ...]] = (
-    *(PlanResult, GpuComparison, GpusResult, PlanVerification, Profile),
+    *(PlanResult, SweepResult, GpuComparison, GpusResult, PlanVerification, Profile),
     *(LoaderResult, Rehearsal, WatchResult, Comparison, Verification),
     *(PaceResult, BatchExplanation, NoiseResult, DoctorResult, SnapshotReport),
 )

@@ -126,7 +126,9 @@ class TimelinePoint:
 
 @dataclasses.dataclass(frozen=True)
 class RankSummary:
-    """A rank of the run: its steps a second, and how long it waits."""
+    """A rank of the run: its steps a second, and how long it waits. ``collectives_share`` is the
+    time in collectives that nothing hides, ``reserved_bytes`` PyTorch's at most; ``None`` is not
+    measured."""
 
     rank: int
     host: str
@@ -134,6 +136,9 @@ class RankSummary:
     step_s: float | None
     input_share: float | None
     gpu_busy: float | None
+    samples_per_step: float | None = None
+    collectives_share: float | None = None
+    reserved_bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

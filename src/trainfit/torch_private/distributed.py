@@ -32,6 +32,19 @@ STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
 
 
+def where_collectives_are(name: str, function: Any) -> list[Any]:
+    """The modules that have this function of ``torch.distributed`` under its name."""
+    modules = (torch.distributed, distributed_c10d)
+    return [module for module in modules if getattr(module, name, None) is function]
+
+
+def ddp_times(module: Any) -> dict[str, Any]:
+    """What a DistributedDataParallel has timed of its passes, in nanoseconds; empty: it tells none.
+
+    To be asked between passes by the thread that trains: it waits for what the reducer locks."""
+    return dict(getattr(module, "_get_ddp_logging_data", dict)())
+
+
 def make_lonely_group(rank: int, size: int) -> Any:
     """A process group that communicates with nobody."""
     return getattr(LonelyGroup, "_create_internal", LonelyGroup)(rank, size)

@@ -23,8 +23,10 @@ from trainfit.watch.rules import (
     input,
     memory,
     ram,
+    ranks,
     standing,
     training,
+    uneven_gpus,
     worker_copies,
 )
 from trainfit.watch.rules.input import USELESS
@@ -55,6 +57,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "cpu_contention": "cpu",
     "swapping": "cpu",
     "straggler": "communication",
+    "exposed_communication": "communication",
     "thermal_throttling": "gpu",
     "power_throttling": "gpu",
     "clocks_set": "gpu",
@@ -122,6 +125,8 @@ RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
     OTHER_CODE,
     *gpu.RULES,
+    *ranks.RULES,
+    *uneven_gpus.RULES,
     *memory.RULES,
     *ram.RULES,
     *growth.RULES,

@@ -81,16 +81,56 @@ def mfu(rank: RankView) -> float | None:
     return header.flops_per_sample * rate / peak
 
 
+def input_share(rank: RankView) -> float | None:
+    """Of the time, what is lost by waiting for batches."""
+    lost = checks.input_lost(rank)
+    return checks.share_of(rank, lost) if np.isfinite(lost).any() else None
+
+
+def samples_per_step(rank: RankView) -> float | None:
+    """The median of the steady steps."""
+    return median(rank.steps["samples"])
+
+
+def exposed_s(rank: RankView) -> float | None:
+    """Seconds of a step in collectives that nothing hides, waiting for other ranks among them.
+
+    On a GPU what DDP's CUDA events say: the host does not wait in a call there. ``None``: not
+    measured.
+    """
+    communication = rank.header.communication
+    if not checks.has_gpu(rank):
+        return communication.exposed_s
+    gradients = communication.gradients
+    on_gpu = gradients is not None and gradients.by == "CUDA events"
+    return gradients.exposed_s if gradients is not None and on_gpu else None
+
+
+def exposed_share(rank: RankView) -> float | None:
+    """The same as a share of the median step."""
+    seconds, step_s = exposed_s(rank), median(rank.steps["step_s"])
+    return min(1.0, seconds / step_s) if seconds is not None and step_s else None
+
+
+def peak_reserved(rank: RankView) -> float | None:
+    """Bytes that PyTorch reserved at most."""
+    reserved = known(rank.record.steps["reserved_bytes"])
+    return float(reserved.max()) if len(reserved) else None
+
+
 def summary(rank: RankView) -> RankSummary:
     """One rank in a line."""
-    lost = checks.input_lost(rank)
+    reserved = peak_reserved(rank)
     return RankSummary(
         rank=rank.header.rank,
         host=rank.header.host,
         steps=len(rank.record.steps),
         step_s=median(rank.steps["step_s"]),
-        input_share=checks.share_of(rank, lost) if np.isfinite(lost).any() else None,
+        input_share=input_share(rank),
         gpu_busy=checks.busy(rank),
+        samples_per_step=samples_per_step(rank),
+        collectives_share=exposed_share(rank),
+        reserved_bytes=None if reserved is None else int(reserved),
     )
 
 
@@ -294,8 +334,8 @@ def _full_at(
 
 def peak_share(view: RankView) -> float | None:
     """Of the GPU's memory, what the process reserves at its peak."""
-    gpu, reserved = view.header.gpu, known(view.record.steps["reserved_bytes"])
-    if gpu is None or gpu >= len(view.header.gpus) or not len(reserved):
+    gpu, reserved = view.header.gpu, peak_reserved(view)
+    if gpu is None or gpu >= len(view.header.gpus) or reserved is None:
         return None
     total = view.header.gpus[gpu].memory_bytes
-    return float(reserved.max()) / total if total else None
+    return reserved / total if total else None

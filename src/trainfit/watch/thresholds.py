@@ -135,6 +135,11 @@ ROOMY: Final = 0.5
 SMALL_KERNELS: Final = 0.5
 #: Of a step: how much longer than the others' a rank's own work is (TraceML: 0.10 and 0.20).
 STRAGGLER: Final = 0.10
+#: Of the GPU's memory, what one rank's holds more than the others'.
+UNEVEN_MEMORY: Final = 0.05
+#: NVML's utilization of one rank's GPU less another's: it is averaged and rounded, and differs by
+#: several percent between equal ranks.
+UNEVEN_UTILIZATION: Final = 0.2
 #: Of the GPU's memory, what processes of others may hold.
 OTHERS_MEMORY: Final = 0.05
 #: Of the GPU's memory, what is free at the worst moment (TraceML warns at 92%, fails at 97%).

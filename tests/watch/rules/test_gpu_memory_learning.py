@@ -16,11 +16,14 @@ from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
-from trainfit.watch.rules import gpu, growth, memory, ram, training
+from trainfit.watch.rules import gpu, growth, memory, ram, ranks, training, uneven_gpus
 from trainfit.watch.view import RunView
 
 GIB = 2**30
-RULES = (*gpu.RULES, *memory.RULES, *ram.RULES, *growth.RULES, *training.RULES)
+RULES = (
+    *(*gpu.RULES, *ranks.RULES, *uneven_gpus.RULES, *memory.RULES, *ram.RULES, *growth.RULES),
+    *training.RULES,
+)
 CARD = WatchedGpu("NVIDIA A100", "", 40 * GIB, (8, 0), 312e12)
 HEADER = RunHeader(
     "python train.py", 0, 1, 1, "host", 0.0, 0.0, "0.1.0", "3.11",
@@ -70,7 +73,7 @@ def run_of(
 ) -> RunView:
     world = max(1, len(step_tables))
     given_tables: Sequence[tables.Table] = step_tables or (steps(),)
-    ranks = tuple(
+    recorded = tuple(
         RankRecord(
             dataclasses.replace(HEADER, **({"rank": at, "world_size": world} | header)),
             table,
@@ -81,7 +84,7 @@ def run_of(
     none = {name: np.zeros(0, kind) for name, kind in tables.BY_NAME.items()}
     return RunView(
         RunRecord(
-            ranks,
+            recorded,
             none["machine"] if machine is None else machine,
             samples() if cards is None else cards,
             none["processes"] if processes is None else processes,

@@ -15,7 +15,7 @@ from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
-from trainfit.plan.prices import MARKET, Prices, load_prices, market_prices
+from trainfit.plan.prices import given_prices
 from trainfit.report.gpu_meaning import explained
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.results.gpus import GpusResult
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 def _compare(options: argparse.Namespace, output: Path | None) -> int:
     """A job on GPUs; exit code 1 where it fits none of them."""
-    prices = _prices(options.price)
+    prices = given_prices(options.price)
     if options.budget is not None and prices is None:
         raise UsageError("--budget needs the prices: add --price FILE")
     gpus = _named(options.names) if options.names else catalogue()
@@ -79,12 +79,6 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     print_subject(result, options, comparison_subject)
     name_report(output, json=options.json)
     return 0 if result.fits else 1
-
-
-def _prices(source: Path | None) -> Prices | None:
-    if source is None:
-        return None
-    return market_prices() if str(source) == MARKET else load_prices(source)
 
 
 def _job(files: Sequence[Path]) -> Job:

@@ -26,6 +26,7 @@ from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import Verification as PlanVerification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
 from trainfit.results.watch import WatchResult
 
@@ -63,6 +64,7 @@ _SECTIONED: Final = (
     BatchExplanation,
     Profile,
     GpuComparison,
+    SweepResult,
     GpusResult,
     PlanVerification,
     SnapshotReport,

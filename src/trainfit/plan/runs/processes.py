@@ -99,7 +99,7 @@ class OwnProcess:
         self._process.send_signal(signal.SIGINT)
 
     def end(self) -> None:
-        _end_group(self._process)
+        end_group(self._process)
 
 
 class WarmProcess:
@@ -148,7 +148,7 @@ class WarmProcess:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_TERM_S)
-        _end_group(self._process)
+        end_group(self._process)
 
 
 class WarmProcesses:
@@ -233,7 +233,7 @@ def _python(command: Command, module: str, before: str = "") -> list[str]:
     return command.interpreter.start(code, "-u", *command.python_flags)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[bytes]) -> None:
     for kill, patience in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, 10.0)):
         try:
             os.killpg(process.pid, kill)

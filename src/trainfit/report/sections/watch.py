@@ -309,14 +309,17 @@ def _ranks(result: WatchResult) -> Table | None:
     if len(result.ranks) < 2:
         return None
     return table_of(
-        ("Rank", "Host", "Steps", "Step", "Waiting for batches", "GPU busy"),
+        ("Rank", "Host", "Steps", "Step", "Samples", "Waiting for batches", "In collectives",
+         "GPU busy", "Reserved"),
         [
-            (str(e.rank), e.host, str(e.steps), duration(e.step_s), percent(e.input_share),
-             percent(e.gpu_busy))
+            (str(e.rank), e.host, str(e.steps), duration(e.step_s),
+             "-" if e.samples_per_step is None else f"{e.samples_per_step:g}",
+             percent(e.input_share), percent(e.collectives_share), percent(e.gpu_busy),
+             "-" if e.reserved_bytes is None else size(e.reserved_bytes))
             for e in result.ranks
         ],
         "Ranks",
-        (0, 2, 3, 4, 5),
+        (0, 2, 3, 4, 5, 6, 7, 8),
     )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
+from trainfit.results.runs.communication import NO_COMMUNICATION, RankCommunication
 from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import signal_name
@@ -226,6 +227,8 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
+    communication: RankCommunication = NO_COMMUNICATION
+    """Its time in collectives, where there are several ranks."""
     notes: tuple[str, ...] = ()
 
 

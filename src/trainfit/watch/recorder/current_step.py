@@ -13,7 +13,13 @@ from trainfit.results.runs import tables
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.gpu_step import NO_MEMORY, Device, GpuStep, Memory, StepNumbers
 from trainfit.watch.recorder.job import CalledModels, LoaderRecord
-from trainfit.watch.recorder.phases import Counts, PhaseClock, UsedBatches, total
+from trainfit.watch.recorder.phases import (
+    CollectiveTime,
+    Counts,
+    PhaseClock,
+    UsedBatches,
+    total,
+)
 from trainfit.watch.recorder.rows import Row, Segment, Sink, StepRows, new_row
 
 # ---
@@ -121,6 +127,7 @@ class CurrentStep:
         """What recording this step has cost so far."""
         self._waited = 0.0
         self._used = UsedBatches()
+        self.collectives = CollectiveTime()
         self._backwards = 0
         self._skipped = self._restarted = False
         self._counts = Counts()
@@ -167,12 +174,16 @@ class CurrentStep:
             if phase != ph.CHECKPOINT:
                 return ph.NOT_ENTERED
             self.look()
+        if phase == ph.COLLECTIVE and self._started is None:
+            return ph.NOT_ENTERED  # before the training: ranks meet
         if self._started is None:
             self._started, self._cpu = self.phases.update(), self._cpu_clock()
             self._first = self._started
             self.phases.reset()
             self._open_segment()
         token = self.phases.enter(phase)
+        if phase == ph.COLLECTIVE and token >= 0:
+            self.collectives.calls += 1
         if token == 0 and self._gpu is not None:
             self._gpu.begin(phase)
             self._span = phase, token
@@ -335,6 +346,7 @@ class CurrentStep:
         counts, cpu = self._counts, self._cpu_clock()
         began = now if self._started is None else self._started
         cpu_s, self._cpu = cpu - self._cpu, cpu
+        self.collectives.add(self.count, self.phases.seconds[ph.COLLECTIVE])
         numbers = self.numbers
         return new_row(
             step=self.count,

@@ -7,7 +7,11 @@ from typing import Final
 
 #: Phases; ``OTHER`` is what lies between them.
 OTHER, INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, SYNC, CHECKPOINT, EVALUATION = range(9)
-COUNT: Final = 9
+#: In a collective that Python called: no column of a step, and no other phase's time.
+COLLECTIVE: Final = 9
+COUNT: Final = 10
+#: Steps at the start whose collectives do not count.
+WARM_UP: Final = 10
 #: What :meth:`PhaseClock.enter` returns where no phase was entered.
 NOT_ENTERED: Final = -1
 
@@ -69,6 +73,27 @@ class PhaseClock:
     def reset(self) -> None:
         """Start to count again; the phases that are entered stay so."""
         self.seconds = [0.0] * COUNT
+
+
+class CollectiveTime:
+    """Seconds of steps in :data:`COLLECTIVE`, and the calls; those of the first steps, in which
+    groups are made and ranks begin, do not count."""
+
+    __slots__ = ("_seconds", "_steps", "calls")
+
+    def __init__(self) -> None:
+        self._seconds, self._steps, self.calls = 0.0, 0, 0
+
+    def add(self, step: int, seconds: float) -> None:
+        """A step that was recorded in detail is over."""
+        if step >= WARM_UP:
+            self._seconds += seconds
+            self._steps += 1
+
+    @property
+    def mean_s(self) -> float | None:
+        """Of a step; ``None`` before there was one."""
+        return self._seconds / self._steps if self._steps else None
 
 
 # ---

@@ -40,7 +40,13 @@ from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
-from trainfit.watch.recorder import cuda_hooks, header, training_hooks, worker_hooks
+from trainfit.watch.recorder import (
+    collective_hooks,
+    cuda_hooks,
+    header,
+    training_hooks,
+    worker_hooks,
+)
 from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
@@ -138,6 +144,7 @@ class Recorder:
         self._ended: tuple[Ending, int | None] | None = None
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
+        self._communication = collective_hooks.CommunicationLooks()
         self._learning = LearningObserver(user_frame, looked=self._learned)
 
     # -- life ----------------------------------------------------------------------------------
@@ -160,6 +167,7 @@ class Recorder:
             training_hooks.install_saving(self, self._patches, loaders.watch_torchdata),
             learning_hooks.install(lambda: self._learning, self._patches),
         ]
+        collective_hooks.install(self, self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
 
@@ -327,6 +335,7 @@ class Recorder:
             self._compile_hooked = compiled.on_compilation(self._note_compilation)
         if self.steps.count == 0:
             self.learn(**header.of_model(module))
+            self._communication.of_model(module)
 
     def use(self, device: Device) -> None:
         """The training uses CUDA: its calls are hooked, its steps timed by events."""
@@ -359,6 +368,7 @@ class Recorder:
         if self._facts.get("optimizer") != self.steps.cycle.optimizer:
             self.learn(optimizer=self.steps.cycle.optimizer)
         self._look_for_gpu()
+        self._communication.after(row[0])
 
     def _look_for_gpu(self) -> None:
         if not self._on_gpu and torch.cuda.is_initialized():
@@ -459,6 +469,7 @@ class Recorder:
             first_lost_step=None if self._files is None else self._files.first_lost_step,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
+            communication=self._communication.facts(self.steps.collectives),
             notes=notes,
             **self._code(),
             **self._facts,

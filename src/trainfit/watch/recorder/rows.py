@@ -65,7 +65,7 @@ def new_row(
         phases[ph.COPY] if on_gpu else math.nan,
         *phases[ph.FORWARD : ph.SYNC],
         phases[ph.SYNC] if on_gpu else math.nan,
-        *phases[ph.CHECKPOINT :],
+        *phases[ph.CHECKPOINT : ph.COLLECTIVE],
         *_NO_GPU_TIMES,
         cpu_s,
         min(samples, tables.MOST_32),

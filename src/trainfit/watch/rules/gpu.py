@@ -1,22 +1,20 @@
-"""What keeps a GPU below its speed: clocks, precision, small batches, uneven ranks."""
+"""What keeps a GPU below its speed: clocks, precision, small batches."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainfit.findings.habits import DATA_PARALLEL, FLOAT32, autocast
+from trainfit.findings.habits import FLOAT32, autocast
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import mfu, peak_share
-from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.rules.ranks import find_uneven_ranks
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import PHASES, RankView, RunView, known, median, percentile
+from trainfit.watch.view import RankView, RunView, known, median, percentile
 
 # ---
 # A GPU that runs below its clock while it is at work: heat, the power limit, clocks that were set.
@@ -184,152 +182,6 @@ PRECISION: Final = Rule(("amp_off",), _find_amp_off, each_rank=True)
 
 
 # ---
-# Ranks that wait for one another: a straggler, uneven work, DataParallel.
-#
-# Data-parallel ranks all take as long as the slowest: gradients are averaged within the backward
-# pass, where the others wait. What tells them apart is each one's own work: everything but the
-# backward pass, and that at the least that any rank needs for it.
-
-
-#: Blocks of steps in which a rank must be behind; of these, those in which it may be ahead; and the
-#: percentile of its blocks that is its best pace.
-_LEAST_BLOCKS: Final = 3
-_LEAST_STEPS: Final = _LEAST_BLOCKS * thresholds.BLOCK_STEPS
-_IN_TURNS: Final = 0.25
-_AT_BEST: Final = 25
-_PARTS: Final = {
-    "input": "its DataLoader",
-    "copy": "copies to the GPU",
-    "forward": "the forward pass",
-    "optimizer": "the optimizer",
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluations",
-    "other": "Python code between the phases",
-}
-
-
-def _find_uneven_ranks(run: RunView) -> Iterator[Finding | Unknown]:
-    """Compare the ranks."""
-    header = run.run.header
-    if header.distributed == "data_parallel" and header.gpu is not None:
-        yield Finding(
-            "data_parallel",
-            "warning",
-            "DataParallel drives all GPUs from one process",
-            (),
-            DATA_PARALLEL.cause,
-            (Fix(DATA_PARALLEL.action),),
-            "certain",
-        )
-    world = run.run.header.world_size
-    if world < 2:
-        return
-    if len(run.ranks) < world:
-        reason = f"{len(run.ranks)} of {world} ranks were recorded"
-        yield Unknown("straggler", reason, "the folders of the other machines, merged")
-    ranks = [view for view in run.ranks if len(view.steps) >= _LEAST_STEPS]
-    if len(ranks) < 2:
-        yield Unknown("straggler", "too few steps", f"{_LEAST_STEPS} steps of two ranks")
-        return
-    yield from _straggler(ranks)
-
-
-def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
-    steps = [_common(view, ranks) for view in ranks]
-    if len(steps[0]) < _LEAST_STEPS:
-        yield Unknown(
-            "straggler", "too few steps that all ranks have", f"{_LEAST_STEPS} such steps"
-        )
-        return
-    work = np.array([[_seconds(each, part) for part in _PARTS] for each in steps])
-    step_s = max(float(np.nanmedian(each["step_s"])) for each in steps)
-    own, mean = work.sum(axis=1), work.mean(axis=2)
-    slowest = int(own.mean(axis=1).argmax())
-    others = np.delete(np.arange(len(ranks)), slowest)
-    lag = float(mean.sum(axis=1)[slowest] - np.median(mean.sum(axis=1)[others]))
-    least = thresholds.STRAGGLER * step_s
-    held_up = np.array([CoreWaits(view).held_up_by_others or 0.0 for view in ranks])
-    # By what other programs take of its core more than of the others' it is not slower itself.
-    lag -= step_s * max(0.0, float(held_up[slowest] - np.median(held_up[others])))
-    if lag < least or not _lasting(own, slowest, least):
-        return
-    part = int((mean[slowest] - np.median(mean[others], axis=0)).argmax())
-    name = list(_PARTS.values())[part]
-    rank, share = ranks[slowest].header.rank, lag / step_s
-    yield Finding(
-        "straggler",
-        severity(share),
-        f"Rank {rank} is slower than the others, which wait for it",
-        (
-            Evidence(f"own work of rank {rank}", float(mean[slowest].sum()), "s/step"),
-            Evidence(
-                "own work of the others, median",
-                float(np.median(mean.sum(axis=1)[others])),
-                "s/step",
-            ),
-        ),
-        f"most of the difference is {name}",
-        (
-            Fix(
-                f"compare {name} of rank {rank}'s machine with the others'; give all ranks as "
-                "much work"
-            ),
-        ),
-        "likely",
-        share,
-        rank=rank,
-    )
-
-
-def _common(view: RankView, ranks: list[RankView]) -> Table:
-    """Its steady steps that all ranks have."""
-    shared = functools.reduce(np.intersect1d, [each.steps["step"] for each in ranks])
-    _, places = np.unique(view.steps["step"], return_index=True)
-    steps: Table = view.steps[places]
-    steps = steps[np.isin(steps["step"], shared)]
-    return steps
-
-
-def _lasting(own: NDArray[np.float64], slowest: int, least: float) -> bool:
-    """Is a rank ``least`` seconds a step behind the others' median, and not by chance? ``own`` is
-    each rank's own work in each step (a row a rank).
-
-    Other programs hold up one rank or the other, for a while, and only ever make its work longer:
-    a rank that is slow by itself is so in its best blocks of steps, too, and hardly ever ahead.
-    """
-    length = thresholds.BLOCK_STEPS
-    starts = np.arange(0, own.shape[1] - length + 1, length)
-    blocks = np.add.reduceat(own[:, : len(starts) * length], starts, axis=1) / length
-    others = np.delete(blocks, slowest, axis=0)
-    behind = blocks[slowest] - np.median(others, axis=0)
-    at_best = np.percentile(blocks, _AT_BEST, axis=1)
-    gap = at_best[slowest] - np.median(np.delete(at_best, slowest))
-    later, earlier = int(np.sum(behind >= least)), int(np.sum(behind <= -least))
-    often = max(_LEAST_BLOCKS, thresholds.LASTING * len(starts))
-    return bool(gap >= least and later >= often and earlier <= _IN_TURNS * later)
-
-
-def _seconds(steps: Table, part: str) -> NDArray[np.float64]:
-    """Of a part in each of the steps; those of the GPU where they are longer. "other" is what no
-    phase covers, waiting for the GPU or in the backward pass included among the phases."""
-    if part == "other":
-        covered = np.sum([_column(steps, f"{name}_s") for name in PHASES], axis=0)
-        rest: NDArray[np.float64] = np.maximum(0.0, _column(steps, "step_s") - covered)
-        return rest
-    host = _column(steps, f"{part}_s")
-    if part in ("forward", "optimizer", "copy"):
-        host = np.fmax(host, _column(steps, f"gpu_{part}_s"))
-    return host
-
-
-def _column(steps: Table, name: str) -> NDArray[np.float64]:
-    return np.nan_to_num(np.asarray(steps[name], dtype=np.float64))
-
-
-RANKS: Final = Rule(("straggler", "data_parallel"), _find_uneven_ranks)
-
-
-# ---
 # Other processes on the run's GPU.
 
 
@@ -376,7 +228,7 @@ def _find_low_utilization(run: RunView) -> Iterator[Finding | Unknown]:
     idle = checks.idle_share(view)
     if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # something else is the limit, and has rules of its own
-    if any(isinstance(each, Finding) for each in _find_uneven_ranks(run)):
+    if any(isinstance(each, Finding) for each in find_uneven_ranks(run)):
         return  # the time that ranks wait for one another says nothing of their batches
     used, active = mfu(view), median(view.gpu["sm_active"])
     if used is None and active is None:
@@ -427,4 +279,4 @@ def _find_low_utilization(run: RunView) -> Iterator[Finding | Unknown]:
 UTILIZATION: Final = Rule(("small_batch", "low_mfu"), _find_low_utilization, each_rank=True)
 
 
-RULES = (CLOCKS, PRECISION, UTILIZATION, RANKS, SHARING)
+RULES = (CLOCKS, PRECISION, UTILIZATION, SHARING)

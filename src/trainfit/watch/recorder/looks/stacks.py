@@ -25,6 +25,7 @@ _MOST_CALLERS: Final = 6
 _PHASES: Final = (
     *("torch/nn/modules/module.py", "torch/autograd/__init__.py", "torch/autograd/graph.py"),
     *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py", "torch/serialization.py"),
+    "torch/distributed/distributed_c10d.py",
 )
 _FETCH: Final = "torch/utils/data/_utils/fetch.py"
 _OURS: Final = "/trainfit/watch/recorder/"

@@ -1,0 +1,51 @@
+"""What a rank of a watched run spent in its collectives, in seconds of a step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientTimes:
+    """Means of what DistributedDataParallel times of its own backward passes: the first ten, and
+    one of each hundred.
+
+    ``collectives_s`` is from the first bucket's all-reduce to the end of the last, with the waits
+    for other ranks in it; ``hidden_s`` the part of it in which the backward pass went on.
+    ``backward_s`` is the backward pass' computation. ``by`` are its clocks.
+    """
+
+    collectives_s: float
+    hidden_s: float
+    backward_s: float
+    by: Literal["CUDA events", "the host's clock"]
+
+    @property
+    def exposed_s(self) -> float:
+        """By how much collectives make the step longer."""
+        return max(0.0, self.collectives_s - self.hidden_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCommunication:
+    """``called_s`` are the host's seconds of a step in collectives that the script, or a library in
+    Python, called itself, the mean of steps recorded in detail after the warm-up (``None``: there
+    were none); ``calls`` how many there were in all steps. ``gradients`` are of DDP (``None``:
+    the training is without it, or it has not timed any)."""
+
+    called_s: float | None = None
+    calls: int = 0
+    gradients: GradientTimes | None = None
+
+    @property
+    def exposed_s(self) -> float | None:
+        """Seconds of a step that the rank spends in collectives, waiting for others or for the
+        data; ``None``: not measured."""
+        if self.gradients is not None:
+            return self.gradients.exposed_s + (self.called_s or 0.0)
+        return self.called_s if self.calls else None
+
+
+#: Of a run that nobody looked at.
+NO_COMMUNICATION: Final = RankCommunication()

@@ -1,0 +1,267 @@
+"""Ranks that wait for one another: which is slow, by how much and why; time in collectives.
+
+Data-parallel ranks all take as long as the slowest: gradients are averaged within the backward
+pass, where the others wait. What tells them apart is each one's own work: everything but the
+backward pass, and that at the least that any rank needs for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.results.findings import Evidence, Finding, Fix, Unknown
+from trainfit.results.runs.tables import Table
+from trainfit.watch import checks, thresholds
+from trainfit.watch.measures import exposed_s, samples_per_step
+from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import PHASES, RankView, RunView, median
+
+#: Blocks of steps in which a rank must be behind; of these, those in which it may be ahead; and the
+#: percentile of its blocks that is its best pace.
+_LEAST_BLOCKS: Final = 3
+_LEAST_STEPS: Final = _LEAST_BLOCKS * thresholds.BLOCK_STEPS
+_IN_TURNS: Final = 0.25
+_AT_BEST: Final = 25
+#: Samples of a step over the others', from which they are the cause.
+_MORE_SAMPLES: Final = 1.1
+_PARTS: Final = {
+    "input": "its DataLoader",
+    "copy": "copies to the GPU",
+    "forward": "the forward pass",
+    "optimizer": "the optimizer",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluations",
+    "other": "Python code between the phases",
+}
+
+
+def find_uneven_ranks(run: RunView) -> Iterator[Finding | Unknown]:
+    """A rank that is slower than the others."""
+    world = run.run.header.world_size
+    if world < 2:
+        return
+    if len(run.ranks) < world:
+        reason = f"{len(run.ranks)} of {world} ranks were recorded"
+        yield Unknown("straggler", reason, "the folders of the other machines, merged")
+    ranks = [view for view in run.ranks if len(view.steps) >= _LEAST_STEPS]
+    if len(ranks) < 2:
+        yield Unknown("straggler", "too few steps", f"{_LEAST_STEPS} steps of two ranks")
+        return
+    yield from _straggler(ranks)
+
+
+def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
+    steps = [_common(view, ranks) for view in ranks]
+    if len(steps[0]) < _LEAST_STEPS:
+        yield Unknown(
+            "straggler", "too few steps that all ranks have", f"{_LEAST_STEPS} such steps"
+        )
+        return
+    called = [view.header.communication.called_s or 0.0 for view in ranks]
+    work = np.array(
+        [
+            [_seconds(each, part, seconds) for part in _PARTS]
+            for each, seconds in zip(steps, called, strict=True)
+        ]
+    )
+    step_s = max(float(np.nanmedian(each["step_s"])) for each in steps)
+    own, mean = work.sum(axis=1), work.mean(axis=2)
+    slowest = int(own.mean(axis=1).argmax())
+    others = np.delete(np.arange(len(ranks)), slowest)
+    lag = float(mean.sum(axis=1)[slowest] - np.median(mean.sum(axis=1)[others]))
+    least = thresholds.STRAGGLER * step_s
+    held_up = np.array([CoreWaits(view).held_up_by_others or 0.0 for view in ranks])
+    # By what other programs take of its core more than of the others' it is not slower itself.
+    lag -= step_s * max(0.0, float(held_up[slowest] - np.median(held_up[others])))
+    if lag < least or not _lasting(own, slowest, least):
+        return
+    part = list(_PARTS)[int((mean[slowest] - np.median(mean[others], axis=0)).argmax())]
+    rank, share = ranks[slowest].header.rank, lag / step_s
+    cause, fix, evidence = _why(ranks, slowest, part, lag, step_s)
+    yield Finding(
+        "straggler",
+        severity(share),
+        f"Rank {rank} is slower than the others, which wait for it",
+        (
+            Evidence(f"own work of rank {rank}", float(mean[slowest].sum()), "s/step"),
+            Evidence(
+                "own work of the others, median",
+                float(np.median(mean.sum(axis=1)[others])),
+                "s/step",
+            ),
+            *evidence,
+            *_in_collectives(ranks, slowest),
+        ),
+        cause,
+        (Fix(fix),),
+        "likely",
+        share,
+        rank=rank,
+    )
+
+
+def _why(
+    ranks: list[RankView], slowest: int, part: str, lag: float, step_s: float
+) -> tuple[str, str, tuple[Evidence, ...]]:
+    """Its core, its data or its computation: the cause, what to do, and what tells it."""
+    others = [view for place, view in enumerate(ranks) if place != slowest]
+    slow, name = ranks[slowest], _PARTS[part]
+    rank = slow.header.rank
+    most = f"most of the difference is {name}"
+    waits = CoreWaits(slow).main_thread or 0.0
+    theirs = float(np.median([CoreWaits(view).main_thread or 0.0 for view in others]))
+    if step_s * (waits - theirs) >= lag / 2:
+        return (
+            f"its core: its main thread is ready and has none; {most}",
+            "give each rank cores of its own (taskset, numactl), and start no more threads and "
+            "workers than there are cores (OMP_NUM_THREADS, num_workers)",
+            (
+                Evidence(f"rank {rank} ready without a core", waits),
+                Evidence("the others, median", theirs),
+            ),
+        )
+    more = samples_per_step(slow)
+    usual = [found for view in others if (found := samples_per_step(view)) is not None]
+    if more is not None and usual and more > _MORE_SAMPLES * (fewer := float(np.median(usual))):
+        return (
+            f"its data: it has more samples in a step than the others; {most}",
+            "give all ranks batches of the same size (DistributedSampler, drop_last=True)",
+            (
+                Evidence(f"samples of rank {rank}", more, "samples/step"),
+                Evidence("samples of the others, median", fewer, "samples/step"),
+            ),
+        )
+    if part == "input":
+        return (
+            f"its data: {most}, with as many samples",
+            f"compare what rank {rank}'s data set does, its storage and its workers with the "
+            "others'; give all ranks as much work",
+            (),
+        )
+    return (
+        f"its computation: {most}, with as many samples",
+        f"compare {name} of rank {rank}'s machine with the others'; give all ranks as much work "
+        "(samples of the same length, a GPU of the same kind)",
+        (),
+    )
+
+
+def _in_collectives(ranks: list[RankView], slowest: int) -> Iterator[Evidence]:
+    """How long the slow one and the others are in collectives, where both were measured."""
+    ours = exposed_s(ranks[slowest])
+    known = (exposed_s(view) for place, view in enumerate(ranks) if place != slowest)
+    theirs = [each for each in known if each is not None]
+    if ours is not None and theirs:
+        yield Evidence("in collectives", ours, "s/step")
+        yield Evidence("the others in collectives, median", float(np.median(theirs)), "s/step")
+
+
+def _common(view: RankView, ranks: list[RankView]) -> Table:
+    """Its steady steps that all ranks have."""
+    shared = functools.reduce(np.intersect1d, [each.steps["step"] for each in ranks])
+    _, places = np.unique(view.steps["step"], return_index=True)
+    steps: Table = view.steps[places]
+    steps = steps[np.isin(steps["step"], shared)]
+    return steps
+
+
+def _lasting(own: NDArray[np.float64], slowest: int, least: float) -> bool:
+    """Is a rank ``least`` seconds a step behind the others' median, and not by chance? ``own`` is
+    each rank's own work in each step (a row a rank).
+
+    Other programs hold up one rank or the other, for a while, and only ever make its work longer:
+    a rank that is slow by itself is so in its best blocks of steps, too, and hardly ever ahead.
+    """
+    length = thresholds.BLOCK_STEPS
+    starts = np.arange(0, own.shape[1] - length + 1, length)
+    blocks = np.add.reduceat(own[:, : len(starts) * length], starts, axis=1) / length
+    others = np.delete(blocks, slowest, axis=0)
+    behind = blocks[slowest] - np.median(others, axis=0)
+    at_best = np.percentile(blocks, _AT_BEST, axis=1)
+    gap = at_best[slowest] - np.median(np.delete(at_best, slowest))
+    later, earlier = int(np.sum(behind >= least)), int(np.sum(behind <= -least))
+    often = max(_LEAST_BLOCKS, thresholds.LASTING * len(starts))
+    return bool(gap >= least and later >= often and earlier <= _IN_TURNS * later)
+
+
+def _seconds(steps: Table, part: str, called_s: float) -> NDArray[np.float64]:
+    """Of a part in each of the steps; those of the GPU where they are longer. "other" is what no
+    phase covers, waiting for the GPU or in the backward pass included among the phases, without
+    the ``called_s`` that the rank spends in collectives, where it waits for others."""
+    if part == "other":
+        covered = np.sum([_column(steps, f"{name}_s") for name in PHASES], axis=0)
+        rest: NDArray[np.float64] = _column(steps, "step_s") - covered - called_s
+        return rest.clip(min=0.0)
+    host = _column(steps, f"{part}_s")
+    if part in ("forward", "optimizer", "copy"):
+        host = np.fmax(host, _column(steps, f"gpu_{part}_s"))
+    return host
+
+
+def _column(steps: Table, name: str) -> NDArray[np.float64]:
+    return np.nan_to_num(np.asarray(steps[name], dtype=np.float64))
+
+
+RANKS: Final = Rule(("straggler",), find_uneven_ranks)
+
+
+# ---
+# Communication that the backward pass does not hide. Who is in collectives for the shortest time
+# waits for nobody: what it spends there is the communication itself.
+
+
+_EXPOSED_KIND: Final = "exposed_communication"
+
+
+def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
+    header = run.run.header
+    ranks = [view for view in run.ranks if len(view.steps) >= thresholds.LEAST_STEPS]
+    if header.world_size < 2 or not ranks:
+        return
+    times = [(exposed_s(view), view) for view in ranks]
+    if any(seconds is None for seconds, _ in times):
+        how = "FSDP's" if header.distributed == "fsdp" else "this training's"
+        reason = f"the time in {how} collectives was not measured"
+        yield Unknown(_EXPOSED_KIND, reason, "a trace of torch.profiler (DDP times its own)")
+        return
+    least, view = min(((seconds or 0.0, view) for seconds, view in times), key=lambda e: e[0])
+    step_s = median(view.steps["step_s"])
+    if len(run.ranks) < header.world_size or not step_s:
+        return
+    share = min(1.0, least / step_s)
+    if share < thresholds.WARNING_SHARE:
+        return
+    gradients = view.header.communication.gradients
+    measured: tuple[Evidence, ...] = ()
+    if gradients is not None:
+        measured = (
+            Evidence("all-reduce of gradients", gradients.collectives_s, "s/step"),
+            Evidence("hidden by the backward pass", gradients.hidden_s, "s/step"),
+            Evidence("measured by", gradients.by),
+        )
+    yield Finding(
+        _EXPOSED_KIND,
+        severity(share),
+        f"Communication makes every step {checks.in_percent(share)} longer, on all ranks",
+        (Evidence("in collectives, on the rank that waits least", least, "s/step"), *measured),
+        "Collectives last longer than the computation that could hide them",
+        (
+            Fix(
+                "send less or less often: more samples on each GPU, no_sync() while gradients "
+                "accumulate, fp16_compress_hook, gradient_as_bucket_view=True; `trainfit plan` "
+                "with as many GPUs says what the links allow"
+            ),
+        ),
+        "likely",
+        share,
+    )
+
+
+COMMUNICATION: Final = Rule((_EXPOSED_KIND,), _find_exposed_communication)
+RULES: Final = (RANKS, COMMUNICATION)
