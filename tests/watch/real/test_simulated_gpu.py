@@ -16,8 +16,6 @@ from trainfit.results.runs.watched import load_run
 from trainfit.results.watch import WatchResult
 from trainfit.simgpu.cuda.nvml import BUSY, SimulatedGpu, several, starved, throttled
 
-pytestmark = pytest.mark.alone
-
 SCRIPT = Path(__file__).with_name("simulated_gpu.py")
 STAND_IN = ROOT / "tests" / "stand_ins" / "nvml"
 MIB, GIB = 1 << 20, 1 << 30
