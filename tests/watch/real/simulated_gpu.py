@@ -19,7 +19,7 @@ from trainfit.simgpu.cuda import clocks
 
 MIB = 1 << 20
 #: Seconds after which a sampler that has written too little is not waited for.
-PATIENCE_S = 120.0
+PATIENCE_S = 200.0
 
 
 class RealClock:
