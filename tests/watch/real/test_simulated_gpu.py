@@ -59,6 +59,8 @@ def test_a_gpu_that_is_kept_busy(tmp_path: Path) -> None:
     assert "thermal_throttling" not in unknown_kinds(result)
 
 
+# sampler/test_sampling.py has the same GPU with a clock of its own, rules/ what is made of samples.
+@pytest.mark.slow  # with a load of 25 on two cores samples are too rare, 2 times of 12
 def test_heat_that_lowers_the_clock(tmp_path: Path) -> None:
     """A verdict needs 20 samples in training, which a busy machine takes long to bring; those of
     the first steps are left out."""
