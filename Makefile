@@ -1,8 +1,9 @@
 # Builds the environment in .venv and runs the project's checks.
 #
 #   make plan       the example: does ACT training fit on an RTX 4090? Then the next command to type
-#   make test       the tests that take less than a few seconds each: test-any, then test-alone
-#   make test-slow  the others, and the property tests with examples by chance
+#   make test       the tests that take less than a few seconds each, however busy the machine is
+#   make test-slow  the others, of which some time this machine, and the property tests with examples
+#                   by chance
 #   make test-real  third-party training code in an environment of its own (an hour or more);
 #                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
@@ -29,11 +30,8 @@ NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # For two cores: a fifth of the time they wait for child processes. 0: in one process. The files
-# come in the order of tests/conftest.py, not those of most tests first. Tests marked alone follow:
-# those in tests/loader and tests/watch/real one at a time, those in tests/watch/sampler, which wait
-# for processes and use no core, next to each other.
+# come in the order of tests/conftest.py, not those of most tests first.
 PYTEST_WORKERS ?= 3
-WAITING_WORKERS ?= 4
 
 TESTS ?= tests
 # requirements/torch-$(TORCH).txt
@@ -45,7 +43,7 @@ TRUTH ?= ../shared/data
 DATA := data/act-example
 
 .DELETE_ON_ERROR:
-.PHONY: plan test test-any test-alone test-newest test-slow test-real lint coverage torch docs screens golden package bench clean
+.PHONY: plan test test-newest test-slow test-real lint coverage torch docs screens golden package bench clean
 
 # As in an activated environment: the `python` of their commands is the one that has PyTorch.
 plan bench: export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -57,21 +55,14 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 	@echo 'Next: . .venv/bin/activate'
 	@echo '      trainfit plan --gpu "$(GPU)" -- python YOUR_SCRIPT.py'
 
-test: test-any
-	$(MAKE) test-alone
-
-test-any: .venv/.dev-ready
-	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow and not alone"
-
-test-alone: .venv/.dev-ready
-	$(PYTEST) -q -m "alone and not slow" tests/loader tests/watch/real
-	$(PYTEST) -q -n $(WAITING_WORKERS) -m "alone and not slow" tests/watch/sampler
+test: .venv/.dev-ready
+	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
 # command says which none does.
 test-newest:
 	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder -m "not slow and not alone" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
+		--no-loadscope-reorder -m "not slow" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
 		@tests/newest/chosen.txt
 	$(NEWEST)/python -m tests.newest.touched
 
@@ -90,7 +81,7 @@ lint: .venv/.dev-ready
 
 # Without the tests that time this machine, which a tracer slows.
 coverage: .venv/.dev-ready
-	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow and not alone" \
+	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile -m "not slow" \
 		--cov --cov-report=term --cov-report=html $(TESTS)
 
 # Until .venv is built again.

@@ -86,8 +86,8 @@ class Bench:
     python: str
     details: dict[str, Any] = field(default_factory=dict)
 
-    def prepare(self) -> None:
-        """Copy the inputs; ACT's data are made."""
+    def prepare(self, chosen: Sequence[Case]) -> None:
+        """Copy the inputs; ACT's data are made for those that run scripts."""
         for target, source in (
             ("results", RESULTS),
             ("watched", ROOT / "tests" / "fixtures" / "watched_runs"),
@@ -96,8 +96,9 @@ class Bench:
             ("act", ROOT / "examples" / "act"),
         ):
             shutil.copytree(source, self.folder / target)
-        make = [self.python, "act/make_dataset.py", "--out", "data"]
-        subprocess.run(make, cwd=self.folder, check=True, capture_output=True)
+        if any(case.live for case in chosen):
+            make = [self.python, "act/make_dataset.py", "--out", "data"]
+            subprocess.run(make, cwd=self.folder, check=True, capture_output=True)
 
     def output(self, case: Case) -> list[str]:
         """What a case prints and saves, line by line, without what names this place."""
@@ -263,11 +264,11 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
     bench = Bench(folder, options.python)
     try:
-        bench.prepare()
         import trainfit.report.page
         import trainfit.results.kinds  # noqa: F401  (once, before the forks)
 
         chosen = [case for case in cases(options.quick) if options.only in case.name]
+        bench.prepare(chosen)
         outputs = bench.outputs(chosen, options.jobs)
         again = bench.outputs(chosen, options.jobs) if options.write else {}
     finally:

@@ -1,4 +1,4 @@
-"""Where hypothesis' examples come from, where tests that run alone lie, and what makes all fast."""
+"""Where hypothesis' examples come from, and what makes all fast."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(_PATHS)))
 gc.disable()
 #: CPython's own thresholds, which ``quick_start`` raises.
 GARBAGE = (700, 10, 10)
-#: As in the Makefile.
-ALONE = (HERE / "loader", HERE / "watch" / "real", HERE / "watch" / "sampler")
 
 
 def pytest_sessionstart() -> None:
@@ -55,16 +53,10 @@ LONG = tuple(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` looks for those that run alone in three folders: it need not import all."""
+    """The long ones first."""
     files = {item.path for item in items}
     long = {path for path in files if any(map(path.is_relative_to, LONG))}
-    alone = {path for path in files if any(map(path.is_relative_to, ALONE))}
     items.sort(key=lambda item: item.path not in long)
-    for item in items:
-        if item.path not in alone and item.get_closest_marker("alone"):
-            raise pytest.UsageError(
-                f"{item.nodeid}: marked alone, but in none of {', '.join(map(str, ALONE))}"
-            )
 
 
 def pytest_collection_finish() -> None:

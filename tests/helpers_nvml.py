@@ -119,9 +119,10 @@ class SimulatedMachine:
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
 
-def load(path: Path) -> SimulatedNvml:
+def load(path: Path, clock: Callable[[], float] = time.monotonic) -> SimulatedNvml:
     """The stand-in for the machine in a file; raises ``OSError`` and ``ValueError``."""
-    return SimulatedNvml(decode(SimulatedMachine, json.loads(path.read_text(encoding="utf-8"))))
+    machine = decode(SimulatedMachine, json.loads(path.read_text(encoding="utf-8")))
+    return SimulatedNvml(machine, clock)
 
 
 def starved(busy_s: float, idle_s: float, state: GpuState = BUSY) -> SimulatedGpu:

@@ -80,6 +80,14 @@ def ran(
     return done, summary.read_text(), {name: value for name, _, value in lines}
 
 
+def test_what_is_no_condition_is_an_error_without_a_summary(tmp_path: Path) -> None:
+    done, summary, outputs = ran(tmp_path, "python train.py", "devise > 1GiB")
+    assert done.returncode == 2 and "devise" in done.stderr
+    assert not summary and not outputs
+
+
+# Conditions are judged in test_fail_if.py, and the test above runs the step's shell.
+@pytest.mark.slow
 def test_a_plan_is_made_and_judged(tmp_path: Path) -> None:
     shutil.copy(SCRIPTS / "tiny.py", tmp_path / "my train.py")
     command = "python 'my train.py' --batch_size={batch_size:8}"

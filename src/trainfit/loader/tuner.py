@@ -47,10 +47,12 @@ _RUN_SHARE: Final = 0.2
 _EXPLORING_S: Final = 0.4
 #: Batches that one should count: one of settings that may be chosen; and one that shows by how much
 #: others are slower, which their batches alone make so many times slower than the fastest that was
-#: run. No error of a mean of ten batches bridges that.
+#: run. No error of a mean of ten batches bridges that; the farther, the fewer say it as surely (a
+#: mean's error falls with the root of their number), down to a few.
 _RUN_BATCHES: Final = 25
 _COMPARED_BATCHES: Final = 10
 _FAR_SLOWER: Final = 1.5
+_LEAST_COMPARED: Final = 4
 #: Of all its time, what a tuning's probe takes.
 PROBE_SHARE: Final = 0.65
 #: Threads that libraries in workers are held to where they start some of their own.
@@ -66,7 +68,10 @@ def run_seconds(batch_s: float, fastest: float, seconds: float) -> float:
     ``batch_s`` is what a batch takes by what its fetching and the consumer need, and ``fastest``
     the most batches a second of a run so far, 0 before the first.
     """
-    batches = _COMPARED_BATCHES if batch_s * fastest > _FAR_SLOWER else _RUN_BATCHES
+    batches, slower = float(_RUN_BATCHES), batch_s * fastest
+    if slower > _FAR_SLOWER:
+        fewer = (math.log(_FAR_SLOWER) / math.log(slower)) ** 2
+        batches = max(_LEAST_COMPARED, _COMPARED_BATCHES * fewer)
     return max(min(RUN_S, _RUN_SHARE * seconds), min(batches * batch_s, seconds / 2))
 
 
@@ -115,7 +120,7 @@ class Tuner:
         self._progress("simulating settings", PROBE_SHARE)
         models = {most: each.fitted for most, each in self._held.items() if each.fitted}
         choice = search(fitted, self._goal(), models)
-        self._progress.keep(self._explained(choice, choice.best(), []))
+        self._progress.keep(self._explained(choice, choice.best(), [], is_last=False))
         confirmation = Confirmation(
             choice,
             self._run,
@@ -131,7 +136,8 @@ class Tuner:
     def _keep(self, confirmation: Confirmation) -> None:
         """What there is so far, in case that the next run ends everything."""
         chosen = confirmation.choice.best()
-        self._progress.keep(self._explained(confirmation.choice, chosen, confirmation.trials))
+        so_far = confirmation.choice, chosen, confirmation.trials
+        self._progress.keep(self._explained(*so_far, is_last=False))
 
     # -- choosing --------------------------------------------------------------------------
 
@@ -238,9 +244,15 @@ class Tuner:
     # -- explaining ------------------------------------------------------------------------
 
     def _explained(
-        self, choice: Choice, chosen: LoaderSettings, trials: list[ConfirmingRun]
+        self,
+        choice: Choice,
+        chosen: LoaderSettings,
+        trials: list[ConfirmingRun],
+        *,
+        is_last: bool = True,
     ) -> LoaderResult:
-        """The result with these settings chosen."""
+        """The result with these settings chosen; until the last, what other settings would give
+        without a GPU is not simulated, which may all be simulated anew after a run."""
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
@@ -254,6 +266,7 @@ class Tuner:
         without_others = chosen if changes else None
         if decision.keeps:
             chosen = choice.goal.present
+        asked = {chosen, choice.goal.present}
         recommended = self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
         # Alongside other processes a batch has fewer busy threads than alone.
@@ -285,7 +298,10 @@ class Tuner:
             verdict=decision.verdict,
             limit=bound,
             reason=decision.reason,
-            candidates=tuple(self._with_needs(each, choice) for each in choice.candidates.values()),
+            candidates=tuple(
+                self._with_needs(each, choice, has_rate=is_last or each.settings in asked)
+                for each in choice.candidates.values()
+            ),
             confirmed=tuple(map(self._confirmed, trials)),
             variables=threads.variables(
                 probe, machine, recommended, os.environ, was_held=bool(self._held)
@@ -335,12 +351,14 @@ class Tuner:
         persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
         return dataclasses.replace(chosen, persistent_workers=persistent)
 
-    def _with_needs(self, candidate: Candidate, choice: Choice) -> Candidate:
+    def _with_needs(
+        self, candidate: Candidate, choice: Choice, *, has_rate: bool = True
+    ) -> Candidate:
         """With the memory that it takes, and its rate with a consumer that takes no time."""
         needs = feasible.needs(candidate.settings, self._probe(candidate.settings))
-        alone = candidate.batches_per_s
+        alone: float | None = candidate.batches_per_s
         if self._consumer.step_s:
-            alone = self._alone_rate(candidate.settings, choice)
+            alone = self._alone_rate(candidate.settings, choice) if has_rate else None
         return dataclasses.replace(
             candidate,
             ram_bytes=needs.ram_bytes,

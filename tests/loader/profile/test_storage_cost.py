@@ -33,8 +33,6 @@ from trainfit.loader.measure.storage_cost import (
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import StorageCost
 
-pytestmark = pytest.mark.alone
-
 MIB = 1 << 20
 
 

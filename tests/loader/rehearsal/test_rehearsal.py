@@ -37,8 +37,6 @@ from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, 
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import IN_ASCII, WIDTH, laid_out_for
 
-pytestmark = pytest.mark.alone
-
 SCRIPT = SCRIPTS / "loading.py"
 
 

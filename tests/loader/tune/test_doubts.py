@@ -388,7 +388,6 @@ def neighbours() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_beside_neighbours_the_loader_predicts(neighbours: None, tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(SCRIPT)
@@ -406,7 +405,6 @@ def test_beside_neighbours_the_loader_predicts(neighbours: None, tmp_path: Path)
     assert "lock" not in found["reason"]
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_beside_neighbours_a_plan_says_it_too(neighbours: None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -39,8 +39,6 @@ from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.spec import TuningSpec
 from trainfit.scripts.library_threads import pools
 
-pytestmark = pytest.mark.alone
-
 MACHINE = LoaderMachine(2.0, (0, 1), 2, None, (1.0, 1.0), 8 << 30, 8 << 30, 4096)
 SECONDS = 1.5
 
@@ -78,6 +76,7 @@ def tuned(data: Any, batch_size: int | None = 4, step_s: float = 0.0, **more: An
 # --- The probe --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_probe_reads_what_batches_cost() -> None:
     before = torch.random.get_rng_state(), random.getstate(), signal.getsignal(signal.SIGALRM)
     measured = probed(Sleeping(), shuffle=True)
@@ -251,6 +250,7 @@ class NotInWorkers(Sleeping):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_a_data_set_for_the_main_process_is_called_one() -> None:
     result = tuned(NotInWorkers(), num_workers=2)
     assert "main_process_only" in {fault.kind for fault in result.faults}

@@ -93,7 +93,11 @@ def test_simulate_shows_what_would_have_been_written(work: Path) -> None:
     assert "your files were not changed" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["own process", "forked"])
+# Of processes of their own test_files.py says it, kind by kind of file.
+@pytest.mark.parametrize(
+    "warm", [pytest.param(False, marks=pytest.mark.slow, id="own process"),
+             pytest.param(True, id="forked")],
+)  # fmt: skip
 def test_where_no_overlay_can_be_had(
     warm: bool, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,15 +5,21 @@ it is done, and ``torch.cuda.synchronize`` waits for it.
 """
 
 import argparse
+import itertools
+import os
+from pathlib import Path
 from time import monotonic, sleep  # the machine's: a simulation shows its own
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import trainfit
+from trainfit.results.runs.tables import GPUS, read_table
 from trainfit.simgpu.cuda import clocks
 
 MIB = 1 << 20
+#: Seconds after which a sampler that has written too little is not waited for.
+PATIENCE_S = 200.0
 
 
 class RealClock:
@@ -56,16 +62,24 @@ class Samples(Dataset):
         self.seconds = seconds
 
     def __len__(self):
-        return 1000
+        return 1_000_000
 
     def __getitem__(self, index):
         sleep(self.seconds)
         return torch.ones(64)
 
 
+def sampled(since):
+    """How often the sampler has looked at the GPU since then, as far as it has written that."""
+    began = float(os.environ["TRAINFIT_WATCH_STARTED"].split()[1])
+    table = read_table(Path(os.environ["TRAINFIT_WATCH"], "gpus.bin"), GPUS)
+    return int((table["time_s"] >= since - began).sum())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=0, help="of the GPU in training, at least")
     parser.add_argument("--gpu", type=float, default=0.03, help="seconds of kernels a step")
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds of a batch")
     parser.add_argument("--ahead", type=float, default=0.0, help="seconds that are not waited for")
@@ -87,7 +101,14 @@ def main():
         kept = []
         side = torch.cuda.Stream() if options.side_stream else torch.cuda.current_stream()
         batches = iter(DataLoader(Samples(options.sleep), batch_size=1, pin_memory=True))
-        for _ in range(options.steps):
+        began = monotonic()
+        for done in itertools.count():
+            if done >= options.steps and (
+                not options.samples
+                or sampled(began) >= options.samples
+                or monotonic() - began > PATIENCE_S
+            ):
+                break
             samples = next(batches)
             with torch.cuda.stream(side):
                 samples = samples.to("cuda", non_blocking=True)

@@ -16,7 +16,7 @@ from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION
 from trainfit.results.runs.watched import load_run
 from trainfit.results.watch import WatchResult
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("frameworks.py")
 EPOCHS, STEPS, BATCH = 3, 36, 8

@@ -16,8 +16,6 @@ from trainfit.report.watch import answer
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 
-pytestmark = pytest.mark.alone
-
 SCRIPT = Path(__file__).with_name("stands_still.py")
 #: Seconds that a busy machine may take to get there.
 PATIENCE_S = 120.0

@@ -14,8 +14,6 @@ import pytest
 from helpers_symptoms import SYMPTOMS, watched
 from helpers_watch import ENDS_WITH_US, finding, kinds
 
-pytestmark = pytest.mark.alone
-
 CPU_V1 = Path("/sys/fs/cgroup/cpu")
 CPU_V2 = Path("/sys/fs/cgroup")
 

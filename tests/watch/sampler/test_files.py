@@ -114,16 +114,16 @@ def test_a_second_sampler_of_a_run_is_kept_out(tmp_path: Path) -> None:
 # --- The run's folder -----------------------------------------------------------------------------
 
 
-def test_the_beginning_is_rank_0s(tmp_path: Path) -> None:
+def test_any_rank_tells_the_beginning_which_all_share(tmp_path: Path) -> None:
+    """Rank 0 may be on another machine."""
     folder = RunFolder(tmp_path)
+    assert folder.began is None
     (tmp_path / "rank1.json").write_text(header(1, 60.0).to_json())
     folder.look()
-    assert folder.began(1.0) is None
-    # Of a machine without rank 0.
-    assert folder.began(1000.0) == 60.0
-    (tmp_path / "rank0.json").write_text(header(0, 59.0).to_json())
+    assert folder.began == 60.0
+    (tmp_path / "rank0.json").write_text(header(0, 60.0).to_json())
     folder.look()
-    assert folder.began(1.0) == 59.0
+    assert folder.began == 60.0
     assert folder.ranks == {0: 4000, 1: 4001}
 
 
@@ -132,10 +132,10 @@ def test_a_header_that_is_being_written_is_read_later(tmp_path: Path) -> None:
     text = header(0, 59.0).to_json()
     path.write_text(text[:100])
     folder.look()
-    assert folder.began(1.0) is None
+    assert folder.began is None
     path.write_text(text)
     folder.look()
-    assert folder.began(1.0) == 59.0
+    assert folder.began == 59.0
     changed = header(0, 59.0, gpus=(WatchedGpu("H100", "GPU-1"),))
     path.write_text(changed.to_json())
     folder.look()
@@ -146,10 +146,10 @@ def test_a_header_of_a_run_before_is_none_of_this_run(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, not_before=100.0)
     (tmp_path / "rank0.json").write_text(header(0, 20.0).to_json())
     folder.look()
-    assert folder.began(1.0) is None
+    assert folder.began is None
     (tmp_path / "rank0.json").write_text(header(0, 100.5).to_json())
     folder.look()
-    assert folder.began(1.0) == 100.5
+    assert folder.began == 100.5
 
 
 def test_workers_tell_their_number_in_their_tables(tmp_path: Path) -> None:

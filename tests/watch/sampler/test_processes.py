@@ -24,8 +24,6 @@ from trainfit.watch.sampler.processes import ProcessTree
 from trainfit.watch.sampler.roles import MAIN, OTHER, WORKER, Known, Role, Worker, roles
 from trainfit.watch.sampler.threads import Threads
 
-pytestmark = pytest.mark.alone
-
 #: Prints a line when it is at work, and goes on until it is killed.
 BUSY = "print(flush=True)\nwhile True: pass"
 ASLEEP = "import time; print(flush=True); time.sleep(600)"

@@ -25,8 +25,6 @@ _HEADER: Final = re.compile(r"rank(\d{1,6})\.json")
 _FETCHES: Final = re.compile(r"rank(\d{1,6})\.fetches\.(\d{1,10})\.bin")
 #: Clocks of the kernel's ticks and of Python differ by less.
 _SLACK_S: Final = 0.1
-#: Ranks that torchrun starts together tell their beginning within a second or two.
-_RANK_0_TELLS_S: Final = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +71,16 @@ class RunFolder:
         found = [header for _, header in self._headers.values() if header is not None]
         return sorted(found, key=lambda header: header.rank)
 
-    def began(self, waited_s: float) -> float | None:
-        """``started_monotonic`` of rank 0, the zero of all tables' times; ``None``: not known.
+    @property
+    def began(self) -> float | None:
+        """``started_monotonic`` of the run, the zero of all tables' times; ``None``: no rank has
+        told it yet.
 
-        Where rank 0 has not told it after a while, it runs on another machine: the first rank's.
+        All ranks of a folder have the same: that of the command that started them, or of the rank
+        that made the folder (:mod:`trainfit.watch.rank_folder`). Rank 0 may be on another machine.
         """
         headers = self.headers
-        if headers and (headers[0].rank == 0 or waited_s > _RANK_0_TELLS_S):
-            return headers[0].started_monotonic
-        return None
+        return headers[0].started_monotonic if headers else None
 
     @property
     def ranks(self) -> dict[int, int]:

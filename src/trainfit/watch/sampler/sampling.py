@@ -204,7 +204,7 @@ class Sampler:
             self._guarded("the run's folder", self._look)
         if now - self._wrote_at >= _WRITE_EVERY_S:
             self._wrote_at = now
-            self._write(now)
+            self._write()
         self._samples += 1
         self._set_periods(now)
 
@@ -284,8 +284,8 @@ class Sampler:
         self._tables["gpus"].add(gpus.sample(time.monotonic(), self._tree.pids))
 
     # --- Writing ----------------------------------------------------------------------------------
-    def _write(self, now: float) -> None:
-        began = self._folder.began(now - self._began)
+    def _write(self) -> None:
+        began = self._folder.began
         if began is None:
             return
         self._tables["machine"].flush(began)
@@ -340,7 +340,7 @@ class Sampler:
         }
         self._tell("sampler_ended", "", values)
         with contextlib.suppress(Exception):
-            self._write(now)
+            self._write()
         for table in self._tables.values():
             table.close()
 
