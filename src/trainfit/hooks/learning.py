@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -60,6 +60,13 @@ class LearningObserver:
         self._zeroed = False
         self._scaled = False
         self._unscaled = False
+        self._calls = 0
+        self._batches: Counter[int] = Counter()
+        self._is_fed = False
+        self._used = 0
+        self._dropped_at: str | None = None
+        self._dropped: Counter[int] = Counter()
+        self._dropping: str | None = None
         self._model: weakref.ref[Any] | None = None
         self._trained_before = False
         self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -80,12 +87,19 @@ class LearningObserver:
 
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
+        self._calls += 1
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
+
+    def fed(self, batches: Any) -> None:
+        """The iterator of a DataLoader is asked for its next batch."""
+        self._is_fed = True
+        self._batches[id(batches)] += 1
 
     def backward(self, tensors: Any) -> None:
         """A backward pass from ``tensors`` begins."""
         self._passes += 1
+        self._used += 1
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
@@ -105,9 +119,19 @@ class LearningObserver:
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
 
-    def zeroed(self) -> None:
-        """Gradients were set to zero or dropped, by zero_grad."""
+    def zeroed(self, owner: Any) -> None:
+        """Gradients were set to zero or dropped, by zero_grad of an optimizer or a module."""
         self._zeroed = True
+        if self._used and self._is_only(owner):
+            self._used, self._dropped_at = 0, self._place() or ""
+
+    def _is_only(self, owner: Any) -> bool:
+        """Is it the only optimizer, or a model with all of its tensors?"""
+        if len(self._all) != 1:
+            return False
+        if isinstance(owner, torch.optim.Optimizer):
+            return owner in self._seen
+        return self._all[0].is_within({id(tensor) for tensor in owner.parameters()})
 
     def checkpointing(self, inputs: Iterable[Any]) -> None:
         """A reentrant checkpoint begins (in an evaluation, too, where it does not matter)."""
@@ -151,9 +175,25 @@ class LearningObserver:
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
         if self._passes:
-            self._micro_batches[self._passes] += 1
+            micro = self._micro_batches_now()
+            self._micro_batches[micro] += 1
+            dropped = micro - self._used if micro > 1 and self._dropped_at is not None else 0
+            self._dropped[max(0, dropped)] += 1
+            if dropped > 0:
+                self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _micro_batches_now(self) -> int:
+        """Backward passes of the step that had a batch of their own: the others are of several
+        losses of one batch (a generator's and a discriminator's, a penalty)."""
+        if self._is_fed:
+            most = max(self._batches.values(), default=1)
+        elif len(self._all) > 1 or len(self._models) > 1:
+            most = 1  # which of them had data of its own is not known
+        else:
+            most = self._calls or self._passes
+        return max(1, min(self._passes, most))
 
     def _look_at_mode(self, optimizer: Any) -> None:
         """A part may stay in evaluation mode while the rest is trained: frozen layers."""
@@ -171,7 +211,9 @@ class LearningObserver:
             seen.remember(optimizer)
         if self._passes:
             self._trained_before = True
-        self._passes = self._changes = 0
+        self._passes = self._changes = self._calls = self._used = 0
+        self._batches.clear()
+        self._dropped_at = None
         self._zeroed = self._scaled = self._unscaled = False
         self.awake = any(each.is_next_due for each in self._all)
         if seen is not None and seen.was_due:
@@ -198,11 +240,14 @@ class LearningObserver:
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses
         micro = self._micro_batches.most_common(1)
+        dropped = self._dropped.most_common(1)
+        foreign = [key for key, _ in without if key not in names]
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
+            foreign=len(foreign) if names and len(self._models) < _MODELS else 0,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=_only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
@@ -216,6 +261,8 @@ class LearningObserver:
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
+            dropped_micro_batches=dropped[0][0] if dropped and dropped[0][1] > 1 else 0,
+            dropped_at=self._dropping,
             loss_divisors=tuple(sorted(_common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
@@ -284,6 +331,10 @@ class _Optimizer:
         if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
             return False
         return version(gradient) - before == passes + changes
+
+    def is_within(self, tensors: Collection[int]) -> bool:
+        """Are all of its tensors among these, by identity?"""
+        return all(key in tensors for key in self.had)
 
     def without(self) -> list[tuple[int, str]]:
         """Tensors that need a gradient and never had one."""
