@@ -321,6 +321,30 @@ def adversarial_nets(device: str) -> None:
         of_maker.step()
 
 
+def rate_vanishes(device: str) -> None:
+    """A schedule in epochs that is stepped with each batch."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=1e-4)
+    for _ in range(17):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def annealed(device: str) -> None:
+    """Warm restarts go down to nothing, again and again."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    restarts = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4, eta_min=1e-12)
+    for _ in range(17):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        restarts.step()
+
+
 def another_model(device: str) -> nn.Module:
     """The optimizer has the tensors of a model that was replaced."""
     optimizer = torch.optim.SGD(net(device).parameters(), 0.1)
@@ -331,8 +355,8 @@ def another_model(device: str) -> nn.Module:
 
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
-MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped)
-SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets)
+MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes)
+SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed)
 
 
 # -- what is seen of them --------------------------------------------------------------------------

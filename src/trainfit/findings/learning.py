@@ -185,6 +185,21 @@ def _rate(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
+    rate = facts.vanished_rate
+    if rate is None:
+        return
+    yield Finding(
+        "rate_vanishes",
+        "critical",
+        f"The learning rate has fallen to {rate:.0e}: nothing is learned any more",
+        (Evidence("learning rate", f"{rate:.0e}"),),
+        "a schedule whose lengths are epochs is stepped with each batch",
+        (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
+        confidence="likely",
+    )
+
+
 def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
     if not facts.anomaly:
         return
@@ -232,10 +247,10 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    "gradients_dropped",
+    *("gradients_dropped", "rate_vanishes"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _clipping, _half, _zeroing, _dropped, _rate, _mode),
+    *(_gradients, _clipping, _half, _zeroing, _dropped, _rate, _vanishing, _mode),
     *(_frozen, _anomaly, _accumulation),
 )

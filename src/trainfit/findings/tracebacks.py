@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from trainfit.results.findings import Place
 from trainfit.results.runs.trace import OwnFault
 from trainfit.torch_private.needed import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
 
@@ -67,6 +68,12 @@ class Frame:
             or self.path.startswith(_python_folders())
             or _LIBRARY.search(self.path) is not None
         )
+
+    @property
+    def place(self) -> Place:
+        """Relative to the folder that this process runs in, where it lies below that."""
+        inside = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
+        return Place(self.path if inside.startswith("..") else inside, self.line)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}"

@@ -29,6 +29,9 @@ _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
+#: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
+#: and less); schedules end above it, or at 0.
+_VANISHED: Final = 1e-8
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -258,6 +261,7 @@ class LearningObserver:
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),
             zero_rates=_steps_at_zero(looked),
+            vanished_rate=_vanished(looked),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
@@ -278,6 +282,8 @@ class _Optimizer:
         self.was_due = False
         self.kept = 0
         self.zero_rates = 0
+        self.largest_rate = 0.0
+        self.vanished: list[float] = []
         self.had: dict[int, bool] = {}
         self.numbers = sum(tensor.numel() for tensor in tensors)
         self.frozen = sum(not tensor.requires_grad for tensor in tensors)
@@ -313,6 +319,13 @@ class _Optimizer:
                 self._shapes[key] = shape, tensor.numel(), tensor.requires_grad
         rates = [group.get("lr") for group in optimizer.param_groups]
         self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
+        known = [float(rate) for rate in rates if isinstance(rate, int | float)]
+        if known and len(known) == len(rates):
+            self.largest_rate = max(self.largest_rate, *known)
+            if 0 < max(known) < _VANISHED * self.largest_rate:
+                self.vanished.append(max(known))
+            else:
+                self.vanished.clear()  # of a schedule that begins again
 
     def remember(self, optimizer: Any) -> None:
         """One gradient after the step, with its version: is it used again in the next?"""
@@ -373,6 +386,13 @@ def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:
     if any(seen.zero_rates < seen.looks for seen in looked):
         return 0
     return min((seen.zero_rates for seen in looked), default=0)
+
+
+def _vanished(looked: Sequence[_Optimizer]) -> float | None:
+    """The last learning rate of each optimizer, where it has been next to nothing for looks."""
+    if not looked or any(len(seen.vanished) < 2 for seen in looked):
+        return None
+    return max(seen.vanished[-1] for seen in looked)
 
 
 def _common(losses: Sequence[LossScale]) -> frozenset[float]:

@@ -29,6 +29,7 @@ class LearningFacts:
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
     kept_gradients: Steps that began with the gradients of the step before.
     zero_rates: Steps at which each learning rate was 0.
+    vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
@@ -53,6 +54,7 @@ class LearningFacts:
     small_eps: float | None = None
     kept_gradients: int = 0
     zero_rates: int = 0
+    vanished_rate: float | None = None
     anomaly: bool = False
     evaluating_at: str | None = None
     micro_batches: int = 1
