@@ -54,9 +54,7 @@ _KNOWN: Final = (
     # torch/csrc/autograd/saved_variable.cpp
     _Known(
         "changed_in_place",
-        re.compile(
-            r"needed for gradient computation has been modified by an inplace operation"
-        ),
+        re.compile(r"needed for gradient computation has been modified by an inplace operation"),
         "A tensor that the backward pass needs was changed in place after the forward pass",
         "x = x + y instead of x += y or x[…] = y, inplace=False of activations; or, of a weight: "
         + _STEP_BETWEEN,

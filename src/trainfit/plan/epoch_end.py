@@ -46,7 +46,7 @@ _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
 #: A run with one evaluation that lasts longer is not made again with several.
-_SLOW_S: Final = 20.0
+_SLOW_S: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Memory that a training leaves behind, step by step or epoch by epoch, with the line it is from."""
+"""Memory that a training leaves behind by step or by epoch, with the line that makes it."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import EpochEnds, epoch_ends
-from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
+from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
