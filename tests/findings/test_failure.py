@@ -350,6 +350,25 @@ def test_errors_of_a_training(call: Callable[[], Any], kind: str, fix: str) -> N
     assert fault.place is not None and fault.place.file.endswith("test_failure.py")
 
 
+def test_what_an_exception_was_raised_from() -> None:
+    def imports() -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'Trainer'.") from error
+
+    fault = cause(imports)
+    assert fault is not None and fault.kind == "package_mismatch"
+
+    def handles() -> None:
+        try:
+            used_twice()
+        except RuntimeError:
+            raise KeyError("another") from None
+
+    assert cause(handles) is None
+
+
 @pytest.mark.parametrize(
     ("message", "kind"),
     [

@@ -409,7 +409,9 @@ def _exception(
     if not failure.error_type:
         return None
     evidence = raised_words(raised)
-    if known := exceptions.known(raised, seen):
+    causes = (tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback))
+    known = next(filter(None, (exceptions.known(each, seen) for each in (raised, *causes))), None)
+    if known is not None:
         place = raised.culprit.place if raised.culprit is not None else None
         return dataclasses.replace(known, cause=evidence, loader=settings, place=place)
     if "pin memory thread" in raised.where:

@@ -41,7 +41,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
             "a reentrant checkpoint whose inputs need no gradient (frozen embeddings, data) gives "
             "none to the parameters within it"
         )
-        fixes = (
+        fixes: tuple[Fix, ...] = (
             Fix("checkpoint(…, use_reentrant=False)"),
             Fix("model.enable_input_require_grads(), of Transformers' models"),
         )

@@ -64,8 +64,8 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits and (until := _by_epoch(result)):
-        end = ", but memory grows with each epoch"
-        return f"Fits at first: {need} of {there}{at}{end}: full after {until}."
+        grows = f"memory grows with each epoch: full after {until}"
+        return f"Fits at first: {need} of {there}{at}, but {grows}."
     if now.fits and (last := _last_batch(result)):
         return f"Fits: {need} of {there}{at}, but {last}."
     if now.fits:
