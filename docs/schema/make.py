@@ -69,7 +69,8 @@ _UNITS: Final = {
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
                 "median_elements matmul_balance_size",
     "currency": "budget cost",
-    "factor": "small_eps beta1 beta2 core_speed core_speeds detectable effect efficiency factor "
+    "factor": "small_eps vanished_rate beta1 beta2 core_speed core_speeds detectable effect "
+              "efficiency factor "
               "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",
     "samples/step": "samples_per_step",
@@ -80,7 +81,8 @@ _UNITS: Final = {
              "events failures first_size last_size processes retries device_allocations_per_step "
              "files frozen loss_divisors looks machines "
              "cells cheapest fastest best_per_unit "
-             "micro_batches optimized trained_numbers without_gradient link_width "
+             "micro_batches dropped_micro_batches optimized trained_numbers foreign link_width "
+             "without_gradient "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "repeats sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "

@@ -203,7 +203,8 @@ def test_other_types_and_devices_are_not_mixed_precision() -> None:
     assert cause(lambda: linear(torch.int64, FLOAT)) is None
     assert cause(lambda: torch.nn.Embedding(3, 2)(torch.zeros(2))) is None
     devices = "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be"
-    assert of_failure(Failure("RuntimeError", f"{devices} the same", "")) is None
+    other = of_failure(Failure("RuntimeError", f"{devices} the same", ""))
+    assert other is not None and other.kind == "two_devices"
 
 
 def test_gradients_in_float16() -> None:
@@ -285,6 +286,131 @@ def test_the_gpu_in_the_main_process_is_not_the_data_sets() -> None:
     caught = f"Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback:\n{inner}"
     fault = of_failure(Failure("RuntimeError", caught, caught))
     assert fault is not None and fault.kind == "cuda_in_worker"
+
+
+# --- A training's own code ----------------------------------------------------------------------
+
+
+def without_graph() -> None:
+    with torch.no_grad():
+        loss = torch.nn.Linear(2, 1)(torch.ones(1, 2)).sum()
+    loss.backward()
+
+
+def used_twice() -> None:
+    loss = torch.ones(2, requires_grad=True).exp().sum()
+    loss.backward()
+    loss.backward()
+
+
+def changed_in_place() -> None:
+    x = torch.ones(2, requires_grad=True).sigmoid()
+    y = x.pow(2).sum()
+    x += 1
+    y.backward()
+
+
+def stepped_between() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = model(torch.ones(1, 2)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    loss.backward()
+
+
+def one_sample() -> None:
+    torch.nn.BatchNorm1d(3)(torch.ones(1, 3))
+
+
+def a_label_too_many() -> None:
+    functional.cross_entropy(torch.zeros(2, 10), torch.tensor([1, 10]))
+
+
+def a_token_too_many() -> None:
+    torch.nn.Embedding(10, 3)(torch.tensor([10]))
+
+
+def no_image() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.open(io.BytesIO(b"<html>404</html>"))
+
+
+def names_of_a_wrapper() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.load_state_dict({f"module.{name}": it for name, it in model.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "fix"),
+    [
+        (without_graph, "no_graph", "no_grad"),
+        (used_twice, "graph_used_twice", "detach()"),
+        (changed_in_place, "changed_in_place", "x = x + y"),
+        (stepped_between, "changed_in_place", "optimizer.step() came between"),
+        (one_sample, "batch_of_one", "drop_last=True"),
+        (a_label_too_many, "label_out_of_range", "from 0"),
+        (a_token_too_many, "index_out_of_range", "resize_token_embeddings"),
+        (no_image, "unreadable_file", "leave it out"),
+        (names_of_a_wrapper, "state_dict_names", "model.module.state_dict()"),
+    ],
+)
+def test_errors_of_a_training(call: Callable[[], Any], kind: str, fix: str) -> None:
+    fault = cause(call)
+    assert fault is not None and fault.kind == kind, printed(call)
+    assert fix in fault.fix.action
+    assert fault.place is not None and fault.place.file.endswith("test_failure.py")
+
+
+def test_what_an_exception_was_raised_from() -> None:
+    def imports() -> None:
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'Trainer'.") from error
+
+    fault = cause(imports)
+    assert fault is not None and fault.kind == "package_mismatch"
+
+    def handles() -> None:
+        try:
+            used_twice()
+        except RuntimeError:
+            raise KeyError("another") from None
+
+    assert cause(handles) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("torch.nn.BCELoss are unsafe to autocast.\nMany models …", "unsafe_autocast"),
+        ("No inf checks were recorded for this optimizer.", "scaler_unused"),
+        ("Attempted step but _scale is None.  This may indicate …", "scaler_unused"),
+        (
+            "unscale_() has already been called on this optimizer since the last update().",
+            "scaler_order",
+        ),
+        (
+            "Expected to have finished reduction in the prior iteration before starting a new one.",
+            "unused_parameters",
+        ),
+        ("Expected to mark a variable ready only once. This error …", "ready_twice"),
+        (
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
+            "and cpu!",
+            "two_devices",
+        ),
+        (
+            "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the "
+            "same",
+            "two_devices",
+        ),
+    ],
+)
+def test_errors_of_a_training_on_gpus(message: str, kind: str) -> None:
+    fault = of_failure(Failure("RuntimeError", message, ""))
+    assert fault is not None and fault.kind == kind and fault.kind in KINDS
 
 
 # --- Ports and processes ----------------------------------------------------------------------

@@ -264,12 +264,104 @@ def loss_not_divided(device: str) -> None:
         optimizer.zero_grad()
 
 
+def _fed() -> Any:
+    return torch.utils.data.DataLoader(torch.randn(96, 16), batch_size=8)
+
+
+def gradients_dropped(device: str) -> None:
+    """zero_grad() at each micro-batch."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number, batch in enumerate(_fed()):
+        optimizer.zero_grad()
+        (model(batch.to(device)).mean() / 3).backward()
+        if number % 3 == 2:
+            optimizer.step()
+
+
+def penalized(device: str) -> None:
+    """Two losses of one batch, and a gradient of the data whose other ones are dropped."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in _fed():
+        x = batch.to(device).requires_grad_()
+        model(x).mean().backward()
+        optimizer.zero_grad()
+        model(x.detach() + 0.1 * x.grad.sign()).mean().backward()
+        sum(weight.pow(2).sum() for weight in model.parameters()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def penalized_by_hand(device: str) -> None:
+    """The same without a DataLoader."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        LearningObserver.called(_watching[-1], model)
+        model(data(device)).mean().backward()
+        sum(weight.pow(2).sum() for weight in model.parameters()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def adversarial_nets(device: str) -> None:
+    """A discriminator's two passes, then a generator's, of each batch."""
+    maker, judge = nn.Linear(16, 16).to(device), net(device)
+    of_judge = torch.optim.Adam(judge.parameters())
+    of_maker = torch.optim.Adam(maker.parameters())
+    for batch in _fed():
+        judge.zero_grad()
+        judge(batch.to(device)).mean().backward()
+        made = maker(data(device))
+        judge(made.detach()).mean().backward()
+        of_judge.step()
+        maker.zero_grad()
+        judge(made).mean().backward()
+        of_maker.step()
+
+
+def rate_vanishes(device: str) -> None:
+    """A schedule in epochs that is stepped with each batch."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=1e-4)
+    for _ in range(17):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def annealed(device: str) -> None:
+    """Warm restarts go down to nothing, again and again."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    restarts = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 4, eta_min=1e-12)
+    for _ in range(17):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        restarts.step()
+
+
+def another_model(device: str) -> nn.Module:
+    """The optimizer has the tensors of a model that was replaced."""
+    optimizer = torch.optim.SGD(net(device).parameters(), 0.1)
+    model = net(device)
+    steps(model, optimizer, device)
+    return model
+
+
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
-MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided)
+MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes)
+SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed)
 
 
 # -- what is seen of them --------------------------------------------------------------------------
+
+_watching: list[LearningObserver] = []
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -280,6 +372,7 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[Training], Lea
         patches = PatchSet()
         observer = LearningObserver(user_frame, counts_in_place=request.param == "cpu")
         remove = install(lambda: observer, patches)
+        _watching.append(observer)
         try:
             model = training(request.param)
             if model is not None:
@@ -300,7 +393,7 @@ def kinds(facts: LearningFacts) -> list[str]:
     return [finding.kind for finding in of_learning(facts)]
 
 
-@pytest.mark.parametrize("training", [*HEALTHY, accumulates, scales, adversaries])
+@pytest.mark.parametrize("training", [*HEALTHY, *SEVERAL_LOSSES, accumulates, scales, adversaries])
 def test_no_false_alarm(watched: Callable[..., LearningFacts], training: Training) -> None:
     facts = watched(training)
     assert facts.steps
@@ -334,11 +427,19 @@ def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
         (no_gradient, "checkpoint(block"),
         (clipped_scaled, "clip_grad_norm_"),
         (evaluation_mode, "model.eval()"),
+        (gradients_dropped, "optimizer.zero_grad()"),
     ):
         place = of_learning(watched(training))[0].place
         assert place is not None
         with open(place.file) as file:
             assert words in file.read().splitlines()[place.line - 1]
+
+
+def test_an_optimizer_of_another_model(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(another_model))
+    assert found.kind == "no_gradient"
+    assert "another one" in found.cause
+    assert "4 of 4" in found.title
 
 
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:

@@ -242,3 +242,29 @@ def test_a_module_with_a_hook_of_ours_is_copied_without_it() -> None:
         [sys.executable, "-c", program], input=pickle.dumps(module), capture_output=True, env=clean
     )
     assert done.stdout == b"torch.Size([1, 2])\n", done.stderr.decode()
+
+
+PROFILED = """
+import torch
+from trainfit.simgpu.patching import PatchSet
+PatchSet().hook(torch.nn.Module, "__call__", lambda original: lambda *a, **k: original(*a, **k))
+net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+with torch.profiler.profile(with_stack=True) as profiler:
+    net(torch.ones(1, 2))
+print(sum("Linear" in str(event.name) for event in profiler.events()))
+"""
+
+
+def test_pytorchs_profiler_finds_the_modules_of_a_hooked_call() -> None:
+    done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # without ``self`` in the frame it crashes
+    assert int(done.stdout.split()[-1])
+
+
+def test_a_hooked_method_takes_self_by_name() -> None:
+    calls, patches = Calls(), PatchSet()
+    patches.hook(nn.Module, "extra_repr", calls.make)
+    try:
+        assert nn.Module.extra_repr(self=nn.Identity()) == "" and calls.count == 1
+    finally:
+        patches.restore()

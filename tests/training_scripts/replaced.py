@@ -93,9 +93,7 @@ def differences(now: Any, original: Any) -> list[str]:
 
 def hooked(now: Any) -> bool:
     """Is it the same object as before, which calls ours?"""
-    return bool(getattr(now, "__code__", None)) and now.__code__.co_varnames[:1] == (
-        "_trainfit_args",
-    )
+    return bool(getattr(now, "__code__", None)) and "_trainfit_args" in now.__code__.co_varnames
 
 
 def signature(function: Any) -> str:

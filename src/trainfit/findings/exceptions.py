@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import environment, fixes, habits
+from trainfit.findings import environment, fixes, habits, training_errors
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -307,4 +307,5 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _port,
     environment.mismatch,
     environment.gpu_not_seen,
+    training_errors.known,
 )

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings import exceptions, fixes, hangs, tracebacks
+from trainfit.findings import exceptions, fixes, hangs, tracebacks, training_errors
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
@@ -29,6 +29,7 @@ KINDS: Final = (
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "gpu_not_seen"),
+    *training_errors.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
@@ -408,8 +409,11 @@ def _exception(
     if not failure.error_type:
         return None
     evidence = raised_words(raised)
-    if known := exceptions.known(raised, seen):
-        return dataclasses.replace(known, cause=evidence, loader=settings)
+    causes = (tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback))
+    known = next(filter(None, (exceptions.known(each, seen) for each in (raised, *causes))), None)
+    if known is not None:
+        place = raised.culprit.place if raised.culprit is not None else None
+        return dataclasses.replace(known, cause=evidence, loader=settings, place=place)
     if "pin memory thread" in raised.where:
         words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
         return failure_finding(

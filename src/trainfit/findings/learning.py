@@ -41,9 +41,17 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
             "a reentrant checkpoint whose inputs need no gradient (frozen embeddings, data) gives "
             "none to the parameters within it"
         )
-        fixes = (
+        fixes: tuple[Fix, ...] = (
             Fix("checkpoint(…, use_reentrant=False)"),
             Fix("model.enable_input_require_grads(), of Transformers' models"),
+        )
+    elif facts.foreign == facts.without_gradient == needing:
+        cause = "no model that runs has any of the optimizer's tensors: it was made of another one"
+        fixes = (
+            Fix(
+                "make the optimizer after the model is built, replaced, copied or loaded, of the "
+                "parameters of the model that is called"
+            ),
         )
     else:
         cause = "their modules did not run, or the loss does not depend on what they computed"
@@ -146,6 +154,22 @@ def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _dropped(facts: LearningFacts) -> Iterator[Finding]:
+    if not facts.dropped_micro_batches:
+        return
+    lost, number = facts.dropped_micro_batches, facts.micro_batches
+    yield Finding(
+        "gradients_dropped",
+        "critical",
+        f"The gradients of {lost} of {number} micro-batches are dropped before the step: "
+        "accumulation has no effect",
+        (Evidence("dropped", f"{lost} of {number} micro-batches"),),
+        "zero_grad() runs between the backward passes of one step",
+        (Fix("optimizer.zero_grad() once a step, right after optimizer.step()"),),
+        place=Place.parse(facts.dropped_at),
+    )
+
+
 def _rate(facts: LearningFacts) -> Iterator[Finding]:
     if facts.zero_rates < _LEAST_STEPS:
         return
@@ -158,6 +182,21 @@ def _rate(facts: LearningFacts) -> Iterator[Finding]:
         "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
         "scheduler.step() not called)",
         (Fix("give a learning rate, and check what the scheduler makes of it"),),
+    )
+
+
+def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
+    rate = facts.vanished_rate
+    if rate is None:
+        return
+    yield Finding(
+        "rate_vanishes",
+        "critical",
+        f"The learning rate has fallen to {rate:.0e}: nothing is learned any more",
+        (Evidence("learning rate", f"{rate:.0e}"),),
+        "a schedule whose lengths are epochs is stepped with each batch",
+        (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
+        confidence="likely",
     )
 
 
@@ -208,9 +247,10 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
+    *("gradients_dropped", "rate_vanishes"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _clipping, _half, _zeroing, _rate, _mode),
+    *(_gradients, _clipping, _half, _zeroing, _dropped, _rate, _vanishing, _mode),
     *(_frozen, _anomaly, _accumulation),
 )

@@ -93,6 +93,16 @@ def is_left_behind(passes: Sequence[int], made: Sequence[int], alive: Collection
     return len(left) >= KEPT_PASSES and len(left) >= _KEPT_SHARE * len(born)
 
 
+#: The kind of what is kept from step to step.
+TENSORS_KEPT: Final = "tensors_kept"
+#: Tensors that a backward pass would need, of which it was the last.
+_OF_GRAPHS: Final = "activation"
+_NO_GRAPH: Final = Fix(
+    "torch.no_grad() around an evaluation; in training `.item()` or `.detach()` of a loss before "
+    "it is added or appended"
+)
+#: What nobody means, whether it fits or not.
+MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint")
 #: The kind of the finding that says what there is most of; the others are faults.
 MOSTLY: Final = "memory_mostly"
 
@@ -125,15 +135,17 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
     lines = list(dict.fromkeys(str(held.place) for held in kept if held.place is not None))
     where = " and ".join(lines[:2]) or kept[0].operator
     number = sum(held.kept for held in kept)
+    of_graphs = 2 * sum(held.nbytes for held in kept if held.kind == _OF_GRAPHS) > nbytes
+    told = "activations of graphs" if of_graphs else "predictions, losses with their graph"
     yield Finding(
-        "tensors_kept",
+        TENSORS_KEPT,
         "critical",
         f"{size(nbytes)} are {count(number, 'tensor')} that {where} made in one step after "
         "another, all still there",
         (Evidence("kept", nbytes, "bytes"), Evidence("kept tensors", str(number))),
-        "they are kept in a list, a sum or an attribute (predictions, losses with their graph), so "
-        "memory grows with each step",
+        f"they are kept in a list, a sum or an attribute ({told}), so memory grows with each step",
         (
+            *((_NO_GRAPH,) if of_graphs else ()),
             Fix(
                 "keep numbers, or copies on the CPU: `.detach().cpu()` before it is appended, "
                 "`.item()` of a loss"

@@ -9,11 +9,12 @@ import linecache
 import os
 import re
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from trainfit.results.findings import Place
 from trainfit.results.runs.trace import OwnFault
 from trainfit.torch_private.needed import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
 
@@ -33,6 +34,9 @@ _CHAINED: Final = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
     r"|During handling of the above exception, another exception occurred):\n\n"
 )
+
+
+_FROM: Final = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,12 @@ class Frame:
             or self.path.startswith(_python_folders())
             or _LIBRARY.search(self.path) is not None
         )
+
+    @property
+    def place(self) -> Place:
+        """Relative to the folder that this process runs in, where it lies below that."""
+        inside = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
+        return Place(self.path if inside.startswith("..") else inside, self.line)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}"
@@ -128,6 +138,17 @@ def exception_in(text: str) -> tuple[str, str]:
         if _CAUGHT.match(found[1]):
             return found[0], "\n\n".join([found[1], *blocks[number + 1 :]]).strip()
     return found
+
+
+def raised_from(text: str) -> Iterator[tuple[str, str, str]]:
+    """Type, message and traceback of the exceptions that the last one of a printed traceback was
+    raised from, the nearest first: libraries say at the end that something could not be imported.
+    """
+    *blocks, _ = text.split(_FROM)
+    for block in reversed(blocks):
+        name, said = exception_in(block)
+        if name:
+            yield name, said, block
 
 
 def own_fault_in(text: str) -> OwnFault | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -29,6 +29,9 @@ _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
+#: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
+#: and less); schedules end above it, or at 0.
+_VANISHED: Final = 1e-8
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -60,6 +63,13 @@ class LearningObserver:
         self._zeroed = False
         self._scaled = False
         self._unscaled = False
+        self._calls = 0
+        self._batches: Counter[int] = Counter()
+        self._is_fed = False
+        self._used = 0
+        self._dropped_at: str | None = None
+        self._dropped: Counter[int] = Counter()
+        self._dropping: str | None = None
         self._model: weakref.ref[Any] | None = None
         self._trained_before = False
         self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -80,12 +90,19 @@ class LearningObserver:
 
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
+        self._calls += 1
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
+
+    def fed(self, batches: Any) -> None:
+        """The iterator of a DataLoader is asked for its next batch."""
+        self._is_fed = True
+        self._batches[id(batches)] += 1
 
     def backward(self, tensors: Any) -> None:
         """A backward pass from ``tensors`` begins."""
         self._passes += 1
+        self._used += 1
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
@@ -105,9 +122,19 @@ class LearningObserver:
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
 
-    def zeroed(self) -> None:
-        """Gradients were set to zero or dropped, by zero_grad."""
+    def zeroed(self, owner: Any) -> None:
+        """Gradients were set to zero or dropped, by zero_grad of an optimizer or a module."""
         self._zeroed = True
+        if self._used and self._is_only(owner):
+            self._used, self._dropped_at = 0, self._place() or ""
+
+    def _is_only(self, owner: Any) -> bool:
+        """Is it the only optimizer, or a model with all of its tensors?"""
+        if len(self._all) != 1:
+            return False
+        if isinstance(owner, torch.optim.Optimizer):
+            return owner in self._seen
+        return self._all[0].is_within({id(tensor) for tensor in owner.parameters()})
 
     def checkpointing(self, inputs: Iterable[Any]) -> None:
         """A reentrant checkpoint begins (in an evaluation, too, where it does not matter)."""
@@ -151,9 +178,25 @@ class LearningObserver:
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
         if self._passes:
-            self._micro_batches[self._passes] += 1
+            micro = self._micro_batches_now()
+            self._micro_batches[micro] += 1
+            dropped = micro - self._used if micro > 1 and self._dropped_at is not None else 0
+            self._dropped[max(0, dropped)] += 1
+            if dropped > 0:
+                self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _micro_batches_now(self) -> int:
+        """Backward passes of the step that had a batch of their own: the others are of several
+        losses of one batch (a generator's and a discriminator's, a penalty)."""
+        if self._is_fed:
+            most = max(self._batches.values(), default=1)
+        elif len(self._all) > 1 or len(self._models) > 1:
+            most = 1  # which of them had data of its own is not known
+        else:
+            most = self._calls or self._passes
+        return max(1, min(self._passes, most))
 
     def _look_at_mode(self, optimizer: Any) -> None:
         """A part may stay in evaluation mode while the rest is trained: frozen layers."""
@@ -171,7 +214,9 @@ class LearningObserver:
             seen.remember(optimizer)
         if self._passes:
             self._trained_before = True
-        self._passes = self._changes = 0
+        self._passes = self._changes = self._calls = self._used = 0
+        self._batches.clear()
+        self._dropped_at = None
         self._zeroed = self._scaled = self._unscaled = False
         self.awake = any(each.is_next_due for each in self._all)
         if seen is not None and seen.was_due:
@@ -198,11 +243,14 @@ class LearningObserver:
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses
         micro = self._micro_batches.most_common(1)
+        dropped = self._dropped.most_common(1)
+        foreign = [key for key, _ in without if key not in names]
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
+            foreign=len(foreign) if names and len(self._models) < _MODELS else 0,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=_only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
@@ -213,9 +261,12 @@ class LearningObserver:
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),
             zero_rates=_steps_at_zero(looked),
+            vanished_rate=_vanished(looked),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
+            dropped_micro_batches=dropped[0][0] if dropped and dropped[0][1] > 1 else 0,
+            dropped_at=self._dropping,
             loss_divisors=tuple(sorted(_common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
@@ -231,6 +282,8 @@ class _Optimizer:
         self.was_due = False
         self.kept = 0
         self.zero_rates = 0
+        self.largest_rate = 0.0
+        self.vanished: list[float] = []
         self.had: dict[int, bool] = {}
         self.numbers = sum(tensor.numel() for tensor in tensors)
         self.frozen = sum(not tensor.requires_grad for tensor in tensors)
@@ -266,6 +319,13 @@ class _Optimizer:
                 self._shapes[key] = shape, tensor.numel(), tensor.requires_grad
         rates = [group.get("lr") for group in optimizer.param_groups]
         self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
+        known = [float(rate) for rate in rates if isinstance(rate, int | float)]
+        if known and len(known) == len(rates):
+            self.largest_rate = max(self.largest_rate, *known)
+            if 0 < max(known) < _VANISHED * self.largest_rate:
+                self.vanished.append(max(known))
+            else:
+                self.vanished.clear()  # of a schedule that begins again
 
     def remember(self, optimizer: Any) -> None:
         """One gradient after the step, with its version: is it used again in the next?"""
@@ -284,6 +344,10 @@ class _Optimizer:
         if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
             return False
         return version(gradient) - before == passes + changes
+
+    def is_within(self, tensors: Collection[int]) -> bool:
+        """Are all of its tensors among these, by identity?"""
+        return all(key in tensors for key in self.had)
 
     def without(self) -> list[tuple[int, str]]:
         """Tensors that need a gradient and never had one."""
@@ -322,6 +386,13 @@ def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:
     if any(seen.zero_rates < seen.looks for seen in looked):
         return 0
     return min((seen.zero_rates for seen in looked), default=0)
+
+
+def _vanished(looked: Sequence[_Optimizer]) -> float | None:
+    """The last learning rate of each optimizer, where it has been next to nothing for looks."""
+    if not looked or any(len(seen.vanished) < 2 for seen in looked):
+        return None
+    return max(seen.vanished[-1] for seen in looked)
 
 
 def _common(losses: Sequence[LossScale]) -> frozenset[float]:

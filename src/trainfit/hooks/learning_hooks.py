@@ -18,6 +18,7 @@ from torch.utils import checkpoint
 from trainfit.hooks.learning import LearningObserver
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
+from trainfit.torch_private.data_loading import LoaderIterator
 
 _Tell = Callable[..., None]
 
@@ -35,8 +36,9 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
         (clip_grad, "clip_grad_norm_", lambda it, *_, **__: it.clipping(), False),
         (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
-        (optim.Optimizer, "zero_grad", lambda it, *_, **__: it.zeroed(), False),
-        (torch.nn.Module, "zero_grad", lambda it, *_, **__: it.zeroed(), False),
+        (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (LoaderIterator, "__next__", LearningObserver.fed, False),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
     )

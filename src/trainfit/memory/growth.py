@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from trainfit.memory.replay import Stream, live_at
@@ -14,6 +16,8 @@ from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, round
 _BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 #: Sources of growth that are named.
 _SOURCES = 5
+#: An epoch leaves as many bytes at least, and about as many as the one before.
+_LEAST_LEFT, _ALIKE = 1 << 20, 1.1
 
 _Group = tuple[int, int, int, int, int]
 
@@ -55,6 +59,27 @@ def parts_at_ends(recording: Recording) -> list[list[int]]:
     Where batches vary in shape, what a script keeps still grows on its own. Kinds of which
     there is a bounded number are left out.
     """
+    return list(_parts_by_group(recording).values())
+
+
+def left_by_epochs(recording: Recording, steps: int) -> tuple[GrowthSource, ...]:
+    """What each epoch of so many optimizer ``steps`` leaves behind, the largest first; the bytes
+    are an epoch's.
+
+    That is what there is more of at the end of each epoch, by as much each time. What the first
+    one alone leaves (a copy of the best model) is none.
+    """
+    found = []
+    for group, sizes in _parts_by_group(recording).items():
+        # The list begins with the second step.
+        ends = sizes[steps - 2 :: steps] if steps > 1 else sizes
+        growths = [after - before for before, after in pairwise(ends)]
+        if len(growths) > 1 and min(growths) >= _LEAST_LEFT and growths[-1] <= _ALIKE * growths[0]:
+            found.append(_source(recording, group, min(growths)))
+    return tuple(sorted(found, key=lambda source: -source.bytes_per_step))
+
+
+def _parts_by_group(recording: Recording) -> dict[_Group, list[int]]:
     stream = Stream.of(recording)
     bounded = [KINDS.index(kind) for kind in _BOUNDED]
     ends = []
@@ -63,7 +88,7 @@ def parts_at_ends(recording: Recording) -> list[list[int]]:
         alive = alive[~np.isin(recording.alloc_kind[alive], bounded)]
         ends.append(_by_group(recording, alive))
     groups = {group for end in ends for group in end}
-    return [[end.get(group, 0) for end in ends] for group in groups]
+    return {group: [end.get(group, 0) for end in ends] for group in groups}
 
 
 def _sources(recording: Recording) -> tuple[GrowthSource, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
@@ -11,11 +12,14 @@ import numpy as np
 from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, is_left_behind
 from trainfit.memory.replay import Replay, live_at
 from trainfit.results.findings import Place
-from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, IntArray, Recording
+from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, STEP_END, IntArray, Recording
 
 _BACKWARD: Final = PHASES.index("backward")
 _FORWARD: Final = PHASES.index("forward")
 _TEMPORARY, _INPUT = KINDS.index("temporary"), KINDS.index("input")
+_PARAMETER: Final = KINDS.index("parameter")
+#: Of a file's state, the share whose sizes are those of parameters.
+_MOST_OF_MODEL: Final = 0.8
 #: Operators that gradients are computed with, too: they do not tell that a forward pass runs again.
 _BOTH_WAYS: Final = frozenset(
     ("mm", "bmm", "baddbmm", "mul", "add", "sub", "div", "neg", "sum", "clone", "cat", "_to_copy")
@@ -30,6 +34,7 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     """The facts at the peak of ``outcome``."""
     live = live_at(outcome.stream, outcome.peak_event)
     groups: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+    sizes = _parameter_sizes(recording, live)
     again = _recomputed(recording, live)
     for alloc in live.tolist():
         operator = int(recording.alloc_op[alloc])
@@ -39,6 +44,12 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     kept = _kept(recording, outcome, live)
     of_loss = _loss_sizes(recording, live)
     held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
+    held = [
+        dataclasses.replace(each, kind="loaded")
+        if each.kind == "input" and _is_copy_of_model(recording, allocs, sizes)
+        else each
+        for each, allocs in zip(held, groups.values(), strict=True)
+    ]
     held.sort(key=lambda each: -each.nbytes)
     return FullMemory(held, outcome.peak_allocated, outcome.peak_reserved)
 
@@ -63,6 +74,27 @@ def _held(
         loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
         recomputed=recomputed,
     )
+
+
+def _parameter_sizes(recording: Recording, live: IntArray) -> list[int]:
+    """In bytes, of the parameters that are alive."""
+    found = live[recording.alloc_kind[live] == _PARAMETER]
+    return [int(nbytes) for nbytes in recording.alloc_bytes[found].tolist()]
+
+
+def _is_copy_of_model(
+    recording: Recording, allocs: Sequence[int], parameters: Sequence[int]
+) -> bool:
+    """Does one line of the script copy to the GPU, before the first step, what has a model's sizes?
+    That is a file's state, with the optimizer's, too."""
+    steps = np.flatnonzero(recording.events % 4 == STEP_END)
+    made = np.flatnonzero(recording.events == (allocs[-1] << 2 | MALLOC))
+    if not len(steps) or not len(made) or made[0] > steps[0]:
+        return False
+    of_model = set(parameters)
+    sizes = [int(recording.alloc_bytes[alloc]) for alloc in allocs]
+    alike = sum(nbytes for nbytes in sizes if nbytes in of_model)
+    return len(sizes) >= max(2, len(parameters) / 2) and alike >= _MOST_OF_MODEL * sum(sizes)
 
 
 def _short(operator: str) -> str:

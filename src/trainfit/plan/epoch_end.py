@@ -23,6 +23,7 @@ from trainfit.plan.epoch_peak import (
     is_in_proportion,
     memory_at_the_end,
 )
+from trainfit.plan.growth_findings import of_epochs
 from trainfit.plan.remainder import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -44,6 +45,8 @@ _THIRD: Final = 32
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
+#: A run with one evaluation that lasts longer is not made again with several.
+_SLOW_S: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,7 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
         return EpochEnds(chosen)
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
+    findings += evaluations.by_epoch(present)
     best = chosen.batches.recommended
     if present.device_bytes is None or not best or job.batch is None:
         return EpochEnds(chosen, present, None, findings)
@@ -85,6 +89,28 @@ class _Evaluations:
 
     def __init__(self, job: PlannedJob) -> None:
         self._job = job
+        self._looked: tuple[RunSpec, Trace] | None = None
+
+    def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
+        """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
+        A run without an evaluation has them already."""
+        job = self._job
+        if self._looked is None or not present.fits or job.pattern.course == "growing":
+            return ()
+        spec, trace = self._looked
+        if present.evaluation == "simulated":
+            if spec.cut is None or trace.outcome.seconds > _SLOW_S:
+                return ()
+            cut = dataclasses.replace(spec.cut, goes_on=True, periodic=0, remainder=0)
+            spec = dataclasses.replace(_lengthened(spec, cut, 1), title="several epochs")
+            try:
+                trace = job.runs.attempt(job.batch, spec)
+            except NotSimulated:
+                return ()
+            if not _went_on(trace):
+                return ()
+        free = job.memory_model.capacity_bytes - (present.device_bytes or 0)
+        return tuple(of_epochs(recording_of(trace), _STEPS, free))
 
     @staticmethod
     def lengths(like: EpochEnd) -> tuple[int, ...]:
@@ -131,6 +157,7 @@ class _Evaluations:
         failed = next((each for each in traces if not _went_on(each)), None)
         if failed is not None:
             return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), ()
+        self._looked = self._looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trainfit.findings.learning import of_learning
-from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.hardware.gpu.figures import is_of_desktop
 from trainfit.memory.held import full_memory
@@ -34,6 +34,7 @@ from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import EpochEnds, epoch_ends
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
+from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_accumulation,
@@ -432,13 +433,16 @@ def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
 
 
 def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
-    """What spoils the learning and, of a job that does not fit, what fills the memory."""
+    """What spoils the learning, and what fills the memory: of a job that fits, by mistake."""
     found = of_learning(job.first.outcome.learning)
-    if present.configuration.fits:
-        return found
     recording = recording_of(job.largest)
     shown = job.memory_model.unlimited(Stream.of(recording))
-    return (*found, *of_full_memory(full_memory(recording, shown)))
+    full = of_full_memory(full_memory(recording, shown))
+    if present.configuration.fits:
+        full = tuple(each for each in full if each.kind in MISTAKES)
+    if all(each.kind != TENSORS_KEPT for each in full):
+        full = (*of_steps(job.pattern, job.memory_model), *full)
+    return (*found, *full)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

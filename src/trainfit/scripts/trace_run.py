@@ -289,8 +289,8 @@ class Runner:
     def _trains_again(self) -> None:
         """Training goes on after an evaluation of an epoch's end, or one that was made to come
         early: a run that was to have it ends."""
-        has_ended = self._has_epoch_ended or self._periodic.entered
-        if self._spec.cut is not None and has_ended and self._is_run():
+        has_ended, cut = self._has_epoch_ended or self._periodic.entered, self._spec.cut
+        if cut is not None and not cut.goes_on and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 

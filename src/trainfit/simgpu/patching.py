@@ -216,7 +216,7 @@ def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:
     """Code for ``function`` that calls ``hook``; it lies where the hook does, so that whoever
     leaves out the frames of our files (tracebacks, torch.compile) leaves out this one, too."""
     code = function.__code__
-    template = _template(code.co_freevars)
+    template = _template(code.co_freevars, _is_method(code))
     place: Any = getattr(hook, "__code__", template)
     return template.replace(
         co_consts=tuple(
@@ -229,16 +229,26 @@ def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:
     )
 
 
+def _is_method(code: CodeType) -> bool:
+    """Is its first argument called self?"""
+    return bool(code.co_argcount) and code.co_varnames[0] == "self"
+
+
 @functools.cache
-def _template(free: tuple[str, ...]) -> CodeType:
-    """Code that calls a constant; a function's new code has as many free variables as its old."""
+def _template(free: tuple[str, ...], has_self: bool) -> CodeType:
+    """Code that calls a constant; a function's new code has as many free variables as its old.
+
+    A method's has its ``self``: PyTorch's profiler takes it from the frames of ``Module.__call__``
+    where it records stacks, and crashes without it (`torch/csrc/autograd/profiler_python.cpp`).
+    """
     names = ", ".join(free)
+    own = "self, " if has_self else ""
     lines = [
         "def outer():",
         f"    {' = '.join([*free, '_'])} = None",
-        "    def calling(*_trainfit_args, **_trainfit_kwargs):",
+        f"    def calling({own}*_trainfit_args, **_trainfit_kwargs):",
         f"        _trainfit_hook = {_HOOK!r}",
-        "        return _trainfit_hook(*_trainfit_args, **_trainfit_kwargs)",
+        f"        return _trainfit_hook({own}*_trainfit_args, **_trainfit_kwargs)",
         f"        ({names})",
     ]
     with warnings.catch_warnings():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import trainfit
 from tests.memory.snapshot import scenarios
@@ -35,6 +36,14 @@ def findings(code: Callable[..., None], *words: object) -> dict[str, Finding]:
 )
 def test_the_cause(code: Callable[[], None], kind: str) -> None:
     assert kind in findings(code)
+
+
+def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.pt"
+    torch.save(scenarios.model(layers=6).state_dict(), file)
+    found = findings(scenarios.checkpoint_kept, file)["checkpoint_on_gpu"]
+    source = Path(scenarios.__file__).read_text().splitlines()
+    assert "torch.load(" in source[found.at.line - 1]
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,10 @@ def test_no_batch_is_the_largest_where_memory_leaks() -> None:
         ACT, now=now, amp_choice=None, other_amp=now, pattern=grows, remedies=REMEDIES
     )
     told = words(plan)
-    assert "full after about 900 optimizer steps. No batch size is recommended." in told
+    assert "full after about 900 optimizer steps, unless an epoch's end (" in told
+    assert " steps) frees it. No batch size is recommended." in told
+    unknown = words(dataclasses.replace(plan, coverage=None))
+    assert "full after about 900 optimizer steps. No batch size is recommended." in unknown
     assert "largest batch" not in told.lower()
     settled = words(dataclasses.replace(plan, pattern=None))
     assert "largest batch" in settled
@@ -519,6 +522,8 @@ def test_an_evaluation_that_no_batch_size_makes_fit() -> None:
     assert "at batch size 8. No smaller batch size makes it fit." in text
     assert "Not even one sample" not in text and "Run" not in text
     assert "less kept of each batch - a larger GPU: H100" in text
+    kept = dataclasses.replace(plan, step=StepMakeup(None, None, None, loop="Transformers"))
+    assert "eval_accumulation_steps=1" in words(kept)
     assert not (plan.fits or plan.can_start or plan.fits_now)
 
 

@@ -45,9 +45,15 @@ def test_few_lines_of_a_function_are_named_together() -> None:
     assert found.share == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_loss_that_no_module_computes_is_no_other_code() -> None:
-    inner = "torch._C._nn.cross_entropy_loss"
-    loss = CodeLine("train.py:24", 70, (), "F.cross_entropy", inner)
+@pytest.mark.parametrize(
+    ("called", "inner"),
+    [
+        ("F.cross_entropy", "torch._C._nn.cross_entropy_loss"),
+        ("nn.functional.layer_norm", "torch.layer_norm"),
+    ],
+)
+def test_a_loss_that_no_module_computes_is_no_other_code(called: str, inner: str) -> None:
+    loss = CodeLine("train.py:24", 70, (), called, inner)
     assert "other_code" not in kinds(judge(other(loss)))
     found = finding(judge(other(loss, SAVES)), "other_code")
     assert str(found.place) == "save.py:9" and found.share == pytest.approx(0.5 * 0.3, abs=0.02)

@@ -16,7 +16,7 @@ from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
-from trainfit.results.findings import LAST_BATCH
+from trainfit.results.findings import EPOCH_GROWTH, LAST_BATCH
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
 from trainfit.results.runs.steps import PEER_COPY
@@ -63,12 +63,20 @@ def _fits(result: PlanResult) -> str:
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
+    if now.fits and (until := _by_epoch(result)):
+        grows = f"memory grows with each epoch: full after {until}"
+        return f"Fits at first: {need} of {there}{at}, but {grows}."
     if now.fits and (last := _last_batch(result)):
         return f"Fits: {need} of {there}{at}, but {last}."
     if now.fits:
         return f"Fits: {need} of {there}{at}{largest_text(result.shapes)}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
+
+
+def _by_epoch(result: PlanResult) -> str:
+    """After how many epochs the GPU is full, where each of them leaves memory behind."""
+    return next((each.subject for each in result.findings if each.kind == EPOCH_GROWTH), "")
 
 
 def _last_batch(result: PlanResult) -> str:
@@ -125,7 +133,17 @@ def full_after(result: PlanResult) -> str | None:
         return None
     if result.chosen.recommended_batch or pattern.steps_until_full is None:
         return None
-    return count(pattern.steps_until_full, "optimizer step")
+    steps, epoch = pattern.steps_until_full, _steps_of_epoch(result)
+    until = count(steps, "optimizer step")
+    return f"{until}, unless an epoch's end ({count(epoch, 'step')}) frees it" if epoch else until
+
+
+def _steps_of_epoch(result: PlanResult) -> int | None:
+    """Of an epoch that ends before the GPU is full."""
+    coverage, pattern = result.coverage, result.pattern
+    steps = coverage.steps_per_epoch if coverage is not None else None
+    full = pattern.steps_until_full if pattern is not None else None
+    return steps if steps and full and steps < full else None
 
 
 def _speed(result: PlanResult) -> str:
@@ -441,6 +459,13 @@ _LESS: Final = {
     "simulated": "the evaluation in smaller batches, or with less kept of each batch",
     "none": "copies of the model, or of what is saved, on the CPU",
 }
+#: Where each of its batches leaves something behind in a library's own loop.
+_LESS_KEPT: Final = {
+    "Transformers": "TrainingArguments(eval_accumulation_steps=1): predictions go to the CPU; or "
+    "preprocess_logits_for_metrics that gives their argmax, or prediction_loss_only=True",
+    "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
+    "keep `.argmax(1).cpu()` of them",
+}
 #: Lines that are shown, and GPUs that are named.
 MOST, _GPUS = 3, 3
 
@@ -467,7 +492,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     elif now.largest_batch:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
     if now.fits:  # its training, and none of the others was evaluated
-        other, lines = None, [_LESS[end.evaluation if (end := result.epoch_end) else "none"]]
+        other, lines = None, [_less(result)]
     if other is not None and other.fits:
         first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
     elif other is not None and other.largest_batch and not now.largest_batch:
@@ -476,6 +501,13 @@ def fix_lines(result: PlanResult) -> list[str]:
     room = MOST - bool(larger)
     found = [*first[:1], *lines, *first[1:]][:room] + larger
     return found or ["no single GPU of the catalogue; use a smaller model or input"]
+
+
+def _less(result: PlanResult) -> str:
+    """What lets the evaluation fit."""
+    end, step = result.epoch_end, result.step
+    loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
+    return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]
 
 
 def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:

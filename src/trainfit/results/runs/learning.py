@@ -17,6 +17,7 @@ class LearningFacts:
     optimized: Tensors that the optimizers have.
     frozen: Of them, those that need no gradient (requires_grad=False).
     without_gradient: Of those that need one, how many had none at any of their steps.
+    foreign: Of those without, how many no model has that was called; 0: unknown as well.
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
         bias): its name, or else its shape.
@@ -28,9 +29,12 @@ class LearningFacts:
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
     kept_gradients: Steps that began with the gradients of the step before.
     zero_rates: Steps at which each learning rate was 0.
+    vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
-    micro_batches: Backward passes of a step, the most common number.
+    micro_batches: Backward passes of a step that had a batch of their own, the most common number.
+    dropped_micro_batches: Of them, those whose gradients zero_grad dropped before the step.
+    dropped_at: The line that did.
     loss_divisors: Numbers by which each of them divided its loss, or each term of it, last.
     loss_is_known: Whether nothing else was done to the loss after it was computed.
     """
@@ -39,6 +43,7 @@ class LearningFacts:
     optimized: int = 0
     frozen: int = 0
     without_gradient: int = 0
+    foreign: int = 0
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None
     trained_numbers: int = 0
@@ -49,9 +54,12 @@ class LearningFacts:
     small_eps: float | None = None
     kept_gradients: int = 0
     zero_rates: int = 0
+    vanished_rate: float | None = None
     anomaly: bool = False
     evaluating_at: str | None = None
     micro_batches: int = 1
+    dropped_micro_batches: int = 0
+    dropped_at: str | None = None
     loss_divisors: tuple[float, ...] = ()
     loss_is_known: bool = False
 

@@ -54,7 +54,8 @@ class LoaderCut:
     others after ``others``, the last of which is the largest batch of their data set, after a look
     of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
     does every so many steps happens once (0: it does not). The last batch of such an epoch has
-    ``remainder`` samples (0: as many as all)."""
+    ``remainder`` samples (0: as many as all). ``goes_on``: the run does not end after the first
+    evaluation."""
 
     index: int | None
     batches: int
@@ -62,6 +63,7 @@ class LoaderCut:
     look_s: float = 0.0
     periodic: int = 0
     remainder: int = 0
+    goes_on: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,8 @@ _FEW_LINES: Final = 3
 #: What the step computes, also where no module is called for it: Python's functions, and those in C
 #: that they stand for.
 _OF_MODEL: Final = re.compile(r"torch\.(?:nn\.functional|\w+\._nn)\.")
+#: As a script calls them; some of them stand for a function in C of the same name.
+_FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
 
 def _is_of_model(line: CodeLine) -> bool:
     """Is it a function of neural networks, called outside of modules: mostly the loss?"""
-    return _OF_MODEL.match(line.inner) is not None
+    if _OF_MODEL.match(line.inner) is not None:
+        return True
+    named = _FUNCTIONAL.search(line.calls)
+    return named is not None and line.inner == f"torch.{named[1]}"
 
 
 def _at(line: CodeLine, depth: int) -> Place | None:

@@ -1,0 +1,62 @@
+"""Memory that a training leaves behind by step or by epoch, with the line that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from trainfit.findings.out_of_memory import TENSORS_KEPT
+from trainfit.memory.growth import left_by_epochs
+from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.results.findings import EPOCH_GROWTH, Evidence, Finding, Fix, Place
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import GrowthSource, StepPattern
+from trainfit.results.text import count, size
+
+_KEEP_LESS = Fix(
+    "keep numbers, or copies on the CPU: `.detach().cpu()` before it is kept, `.item()` of a "
+    "loss; empty the list, or reset the metric, once it is used"
+)
+_COPY_LESS = Fix(
+    "keep one copy instead of each epoch's, on the CPU: "
+    "{name: it.cpu() for name, it in model.state_dict().items()}, or write it to a file"
+)
+
+
+def of_steps(pattern: StepPattern, model: MemoryModel) -> Iterator[Finding]:
+    """What each optimizer step leaves behind, where that is too much for a long training."""
+    growth = Growth.of(pattern, model)
+    if not growth.unfit or not pattern.sources:
+        return
+    said = f"Memory grows by {size(growth.bytes_per_step)} with each optimizer step"
+    yield _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
+
+
+def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Finding]:
+    """What each epoch leaves behind, in a recording of epochs of so many optimizer ``steps``."""
+    left = left_by_epochs(recording, steps)
+    if not left:
+        return
+    nbytes = sum(source.bytes_per_step for source in left)
+    until = f"about {count(1 + max(0, free_bytes) // nbytes, 'epoch')}"
+    said = f"Memory grows by {size(nbytes)} with each epoch: full after {until}"
+    yield _finding(EPOCH_GROWTH, said, left, _COPY_LESS, subject=until)
+
+
+def _finding(
+    kind: str, said: str, sources: Sequence[GrowthSource], fix: Fix, subject: str = ""
+) -> Finding:
+    """``sources``: the largest first."""
+    first = sources[0]
+    made = f"{first.operator} in {first.module}" if first.module else first.operator
+    place = Place.parse(first.line)
+    at = f" at {place}" if place is not None else ""
+    return Finding(
+        kind,
+        "critical",
+        said,
+        (Evidence("most of it", f"what {made} makes{at}"),),
+        f"what is made{at} is kept in a list, an attribute, a metric or a sum",
+        (fix,),
+        place=place,
+        subject=subject,
+    )
