@@ -18,6 +18,10 @@ Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host c
 #: What an operator's kernels wait for.
 Limit = Literal["arithmetic", "memory", "latency"]
 
+#: How a training is spread over GPUs: copies of the model (DDP), with the optimizer's state in parts
+#: (ZeRO-1), or with all of the model in parts (FSDP, as ZeRO-3). "" is a process on one GPU.
+Strategy = Literal["", "DDP", "ZeRO-1", "FSDP"]
+
 #: The saturation batch size is the smallest with this share of the best throughput.
 KNEE: Final = 0.95
 
