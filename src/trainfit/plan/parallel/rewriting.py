@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainfit.results.runs.steps import DTYPES
 from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
 
 _MARKS: Final = ("event", "event_wait")
+_NONE: Final[Mapping[str, Any]] = {}
 _FLOAT32: Final = DTYPES.index("float32")
 #: Columns of a kernel that is none of the recorded ones, with what they are unless it says more.
 _KERNEL: Final = {
@@ -128,9 +130,9 @@ class Rewriting:
 
     # -- the whole ---------------------------------------------------------------------------------
 
-    def done(self, header: dict[str, Any], **columns: IntArray) -> Recording:
+    def done(self, header: dict[str, Any], columns: Mapping[str, Any] = _NONE) -> Recording:
         """The recording with all changes; ``header`` and ``columns`` replace its own."""
-        changed = dataclasses.replace(self.recording, **columns) if columns else self.recording
+        changed = dataclasses.replace(self.recording, **columns)
         new_alloc, fields = self._allocations(changed)
         fields |= self._launches(changed)
         found: dict[str, Any] = {**self.recording.header, **header}
@@ -138,7 +140,8 @@ class Rewriting:
         if parameters is not None:
             found["parameters"] = [[int(new_alloc[alloc]), *rest] for alloc, *rest in parameters]
         fields["workspace_alloc"] = new_alloc[self.recording.workspace_alloc]
-        return dataclasses.replace(changed, header=found, simulated=None, **fields)
+        fields["header"] = found
+        return dataclasses.replace(changed, simulated=None, **fields)
 
     def _allocations(self, recording: Recording) -> tuple[IntArray, dict[str, Any]]:
         """The new number of each allocation, and the columns that change by it."""
@@ -150,7 +153,8 @@ class Rewriting:
                 added.append((each.ends, each.ranks[1], number * 4 + FREE))
         events = recording.events
         kept = np.flatnonzero(~np.isin(events, [alloc * 4 + FREE for alloc in self._frees]))
-        places, ranks, values = np.array(added, dtype=np.int64).reshape(-1, 3).T
+        rows = np.array(added, dtype=np.int64).reshape(-1, 3)
+        places, ranks, values = (rows[:, column] for column in range(3))
         last = np.full(len(kept), 1 + int(ranks.max(initial=0)))
         order = np.lexsort((np.append(ranks, last), np.append(places, kept)))
         events = np.append(values, events[kept])[order]
@@ -158,7 +162,7 @@ class Rewriting:
         new_alloc = np.zeros(count + len(self._added), dtype=np.int64)
         new_alloc[made] = np.arange(len(made))
         fields: dict[str, Any] = {"events": renumbered(events, new_alloc)}
-        for name, own, added in (
+        for name, own, values_of_added in (
             ("alloc_bytes", self.alloc_bytes, [each.nbytes for each in self._added]),
             ("alloc_op", recording.alloc_op, [each.op for each in self._added]),
             ("alloc_kind", recording.alloc_kind, [each.kind for each in self._added]),
@@ -166,7 +170,7 @@ class Rewriting:
             ("alloc_stream", recording.alloc_stream, [each.stream for each in self._added]),
             ("alloc_line", recording.alloc_line, [-1] * len(self._added)),
         ):
-            column = np.concatenate([own, np.array(added, dtype=np.int64)])
+            column = np.concatenate([own, np.array(values_of_added, dtype=np.int64)])
             fields[name] = column[made]
         return new_alloc, fields
 
@@ -174,7 +178,9 @@ class Rewriting:
         places = [place for place, _ in self._kernels]
         return {
             f"kernel_{name}": np.insert(
-                getattr(recording, f"kernel_{name}"), places, [row[name] for _, row in self._kernels]
+                getattr(recording, f"kernel_{name}"),
+                places,
+                [row[name] for _, row in self._kernels],
             )
             for name in _KERNEL
         }

@@ -1,21 +1,19 @@
 """What DDP, ZeRO-1 and FSDP change of a recorded run: estimated from the run on one GPU.
 
-As PyTorch 2.13 has them, at their defaults: ``DistributedDataParallel`` (buckets of 25 MiB, as large
-as the gradients together), ``ZeroRedundancyOptimizer`` in addition to it, and ``fully_shard`` of each
-element of the model's longest list of modules and of the root, from the model's creation on. Every
-process has the recorded batch size.
+As PyTorch 2.13 has them, at their defaults: ``DistributedDataParallel`` (buckets of 25 MiB, as
+large as the gradients together), ``ZeroRedundancyOptimizer`` in addition to it, and ``fully_shard``
+of each element of the model's longest list of modules and of the root, from the model's creation
+on. Every process has the recorded batch size.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.context_memory import nccl_memory
-from trainfit.memory.capacity import context_parts
+from trainfit.plan.parallel.replicas import alone, among, header_of, is_sharded
 from trainfit.plan.parallel.rewriting import Rewriting
 from trainfit.plan.parallel.units import (
     Sharded,
@@ -26,10 +24,10 @@ from trainfit.plan.parallel.units import (
     units_of,
     uses_of,
 )
-from trainfit.results.gpus import COMMUNICATION
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.results.speed import Strategy
 
+_NONE: Final[Mapping[str, IntArray]] = {}
 _MIB: Final = 1 << 20
 #: DDP's first bucket, and the others (``bucket_cap_mb``).
 _BUCKETS: Final = (_MIB, 25 * _MIB)
@@ -37,15 +35,59 @@ _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _OPTIMIZER: Final = PHASES.index("optimizer")
 _STATE, _BUFFER = KINDS.index("optimizer_state"), KINDS.index("buffer")
 _TEMPORARY: Final = KINDS.index("temporary")
+#: Of parameters that FSDP shards as they are.
+_FLOATS: Final = frozenset(("float32", "float16", "bfloat16", "float64"))
 #: Optimizer state that is no more is of no parameter's size: a count of steps.
 _SCALAR: Final = 512
 
 
+def why_not(recording: Recording) -> str:
+    """Why no strategy can be told from a recording, with what would be needed; "": one can."""
+    ranks = recording.header.get("ranks") or 1
+    if recording.parameters() is None:
+        return "it does not say which memory the parameters have; re-record it"
+    if ranks > 1 and is_sharded(recording):
+        return (
+            f"it is of {ranks} processes that share parameters or optimizer state, whose whole is "
+            "not in it; give the plan of one process, or plan the job at each number of GPUs"
+        )
+    if len(gradients_of(recording)):
+        return ""
+    if ranks > 1:
+        return (
+            "its gradients are in DDP's buckets (gradient_as_bucket_view); give the plan of one "
+            "process"
+        )
+    return "no gradients were computed in it; without training each GPU runs the job by itself"
+
+
+def strategies_of(recording: Recording) -> tuple[tuple[Strategy, ...], tuple[str, ...]]:
+    """The strategies that make a difference to a training, and why others are left out."""
+    quantized = {each.dtype for each in recording.parameters() or ()} - _FLOATS
+    found: list[Strategy] = ["DDP"]
+    notes = []
+    if (recording.alloc_kind == _STATE).any():
+        found.append("ZeRO-1")
+    else:
+        notes.append("ZeRO-1 is left out: the optimizer has no state on the GPU")
+    if quantized:
+        notes.append(
+            f"FSDP is not estimated: the model has {', '.join(sorted(quantized))} parameters "
+            "(quantized); plan the script with FSDP itself"
+        )
+    else:
+        found.append("FSDP")
+    return tuple(found), tuple(notes)
+
+
 def with_ranks(recording: Recording, strategy: Strategy, ranks: int) -> Recording:
-    """The recorded run of one process as rank 0 of so many would have it."""
-    if ranks == 1:
-        return recording
-    return _REWRITTEN[strategy](recording, ranks)
+    """The recorded run as rank 0 of so many processes would have it; one that is DDP's already
+    keeps its own buckets with DDP."""
+    if (recording.header.get("ranks") or 1) > 1:
+        if strategy == "DDP":
+            return among(recording, ranks)
+        recording = alone(recording)
+    return _REWRITTEN[strategy](recording, ranks) if ranks > 1 else recording
 
 
 class _Job:
@@ -70,15 +112,17 @@ class _Job:
         self.rewriting.launch(at, op, kind, stream, read=nbytes, rows=self.ranks)
         return self.rewriting.mark(at, op, stream)
 
-    def copies(self, at: int, op: int, nbytes: int, launches: int = 1) -> None:
-        """Copies of so many bytes, on the stream of the computing kernels."""
+    def copies(self, at: int, op: int, nbytes: int, launches: int = 1, stream: int = 0) -> None:
+        """Copies of so many bytes; stream 0 is that of the computing kernels."""
         self.rewriting.launch(
-            at, op, "pointwise", read=nbytes, written=nbytes, launches=max(1, launches)
+            at, op, "pointwise", stream, read=nbytes, written=nbytes, launches=launches
         )
 
     def passes(self) -> list[IntArray]:
         """The operators of each forward and backward pass."""
-        return [np.flatnonzero(self.batches == each) for each in np.unique(self.batches) if each >= 0]
+        return [
+            np.flatnonzero(self.batches == each) for each in np.unique(self.batches) if each >= 0
+        ]
 
     def split_optimizer(self, kept: Mapping[tuple[int, int], int]) -> dict[str, IntArray]:
         """The optimizer's memory and kernels for a part of the parameters: ``kept`` has what is
@@ -106,14 +150,8 @@ class _Job:
             for column in (getattr(recording, f"kernel_{name}"),)
         }
 
-    def done(self, **columns: IntArray) -> Recording:
-        parts = [each for each in context_parts(self.recording) if each.name != COMMUNICATION]
-        parts.append(nccl_memory(self.ranks))
-        header: dict[str, Any] = {
-            "ranks": self.ranks,
-            "context_parts": [dataclasses.asdict(each) for each in parts],
-        }
-        return self.rewriting.done(header, **columns)
+    def done(self, columns: Mapping[str, IntArray] = _NONE) -> Recording:
+        return self.rewriting.done(header_of(self.recording, self.ranks), columns)
 
 
 # -- DistributedDataParallel, ZeroRedundancyOptimizer ----------------------------------------------
@@ -149,7 +187,7 @@ def _zero(recording: Recording, ranks: int) -> Recording:
             done = job.collective(at, last, "broadcast", each.nbytes, stream, event)
             event = done
         job.rewriting.wait(at, last, event)
-    return job.done(**columns)
+    return job.done(columns)
 
 
 def _reduce_gradients(job: _Job) -> None:
@@ -220,7 +258,7 @@ def _fsdp(recording: Recording, ranks: int) -> Recording:
     kept = {(each.module, each.nbytes): each.shard_bytes for each in job.parameters}
     columns = job.split_optimizer(kept)
     _Sharding(job).run()
-    return job.done(**columns)
+    return job.done(columns)
 
 
 class _Sharding:
@@ -292,7 +330,10 @@ class _Sharding:
         at = rewriting.launched_before(ahead)
         if after is None and len(self._copied) > 1:
             after = self._copied[-2]
-        event = self._job.collective(at, ahead, "all_gather", whole, self._gathers, after)
+        if after is not None:
+            rewriting.wait(at, ahead, after, self._gathers)
+        self._job.copies(at, ahead, whole // ranks, stream=self._gathers)
+        event = self._job.collective(at, ahead, "all_gather", whole, self._gathers, None)
         at = rewriting.launched_before(use.first)
         rewriting.wait(at, use.first, event)
         self._job.copies(at, use.first, whole)
@@ -316,10 +357,11 @@ class _Sharding:
         for alloc in own:
             rewriting.free(alloc, place)
         buffer_ends = rewriting.after(behind)
-        rewriting.allocate(shards * job.ranks, "temporary", (op, module), place,
-                           max(buffer_ends, place), ranks=(1, 4 if behind == op else 0))  # fmt: skip
-        rewriting.allocate(shards, "gradient", (op, module), place,
-                           None if until is None else max(until, place), self._reduces)  # fmt: skip
+        like, ends_at = (op, module), max(buffer_ends, place)
+        rank = 4 if behind == op else 0
+        rewriting.allocate(shards * job.ranks, "temporary", like, place, ends_at, ranks=(1, rank))
+        kept = None if until is None else max(until, place)
+        rewriting.allocate(shards, "gradient", like, place, kept, self._reduces)
         at = rewriting.launched_after(op)
         if self._reduced is not None:
             rewriting.wait(at, op, self._reduced)

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
+from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.device.engine import Engine
@@ -213,6 +215,16 @@ def _install_dtensor(patches: PatchSet) -> None:
     module = sys.modules.get("torch.distributed.tensor")  # optimizers import it
     if module is None:
         return
+    from trainfit.torch_private import distributed as private
+
+    shapes = private.shapes_of_dtensors()
+    original = shapes.now
+
+    def from_fake_tensors(*args: Any, **kwargs: Any) -> Any:
+        with private.without_modes():
+            return original(*args, **kwargs)
+
+    patches.set(*shapes, from_fake_tensors)
     dtensor = module.DTensor
     for name in ("device", "is_cuda", "is_meta", "is_cpu"):
         patches.set(dtensor, name, property(_of_local(name)))
