@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ with needed():
     from torch.distributed import distributed_c10d
 
     _c10d: Any = torch._C._distributed_c10d
+    _group_of_name: Any = _c10d._resolve_process_group
     #: A process group that communicates with nobody.
     LonelyGroup: Any = _c10d.FakeProcessGroup
     #: What a collective returns to wait for.
@@ -32,9 +34,16 @@ STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
 
 
+class _LonelyGroup(LonelyGroup):  # type: ignore[misc]
+    """In PyTorch 2.8 it has no options, which those of gloo are given."""
+
+
 def make_lonely_group(rank: int, size: int) -> Any:
     """A process group that communicates with nobody."""
-    return getattr(LonelyGroup, "_create_internal", LonelyGroup)(rank, size)
+    group = getattr(LonelyGroup, "_create_internal", _LonelyGroup)(rank, size)
+    if isinstance(group, _LonelyGroup):
+        group.options = SimpleNamespace()
+    return group
 
 
 def group_of(boxed: Any) -> Any:
@@ -44,7 +53,7 @@ def group_of(boxed: Any) -> Any:
 
 def group_named(name: Any) -> Any:
     """The process group of a functional collective, which is given its name, or itself."""
-    return distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
+    return _group_of_name(name) if isinstance(name, str) else name
 
 
 def reduction_name(boxed: Any) -> str:

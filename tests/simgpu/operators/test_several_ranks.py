@@ -12,6 +12,7 @@ from torch import distributed, nn
 import trainfit
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
 
 RANKS = 4
 MIB = 1 << 20
@@ -148,6 +149,14 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert {"all_gather", "reduce_scatter"} <= kinds
     shards = [parameter.to_local().shape for parameter in model.parameters()]
     assert shards == [(1024 // RANKS, 1024)] * 2
+
+
+def test_objects_of_another_rank_are_not_known(gpu: Any) -> None:
+    sent = ["mine"]
+    distributed.broadcast_object_list(sent, src=0)
+    assert sent == ["mine"]
+    with pytest.raises(UnsupportedOperatorError, match="only rank 1 has"):
+        distributed.broadcast_object_list([None], src=1)
 
 
 def test_functional_collectives_wait_on_a_stream_of_their_own(gpu: Any) -> None:

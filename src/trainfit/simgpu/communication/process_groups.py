@@ -21,7 +21,11 @@ from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.errors import SeveralGpusError, too_few_gpus
+from trainfit.simgpu.device.errors import (
+    SeveralGpusError,
+    UnsupportedOperatorError,
+    too_few_gpus,
+)
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.launch_log import KernelLog
@@ -142,6 +146,25 @@ def _spawn(
     return None if join else _Joined()
 
 
+def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``broadcast_object_list``: what another rank would send is known to nobody here."""
+
+    @functools.wraps(original)
+    def broadcast(object_list: Any, src: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        root = kwargs.get("group_src") if src is None else src
+        if root is not None and root != distributed.get_rank():
+            raise UnsupportedOperatorError(
+                f"broadcast_object_list from rank {root}",
+                user_frame(),
+                "not simulated",
+                f"only rank 0 runs, and objects that only rank {root} has are not known; let rank "
+                "0 send them",
+            )
+        return original(object_list, src, *args, **kwargs)
+
+    return broadcast
+
+
 class Collectives:
     """Installs rank 0's process groups; takes down what a script left of them."""
 
@@ -175,6 +198,9 @@ class Collectives:
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
         patches.set(torch.multiprocessing, "spawn", _spawn)
+        objects = _objects_of_rank(module.broadcast_object_list)
+        for owner in (distributed, module):
+            patches.set(owner, "broadcast_object_list", objects)
         _install_dtensor(patches)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.

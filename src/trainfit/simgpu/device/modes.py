@@ -39,8 +39,8 @@ _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
-#: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own: C++
-#: believes them to be on "meta".
+#: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
+#: C++ believes them to be on "meta".
 _DTENSOR = "DTensor"
 _DISTRIBUTED = {_DTENSOR, "AsyncCollectiveTensor"}
 #: ``x.to(device, dtype)`` in inference mode; otherwise autograd has taken it apart.
