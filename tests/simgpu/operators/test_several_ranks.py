@@ -151,6 +151,14 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert shards == [(1024 // RANKS, 1024)] * 2
 
 
+def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:
+    store = distributed.distributed_c10d._get_default_store()
+    store.set("mine", "1")
+    assert store.get("mine") == b"1"
+    with pytest.raises(distributed.DistError):
+        store.get("of another rank")
+
+
 def test_objects_of_another_rank_are_not_known(gpu: Any) -> None:
     sent = ["mine"]
     distributed.broadcast_object_list(sent, src=0)

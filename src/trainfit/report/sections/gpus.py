@@ -23,9 +23,9 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, color, named_bars, tip, x
+from trainfit.report.gpu_counts import counts_subject
 from trainfit.report.gpu_meaning import DTYPES, is_assumed
 from trainfit.report.notes import plain
-from trainfit.report.sections.gpu_counts import counts_subject
 from trainfit.report.sections.plan_facts import BOUNDS
 from trainfit.report.steps import step_lines
 from trainfit.results.gpus import GpuFigures, GpusResult

@@ -108,6 +108,13 @@ def require_gpus(size: int, what: str) -> None:
         raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 
+def _store() -> Any:
+    """One that waits for nobody: ``init_process_group`` would give it the group's timeout."""
+    store = type("HashStore", (distributed.HashStore,), {"set_timeout": lambda *_: None})()
+    distributed.HashStore.set_timeout(store, _STORE_TIMEOUT)
+    return store
+
+
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
     """``rendezvous`` of one process: it meets nobody, so no port is opened."""
     if url.startswith("env://"):
@@ -122,9 +129,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
         rank = int(os.environ["RANK"]) if rank < 0 else rank
         world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     require_gpus(world_size, f"a process group of {world_size} processes")
-    store = distributed.HashStore()
-    store.set_timeout(_STORE_TIMEOUT)
-    yield store, max(rank, 0), max(world_size, 1)
+    yield _store(), max(rank, 0), max(world_size, 1)
 
 
 class _Joined:
