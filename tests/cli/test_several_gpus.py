@@ -69,10 +69,44 @@ def test_its_figures_can_be_gated(folder: Path, result: dict[str, Any]) -> None:
     assert page.returncode == 0, page.stderr
 
 
-def test_other_gpus_are_not_compared_yet(folder: Path, result: dict[str, Any]) -> None:
-    refused = trainfit("gpus", "--for", "plan.json", cwd=folder)
+def test_on_how_many_gpus_it_fits(folder: Path, result: dict[str, Any]) -> None:
+    """The same job on the same GPUs has the plan's memory and step."""
+    done = trainfit(
+        *("gpus", "RTX 4090", "H100 SXM", "--for", "plan.json", "--count", "1,4", "--json"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    compared = json_of(done)
+    assert compared["counts"] == [1, 4]
+    (same,) = [
+        each
+        for each in compared["gpus"]
+        if (each["gpu"], each["count"], each["strategy"]) == ("RTX 4090", 4, "DDP")
+    ]
+    assert same["device_bytes"] == result["now"]["memory"]["device_bytes"]
+    assert same["now"]["exposed_s"] == pytest.approx(result["speed"]["now"]["exposed_s"], rel=0.01)
+    shown = trainfit("gpus", "RTX 4090", "--for", "plan.json", "--count", "1,2,4,8", cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("Fits from 1 GPU on")
+    assert len(shown.stdout.splitlines()) <= 25
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--for", "plan.json"), "--count 4"),
+        (("--count", "2"), "--for FILE"),
+        (("--for", "plan.json", "--count", "2,x"), "1,2,4,8"),
+        (("--for", "plan.json", "--count", "0"), "1,2,4,8"),
+        (("--for", "plan.json", "--count", "64"), "16 GPUs"),
+    ],
+)
+def test_numbers_of_gpus_that_cannot_be(
+    words: tuple[str, ...], said: str, folder: Path, result: dict[str, Any]
+) -> None:
+    refused = trainfit("gpus", *words, cwd=folder)
     assert refused.returncode == 2
-    assert "a job of 4 processes" in error_line(refused)
+    assert said in refused.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

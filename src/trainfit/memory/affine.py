@@ -111,7 +111,7 @@ def _permuted(recording: Recording, setup: _Setup, order: IntArray, head: IntArr
             columns[field.name] = np.concatenate([column[by_op], column[setup.allocs :]])
     columns["alloc_op"][: setup.allocs] = ranks[by_op]
     columns |= _kernels(recording, new_op)
-    tail = _renumbered(recording.events[setup.events :], new_alloc)
+    tail = renumbered(recording.events[setup.events :], new_alloc)
     header = recording.header.copy()
     parameters = header.get("parameters")
     if parameters is not None:
@@ -131,7 +131,7 @@ def _kernels(recording: Recording, new_op: IntArray) -> dict[str, IntArray]:
     return {**columns, "kernel_op": moved[order]}
 
 
-def _renumbered(events: IntArray, new_alloc: IntArray) -> IntArray:
+def renumbered(events: IntArray, new_alloc: IntArray) -> IntArray:
     """Events with other numbers of allocations; see
     :data:`trainfit.results.runs.recording.OTHER`."""
     values, codes = events // 4, events % 4

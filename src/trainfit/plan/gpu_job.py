@@ -9,17 +9,19 @@ from pathlib import Path
 
 from trainfit.memory import affine
 from trainfit.memory.affine import AffineStream
-from trainfit.memory.capacity import LARGEST
+from trainfit.memory.capacity import LARGEST, bounds_of
 from trainfit.memory.explanation import recorded_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Stream, replay
+from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, steady_work, work_law
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.results.files.errors import ResultFileError, TrainfitError
+from trainfit.results.gpus import total
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepPattern
-from trainfit.results.speed import GpuEstimate
+from trainfit.results.speed import GpuEstimate, Strategy
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed import work as scaling
 from trainfit.speed.work import Work, WorkLaw
@@ -35,7 +37,8 @@ class CapacitySearch:
         self, recording: Recording, law: AffineStream | None, settings: AllocatorSettings
     ) -> None:
         self._stream, self._law, self._settings = Stream.of(recording), law, settings
-        self._now = replay(self._stream, settings=settings).peak_reserved
+        self._outcome = replay(self._stream, settings=settings)
+        self._now = self._outcome.peak_reserved
         self._reserved: dict[int, int] = {}
         self._largest: dict[tuple[int, int], int] = {}
 
@@ -47,6 +50,14 @@ class CapacitySearch:
         # The allocator may release what it keeps, and do with less.
         shown, fits = memory_model.shown(self._stream)
         return shown.peak_reserved + memory_model.context_bytes, fits
+
+    def most(self, memory_model: MemoryModel) -> int:
+        """The upper bound of that memory (90% prediction interval), if memory had no end."""
+        return self._most_reserved + total(memory_model.context)[2]
+
+    @functools.cached_property
+    def _most_reserved(self) -> int:
+        return bounds_of(self._outcome)[1].high
 
     def largest(self, memory_model: MemoryModel) -> int | None:
         """The largest batch size that runs (0: none)."""
@@ -147,6 +158,15 @@ class Job:
         """What stays behind with each step, if that fills the GPU."""
         return Growth.on(self.pattern, estimate.memory_bytes - estimate.device_bytes)
 
+    def on_each_of(self, ranks: int, strategy: Strategy) -> Job:
+        """What each process of the job on so many GPUs has, estimated."""
+
+        def changed(recording: Recording) -> Recording:
+            return with_ranks(recording, strategy, ranks)
+
+        pair = tuple((batch, changed(each)) for batch, each in self.pair)
+        return dataclasses.replace(self, recording=changed(self.recording), pair=pair, _works={})
+
     def work_at(self, batch: int | None) -> Work | None:
         """The kernels of a step at this batch size; ``None`` where they are not known."""
         if batch is None or batch == self.batch:
@@ -156,27 +176,53 @@ class Job:
         return self._works.get(batch)
 
 
+@dataclasses.dataclass(frozen=True)
+class JobOnSeveral:
+    """A job on several numbers of GPUs: ``one`` of its processes alone, and for each number and
+    strategy what a process has. ``notes`` say what was left out."""
+
+    one: Job
+    jobs: tuple[tuple[int, Strategy, Job], ...]
+    notes: tuple[str, ...]
+
+
+def job_on_several(job: Job, counts: Sequence[int]) -> JobOnSeveral:
+    """The job on so many GPUs of a machine, with each strategy that makes a difference to it."""
+    strategies, notes = strategies_of(job.recording)
+    one = job.on_each_of(1, "")
+    jobs: list[tuple[int, Strategy, Job]] = []
+    for count in counts:
+        if count == 1:
+            jobs.append((1, "", one))
+        else:
+            jobs += [(count, each, job.on_each_of(count, each)) for each in strategies]
+    return JobOnSeveral(one, tuple(jobs), notes)
+
+
 class JobError(TrainfitError):
     """Recordings that are of no one job; the message says why, and what would do."""
 
 
-def job_of_plan(result: PlanResult, path: Path) -> Job:
-    """What a plan was made from; raises :class:`ResultFileError` for ``path``."""
+def job_of_plan(result: PlanResult, path: Path, *, on_several: bool = False) -> Job:
+    """What a plan was made from; raises :class:`ResultFileError` for ``path``.
+
+    ``on_several``: it is to be compared on several GPUs; see :func:`_require_step`.
+    """
     if not result.recordings:
         raise ResultFileError(
             path, "it contains no recordings", "re-create it with `trainfit plan --output FILE`"
         )
     kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
     batch, recording = kept[0]
-    _require_step(recording, path)
+    _require_step(recording, path, on_several=on_several)
     pair = [(at, other) for at, other in kept[-2:] if at is not None]
     return Job(result.command, batch, recording, _pair(pair), result.samples)
 
 
-def job_of_recordings(found: Sequence[tuple[Path, Recording]]) -> Job:
+def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:
     """From one recording, or from two of the same command at different batch sizes."""
     for path, recording in found:
-        _require_step(recording, path)
+        _require_step(recording, path, on_several=on_several)
     if len(found) > 2:
         raise JobError("--for expects one or two recordings: two batch sizes give all others")
     path, recording = found[0]
@@ -209,11 +255,13 @@ def _command(recording: Recording) -> str:
     return str(recording.header.get("template") or recording.header.get("script") or "")
 
 
-def _require_step(recording: Recording, path: Path) -> None:
-    if (recording.header.get("ranks") or 1) > 1:
+def _require_step(recording: Recording, path: Path, *, on_several: bool) -> None:
+    """Raise unless the recording can be compared, ``on_several`` GPUs if so."""
+    ranks = recording.header.get("ranks") or 1
+    if ranks > 1 and not on_several:
         raise JobError(
-            f"{str(path)!r} is of a job of {recording.header.get('ranks')} processes, which is not "
-            'compared on other GPUs yet; plan it there, as in `trainfit plan --gpu "8x A100 SXM"`'
+            f"{str(path)!r} is of a job of {ranks} processes: add --count {ranks} (or 1,2,4,8) to "
+            'compare it on several, or plan it there, as in `trainfit plan --gpu "8x A100 SXM"`'
         )
     used = len(Stream.of(recording).gpus)
     if used > 1:
@@ -223,3 +271,5 @@ def _require_step(recording: Recording, path: Path) -> None:
         )
     if not recording.steps:
         raise ResultFileError(path, "no complete step was recorded", "re-record it, with --steps 3")
+    if on_several and (reason := why_not(recording)):
+        raise JobError(f"{str(path)!r}: the job on several GPUs cannot be told from it: {reason}")

@@ -10,7 +10,7 @@ from trainfit.doctor.packages import index_for
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.memory.capacity import context_parts
 from trainfit.plan.command.interpreter import own_pytorch
-from trainfit.plan.gpu_job import Job
+from trainfit.plan.gpu_job import Job, job_on_several
 from trainfit.plan.prices import Prices
 from trainfit.plan.sizing.costing import (
     constants_of,
@@ -23,7 +23,14 @@ from trainfit.plan.sizing.costing import (
 from trainfit.plan.sizing.curve import batch_sizes, knee
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.steps import DTYPES
-from trainfit.results.speed import Anchor, Effect, GpuComparison, GpuEstimate, StepSpeed
+from trainfit.results.speed import (
+    Anchor,
+    Effect,
+    GpuComparison,
+    GpuEstimate,
+    StepSpeed,
+    Strategy,
+)
 from trainfit.results.text import byte_rate, ghz, size, three_digits, times, with_prefix
 from trainfit.speed.step import Machine, step_time
 from trainfit.speed.work import COLUMNS, Work
@@ -50,7 +57,10 @@ def estimated(
     prices: Prices | None,
     *,
     exact: bool,
+    strategy: Strategy | None = None,
 ) -> GpuEstimate:
+    """The job on one GPU; with a ``strategy`` on each of ``gpu.count``, without a look for the
+    saturation batch size."""
     memory_model = memory_model_of(job, gpu)
     needed, fits = job.capacity.now(memory_model)
     estimate = GpuEstimate(
@@ -67,12 +77,16 @@ def estimated(
         else job.capacity.about(memory_model),
         largest_is_exact=exact,
         notes=tuple(_gpu_notes(job, gpu)),
+        count=gpu.count,
+        strategy=strategy or "",
+        high_bytes=None if strategy is None else job.capacity.most(memory_model),
     )
     if not has_rates(gpu) or not len(job.work.table) or not estimate.runs:
         return estimate
-    return _with_price(
-        _with_speed(estimate, job, gpu, factor), prices, grows=grows_on(job, estimate)
-    )
+    grows = grows_on(job, estimate)
+    if strategy is None:
+        return _with_price(_with_speed(estimate, job, gpu, factor), prices, grows=grows)
+    return _with_price(_at_its_batch(estimate, job, gpu, factor), prices, grows=grows)
 
 
 def memory_model_of(job: Job, gpu: GpuSpec) -> MemoryModel:
@@ -122,17 +136,34 @@ def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) ->
     # While memory grows, no batch size fits for long: no saturation batch size is given, and no run
     # time.
     saturated = None if grows else _saturated(job, machine, estimate.largest_batch, factor)
-    run = now or saturated
+    found = dataclasses.replace(estimate, now=now, at_saturation=saturated)
+    return _of_run(found, now or saturated, job, grows=grows)
+
+
+def _at_its_batch(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) -> GpuEstimate:
+    """With the step at the job's batch size, or where that is too large, at the largest."""
+    machine, grows = machine_of(gpu), grows_on(job, estimate)
+    now = step_on(job, machine, job.batch, factor) if estimate.fits else None
+    largest = None
+    if now is None and not grows:
+        largest = step_on(job, machine, estimate.largest_batch, factor)
+    found = dataclasses.replace(estimate, now=now, at_largest=largest)
+    return _of_run(found, now or largest, job, grows=grows)
+
+
+def _of_run(estimate: GpuEstimate, run: StepSpeed | None, job: Job, *, grows: bool) -> GpuEstimate:
+    """What follows from a step for the whole run, on all GPUs together."""
     if run is None:
         return estimate
     rate = run.samples_per_s
+    if rate is not None:
+        rate *= estimate.count
+    power = estimate.power_w * estimate.count if estimate.power_w else None
     return dataclasses.replace(
         estimate,
-        now=now,
-        at_saturation=saturated,
         run_batch=run.batch_size,
         samples_per_s=rate,
-        samples_per_joule=rate / estimate.power_w if rate and estimate.power_w else None,
+        samples_per_joule=rate / power if rate and power else None,
         run_s=job.samples / rate if rate and job.samples and not grows else None,
     )
 
@@ -164,6 +195,7 @@ def _with_price(estimate: GpuEstimate, prices: Prices | None, *, grows: bool) ->
     price = prices.per_hour.get(estimate.gpu) if prices is not None else None
     if price is None:
         return estimate
+    price *= estimate.count
     rate = estimate.samples_per_s
     return dataclasses.replace(
         estimate,
@@ -208,8 +240,9 @@ def compare_gpus(
     *,
     exact: bool = True,
     explain: bool = False,
+    counts: Sequence[int] = (),
 ) -> GpuComparison:
-    """The job on each of these GPUs, the best first.
+    """The job on each of these GPUs, the best first; on so many of each with ``counts``.
 
     ``measured`` is a step of the job as it is on a GPU, in seconds: all others are scaled by what
     it is to the prediction. Largest batch sizes are ``exact``, or (quicker, for many GPUs) about
@@ -218,8 +251,18 @@ def compare_gpus(
     notes = _job_notes(job)
     anchor, words = _anchor(job, measured)
     factor = anchor.factor if anchor is not None else 1.0
-    found = [estimated(job, gpu, factor, prices, exact=exact) for gpu in gpus]
-    if explain:
+    if counts:
+        several = job_on_several(job, counts)
+        notes += several.notes
+        found = [
+            _against_one(estimated(each, dataclasses.replace(gpu, count=count), factor, prices,
+                                   exact=exact, strategy=strategy), several.one, factor, gpu)
+            for gpu in gpus
+            for count, strategy, each in several.jobs
+        ]  # fmt: skip
+    else:
+        found = [estimated(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+    if explain and not counts:
         found = [
             _with_effects(estimate, job, gpu) for estimate, gpu in zip(found, gpus, strict=True)
         ]
@@ -239,13 +282,25 @@ def compare_gpus(
         gpus=tuple(best),
         currency=prices.currency if prices is not None else "",
         budget=budget,
-        cheapest=min(priced, key=lambda o: o.cost or 0.0).gpu if priced else None,
-        fastest=max(timed, key=lambda o: o.samples_per_s or 0.0).gpu if timed else None,
+        cheapest=min(priced, key=lambda o: o.cost or 0.0).name if priced else None,
+        fastest=max(timed, key=lambda o: o.samples_per_s or 0.0).name if timed else None,
         anchor=anchor,
         constants=constants_of(machine_of(catalogue()[0])),
         notes=(*notes, *words, *(prices.notes if prices is not None else ())),
         step=job.recording.makeup,
+        counts=tuple(counts),
     )
+
+
+def _against_one(estimate: GpuEstimate, one: Job, factor: float, gpu: GpuSpec) -> GpuEstimate:
+    """With the throughput of each GPU against that of one alone, whether it fits one or not."""
+    step = estimate.now or estimate.at_largest
+    if step is None or step.seconds <= 0:
+        return estimate
+    alone = step_on(one, machine_of(gpu), step.batch_size, factor)
+    if alone is None:
+        return estimate
+    return dataclasses.replace(estimate, efficiency=alone.seconds / step.seconds)
 
 
 def _job_notes(job: Job) -> list[str]:
@@ -342,10 +397,14 @@ def _best_first(estimate: GpuEstimate) -> tuple[object, ...]:
     by memory."""
     rate = estimate.samples_per_s or 0.0
     if not estimate.runs:
-        return (2, -estimate.memory_bytes, estimate.gpu)
+        return (3, -estimate.memory_bytes * estimate.count, estimate.name)
     if estimate.samples_per_unit is not None:
-        return (0, -estimate.samples_per_unit, estimate.gpu)
-    return (1, -rate, estimate.gpu)
+        # Of several numbers of GPUs, what runs as it is comes first: it is the training as written.
+        return (0, estimate.high_bytes is not None and not estimate.fits,
+                -estimate.samples_per_unit, estimate.name)  # fmt: skip
+    if estimate.high_bytes is not None:  # without prices: the fewest GPUs
+        return (1, not estimate.fits, estimate.count, -rate, estimate.name)
+    return (2, -rate, estimate.name)
 
 
 def _costs_at_most(estimate: GpuEstimate, budget: float) -> bool:

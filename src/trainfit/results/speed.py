@@ -18,6 +18,10 @@ Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host c
 #: What an operator's kernels wait for.
 Limit = Literal["arithmetic", "memory", "latency"]
 
+#: How a training is spread over GPUs: copies of the model (DDP), with the optimizer's state in
+#: parts (ZeRO-1), or with all of it in parts (FSDP, as ZeRO-3). "" is a process on one GPU.
+Strategy = Literal["", "DDP", "ZeRO-1", "FSDP"]
+
 #: The saturation batch size is the smallest with this share of the best throughput.
 KNEE: Final = 0.95
 
@@ -349,7 +353,15 @@ class GpuEstimate:
     ``now`` is the step as the job is,
     ``at_saturation`` that at the smallest batch size with nearly the best throughput of those
     that fit. What follows is of the whole run: at the job's own batch size where that fits, else
-    at ``at_saturation`` (``run_batch``). ``power_w`` is the board's limit as sold.
+    at ``at_saturation`` or ``at_largest`` (``run_batch``). ``power_w`` is the board's limit as
+    sold.
+
+    Of a job on ``count`` GPUs of a machine, ``gpu`` is one of them, with what a process on it has:
+    memory, steps and batch sizes. ``strategy`` is what is estimated of it from the run on one GPU.
+    Samples, power and price are of all GPUs together; ``efficiency`` is the throughput of each as a
+    share of what one alone has at the same batch size. ``high_bytes`` is the upper bound of
+    ``device_bytes`` (90% prediction interval), ``at_largest`` the step at the largest batch that
+    fits, where the job's own does not.
     """
 
     gpu: str
@@ -373,6 +385,16 @@ class GpuEstimate:
     notes: tuple[str, ...] = ()
     effects: tuple[Effect, ...] = ()
     largest_is_exact: bool = True
+    count: int = 1
+    strategy: Strategy = ""
+    efficiency: float | None = None
+    high_bytes: int | None = None
+    at_largest: StepSpeed | None = None
+
+    @property
+    def name(self) -> str:
+        """The GPU; of several, their number and the strategy, too."""
+        return f"{self.count}x {self.gpu}, {self.strategy}" if self.count > 1 else self.gpu
 
     @property
     def runs(self) -> bool:
@@ -394,9 +416,9 @@ class GpuComparison(ResultFile):
     """A job on GPUs, the best first: what fits, by the cost of the run where it is known, else by
     its time.
 
-    ``samples`` are the whole run's (``None``: not known). ``cheapest`` and ``fastest`` are keys
+    ``samples`` are the whole run's (``None``: not known). ``cheapest`` and ``fastest`` are names
     of GPUs that the job fits and, with a ``budget``, whose run costs no more. ``step`` is what an
-    optimizer step consists of.
+    optimizer step consists of. ``counts`` are the numbers of GPUs that were requested (none: one).
     """
 
     FILE: ClassVar = Format.of("trainfit-gpu-comparison", "trainfit gpus --for RESULT --json")
@@ -413,6 +435,7 @@ class GpuComparison(ResultFile):
     constants: str = ""
     notes: tuple[str, ...] = ()
     step: StepMakeup | None = None
+    counts: tuple[int, ...] = ()
 
     @property
     def fits(self) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,15 @@ from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: Any free one: a process that is alone waits for nobody there.
 _PORT = "0"
+#: What DeepSpeed's launcher sets of what torchrun does.
+_OF_DEEPSPEED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+)
 #: As many processes as there are GPUs.
 _OF_THE_GPUS = ("gpu", "auto")
 
@@ -93,11 +103,13 @@ def accelerate(words: Sequence[str], gpus: int) -> Launched:
     before = dict(os.environ)
     ranks: dict[str, str] = {}
     if options.use_deepspeed and not options.cpu:
+        check_json(options.deepspeed_config_file or "")
         fields = list(defaults.deepspeed_config) if defaults else []
         fields += ["mixed_precision"] * from_file
         options.deepspeed_fields_from_accelerate_config = ",".join(fields)
         _, environment = prepare.prepare_deepspeed_cmd_env(options)
         ranks = _of_torchrun(processes // machines, machines=machines)
+        ranks["DS_ACCELERATOR"] = "cuda"
     elif (options.use_fsdp or options.multi_gpu) and not options.cpu:
         environment = prepare.prepare_multi_gpu_env(options)
         ranks = _of_torchrun(processes // machines, machines=machines)
@@ -114,12 +126,74 @@ def accelerate(words: Sequence[str], gpus: int) -> Launched:
     )
 
 
+def deepspeed(words: Sequence[str], gpus: int) -> Launched:
+    """``deepspeed``, with its file of hosts, in a machine of ``gpus`` GPUs.
+
+    Raises ValueError for hosts, GPUs or a configuration that cannot be read.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cuda")  # its code looks for a GPU, to name it
+    runner: Any = importlib.import_module("deepspeed.launcher.runner")
+    options = runner.parse_args(list(words))
+    if options.autotuning:
+        raise ValueError("--autotuning runs the script many times: leave it out")
+    hosts = runner.fetch_hostfile(options.hostfile)
+    if options.include or options.exclude:
+        pool = hosts or {"localhost": gpus}
+        chosen = runner.parse_inclusion_exclusion(pool, options.include, options.exclude)
+        hosts = {host: len(slots) for host, slots in chosen.items()}
+    per_gpu = hosts is None and options.num_gpus < 1
+    each = max(hosts.values()) if hosts else gpus
+    machines = len(hosts) if hosts else 1
+    each = options.num_gpus if options.num_gpus > 0 else each
+    machines = options.num_nodes if options.num_nodes > 0 else machines
+    check_json(_config_of(options.user_args))
+    set_by_it = _of_torchrun(each, machines=machines)
+    variables = {name: each for name, each in set_by_it.items() if name in _OF_DEEPSPEED}
+    cross = {"CROSS_RANK": "0", "CROSS_SIZE": str(machines), "LOCAL_SIZE": str(each)}
+    return Launched(
+        processes=each * machines,
+        words=1 + len(options.user_args),
+        kind=_kind(options),
+        arguments=() if options.no_local_rank else ("--local_rank=0",),
+        variables={**variables, **cross, "DS_ACCELERATOR": "cuda"},
+        machines=machines,
+        per_gpu=per_gpu,
+    )
+
+
+def _config_of(words: Sequence[str]) -> str:
+    """DeepSpeed's configuration file among a script's words; "": there is none."""
+    for name in ("--deepspeed_config", "--deepspeed"):
+        for place, word in enumerate(words):
+            given = word.removeprefix(f"{name}=") if word.startswith(f"{name}=") else ""
+            if word == name and place + 1 < len(words) and words[place + 1][:1] != "-":
+                given = words[place + 1]
+            if given and (name == "--deepspeed_config" or given.endswith(".json")):
+                return given
+    return ""
+
+
+def check_json(path: str) -> None:
+    """Raise ValueError for a configuration that is not there, or that does not parse."""
+    if not path or path.startswith("{"):  # it may be JSON itself
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            json.load(file)
+    except OSError as error:
+        raise ValueError(f"configuration {path!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"configuration {path!r} is not valid JSON: {error}") from None
+
+
 def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
     """What ``launcher`` makes of ``words`` in a machine of ``gpus`` GPUs."""
     if launcher == "accelerate":
         return accelerate(words, gpus)
     if launcher == "torchrun":
         return torchrun(words, gpus)
+    if launcher == "deepspeed":
+        return deepspeed(words, gpus)
     return torchrun(words, gpus, launcher)
 
 
@@ -135,6 +209,8 @@ def main() -> None:
     except (SystemExit, argparse.ArgumentError):  # argparse has said why, in the last line
         lines = said.getvalue().strip().splitlines() or ["no reason given"]
         answer = Launched(error=lines[-1])
+    except ValueError as error:
+        answer = Launched(error=str(error))
     except Exception as error:  # whatever a library's own checks raise
         answer = Launched(error=f"{type(error).__name__}: {error}")
     print(answer.to_json())

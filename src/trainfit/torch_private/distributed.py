@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ with needed():
     from torch.distributed import distributed_c10d
 
     _c10d: Any = torch._C._distributed_c10d
+    _group_of_name: Any = _c10d._resolve_process_group
     #: A process group that communicates with nobody.
     LonelyGroup: Any = _c10d.FakeProcessGroup
     #: What a collective returns to wait for.
@@ -45,9 +47,16 @@ def ddp_times(module: Any) -> dict[str, Any]:
     return dict(getattr(module, "_get_ddp_logging_data", dict)())
 
 
+class _LonelyGroup(LonelyGroup):  # type: ignore[misc]
+    """In PyTorch 2.8 it has no options, which those of gloo are given."""
+
+
 def make_lonely_group(rank: int, size: int) -> Any:
     """A process group that communicates with nobody."""
-    return getattr(LonelyGroup, "_create_internal", LonelyGroup)(rank, size)
+    group = getattr(LonelyGroup, "_create_internal", _LonelyGroup)(rank, size)
+    if isinstance(group, _LonelyGroup):
+        group.options = SimpleNamespace()
+    return group
 
 
 def group_of(boxed: Any) -> Any:
@@ -55,13 +64,44 @@ def group_of(boxed: Any) -> Any:
     return _ProcessGroup.unbox(boxed)
 
 
+def group_named(name: Any) -> Any:
+    """The process group of a functional collective, which is given its name, or itself."""
+    return _group_of_name(name) if isinstance(name, str) else name
+
+
 def reduction_name(boxed: Any) -> str:
-    """The name of the reduction that an operator was given ("SUM"); empty for ``None``."""
-    if boxed is None:
+    """The name of the reduction that an operator was given ("SUM"); empty for ``None``, and where
+    PyTorch does not tell (2.8)."""
+    if boxed is None or not boxed._has_method("op"):
         return ""
     number = int(boxed.op())
     kinds = _ReduceOp.RedOpType.__members__
     return next((name for name, kind in kinds.items() if int(kind) == number), "")
+
+
+def waiting_tensor(tensor: Any) -> Any:
+    """The tensor in one that waits for its collective when it is used first."""
+    with needed():
+        from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+        return AsyncCollectiveTensor(tensor)
+
+
+def shapes_of_dtensors() -> PrivateName:
+    """What works out the shapes of a DTensor's results, by fake tensors; call it with DTensor
+    imported."""
+    with needed():
+        from torch.distributed.tensor import _sharding_prop
+
+        return place(_sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached")
+
+
+def without_modes() -> Any:
+    """A context in which no mode sees what is dispatched."""
+    with needed():
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        return _disable_current_modes()
 
 
 def local_part(tensor: Any) -> Any:

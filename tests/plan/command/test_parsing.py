@@ -318,7 +318,7 @@ def test_console_scripts_name_their_interpreter(
         ("folder/no.py", "'folder/no.py': there is no such program"),
         ("no-such-program", "there is no such program"),
         ("ls -l", "is not a Python program"),
-        ("deepspeed train.py", "'deepspeed' starts the training in its own processes"),
+        ("horovodrun train.py", "'horovodrun' starts the training in its own processes"),
         ("bash -c 'python train.py'", "'bash' runs a shell's script"),
     ],
 )

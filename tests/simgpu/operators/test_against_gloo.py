@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +20,11 @@ RANKS: Final = 2
 LIMIT_S: Final = 120.0
 
 #: A training that is the same on any device; DEVICE is the real one's or the simulated one's.
-TRAIN: Final = """
+DDP: Final = """
 import torch
 from torch import distributed, nn
 
-def train(device, **options):
+def train(device, options):
     torch.manual_seed(0)
     layers = [nn.Linear(700, 700), nn.ReLU(), nn.BatchNorm1d(700), nn.Linear(700, 700)]
     model = nn.Sequential(*layers, nn.Linear(700, 10)).to(device)
@@ -44,9 +45,7 @@ def train(device, **options):
 """
 
 #: What a real rank runs: prints the operators that it sent, with their bytes.
-RANK: Final = (
-    TRAIN
-    + """
+RANK: Final = """
 import json, sys
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,26 +54,38 @@ def flat(value):
 
 class Log(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "c10d":
-            name = func.overloadpacket.__name__
-            sent.append((name, sum(t.numel() * t.element_size() for t in flat(args[0]))))
+        if any(hasattr(each, "from_local") for each in types):
+            return NotImplemented  # a DTensor sends its local tensors
+        name = func.overloadpacket.__name__
+        sends = func.namespace in ("c10d", "_c10d_functional")
+        if sends and not name.startswith(("wait_tensor", "_wrap_tensor")):
+            moved = flat(args[1] if name.startswith(INPUTS) else args[0])
+            times = args[1] if name.startswith("all_gather_into_tensor") else 1
+            sent.append((name, times * sum(t.numel() * t.element_size() for t in moved)))
         return func(*args, **(kwargs or {}))
 
+INPUTS = ("_reduce_scatter_base_", "alltoall")  # of scatter_ only the root has all
 distributed.init_process_group("gloo")
 jobs = []
-for options in json.loads(sys.argv[1]):
+for job in json.loads(sys.argv[1]):
     sent = []
     with Log():
-        train("cpu", **options)
+        train("cpu", job)
     jobs.append(sent)
 print(json.dumps(jobs))
 """
-)
 
 KINDS_OF: Final = {
     "allreduce_": "all_reduce",
     "allgather_": "all_gather",
     "broadcast_": "broadcast",
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "scatter_": "send_receive",
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
 }
 
 
@@ -85,28 +96,32 @@ OPTIONS: Final[tuple[dict[str, Any], ...]] = (
 )
 
 
-def real_ranks(folder: Path) -> list[list[list[tuple[str, int]]]]:
-    """Kind and bytes of every collective, in order, of each rank and each of OPTIONS."""
+def real_ranks(
+    folder: Path, train: str, jobs: Sequence[Any], count: int
+) -> list[list[list[tuple[str, int]]]]:
+    """Kind and bytes of every collective, in order, of each rank and each of the jobs of ``train``,
+    as real processes send them."""
     script = folder / "rank.py"
-    script.write_text(RANK)
+    script.write_text(train + RANK)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {
-        "WORLD_SIZE": RANKS,
+        "WORLD_SIZE": count,
         "OMP_NUM_THREADS": 1,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
-    words = [sys.executable, str(script), json.dumps(OPTIONS)]
+    words = [sys.executable, str(script), json.dumps(jobs)]
     ranks = [
         subprocess.Popen(
             words,
             env={**os.environ, **{k: str(v) for k, v in (shared | {"RANK": rank}).items()}},
             stdout=subprocess.PIPE,
+            stderr=None if not rank else subprocess.DEVNULL,
             text=True,
         )
-        for rank in range(RANKS)
+        for rank in range(count)
     ]
     try:
         said = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
@@ -119,15 +134,15 @@ def real_ranks(folder: Path) -> list[list[list[tuple[str, int]]]]:
 
 
 def test_ddp_sends_what_real_ranks_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = real_ranks(tmp_path)
+    first, second = real_ranks(tmp_path, DDP, OPTIONS, RANKS)
     assert first == second and min(map(len, first)) > 8
     values = {"RANK": 0, "WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
     for name, value in values.items():
         monkeypatch.setenv(name, str(value))
     script: dict[str, Any] = {}
-    exec(TRAIN, script)
+    exec(DDP, script)
     for options, expected in zip(OPTIONS, first, strict=True):
         with trainfit.simulate(f"{RANKS}x RTX 4090") as simulation:
             script["distributed"].init_process_group("nccl")
-            script["train"]("cuda", **options)
+            script["train"]("cuda", options)
         assert [row[:2] for row in launched(simulation.recording)] == expected

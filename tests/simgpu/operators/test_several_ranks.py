@@ -151,18 +151,39 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert shards == [(1024 // RANKS, 1024)] * 2
 
 
-def test_functional_collectives_are_refused(gpu: Any) -> None:
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
+def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:
+    store = distributed.distributed_c10d._get_default_store()
+    store.set("mine", "1")
+    assert store.get("mine") == b"1"
+    with pytest.raises(distributed.DistError):
+        store.get("of another rank")
 
-    mesh = distributed.device_mesh.init_device_mesh("cuda", (RANKS,))
-    plan: Any = {"0": ColwiseParallel(), "1": RowwiseParallel()}
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
-    with pytest.raises(UnsupportedOperatorError, match="tensor parallelism, DTensor"):
-        parallelize_module(model, mesh, plan)(torch.ones(2, 64, device="cuda"))
+
+def test_objects_of_another_rank_are_not_known(gpu: Any) -> None:
+    sent = ["mine"]
+    distributed.broadcast_object_list(sent, src=0)
+    assert sent == ["mine"]
+    with pytest.raises(UnsupportedOperatorError, match="only rank 1 has"):
+        distributed.broadcast_object_list([None], src=1)
+
+
+def test_functional_collectives_wait_on_a_stream_of_their_own(gpu: Any) -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    group = distributed.group.WORLD
+    values = torch.arange(RANKS, device="cuda")
+    reduced = functional.all_reduce(values, "sum", group)
+    gathered = functional.all_gather_tensor(values, 0, group)
+    part = functional.reduce_scatter_tensor(gathered, "sum", 0, group)
+    assert reduced.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
+    assert values.tolist() == [0, 1, 2, 3]  # they make new memory
+    assert gathered.tolist() == [0, 1, 2, 3] * RANKS
+    assert part.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
+    kinds = [(kind, size) for kind, size, _, stream in launched(gpu.recording) if stream]
+    sizes = 8 * RANKS, 8 * RANKS * RANKS
+    assert kinds == [
+        ("all_reduce", sizes[0]), ("all_gather", sizes[1]), ("reduce_scatter", sizes[1])
+    ]  # fmt: skip
 
 
 def test_spawned_ranks_run_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

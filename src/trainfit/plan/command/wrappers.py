@@ -211,7 +211,7 @@ _PASSING: Final = (
 )
 #: Why a program is not unwrapped.
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("deepspeed", "horovodrun", "mpirun", "mpiexec", "ray"), _PROCESSES),
+    **dict.fromkeys(("horovodrun", "mpirun", "mpiexec", "ray"), _PROCESSES),
     **dict.fromkeys(
         ("docker", "podman", "apptainer", "singularity", "enroot", "nerdctl"), _CONTAINER
     ),
@@ -247,7 +247,12 @@ PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16"}
 #: Seconds in which a launcher has read its words; it imports PyTorch.
 _LIMIT_S: Final = 120.0
 #: Console scripts that are launchers.
-_PROGRAMS: Final = {"torchrun": "torchrun", "accelerate-launch": "accelerate"}
+_PROGRAMS: Final = {
+    "torchrun": "torchrun",
+    "accelerate-launch": "accelerate",
+    "deepspeed": "deepspeed",
+    "ds": "deepspeed",
+}
 _READ: Final = f"{HASTENED}from trainfit.scripts.launchers import main; main()"
 
 
@@ -295,11 +300,13 @@ class Launcher:
 
 #: How each is told to use one machine.
 _ONE_MACHINE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nnodes=1 ") | {
-    "accelerate": "--num_machines 1 "
+    "accelerate": "--num_machines 1 ",
+    "deepspeed": "--num_nodes 1 ",
 }
 #: How each is told to start one process.
 _ONE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nproc-per-node=1") | {
-    "accelerate": "--num_processes 1"
+    "accelerate": "--num_processes 1",
+    "deepspeed": "--num_gpus 1",
 }
 
 

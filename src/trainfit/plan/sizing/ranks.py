@@ -21,6 +21,11 @@ _EQUAL: Final = (
 )
 #: What is said of sharded training in addition.
 _SHARDED: Final = "; sharded training (FSDP) has not been compared with real runs"
+#: Likewise of a pipeline, whose stages differ.
+_STAGES: Final = (
+    "; it sends to and receives from other ranks in its steps: stages of a pipeline hold other "
+    "layers, and what those need cannot be told from rank 0"
+)
 
 
 def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
@@ -32,6 +37,8 @@ def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
     sharded = any(each.kind == "reduce_scatter" for each in found)
     words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
     equal = _EQUAL + (_SHARDED if sharded else "")
+    if any(each.kind == "send_receive" for each in found):
+        equal += _STAGES
     return Ranks(count, words, found, equal, machine.gpu.machines)
 
 

@@ -23,6 +23,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, color, named_bars, tip, x
+from trainfit.report.gpu_counts import counts_subject
 from trainfit.report.gpu_meaning import DTYPES, is_assumed
 from trainfit.report.notes import plain
 from trainfit.report.sections.plan_facts import BOUNDS
@@ -183,6 +184,8 @@ def _meaning(gpu: GpuFigures, sources: dict[str, int]) -> list[Section]:
 
 def comparison_subject(result: GpuComparison) -> Subject:
     """The cheapest, the fastest and the best for the money, of those that the job fits."""
+    if result.counts:
+        return counts_subject(result)
     best = _best(result)
     fitting = sum(each.runs for each in result.gpus)
     fits = f"The job fits {fitting or 'none'} of {count(len(result.gpus), 'GPU')}"

@@ -126,6 +126,7 @@ LAUNCHER_MODULES: Final = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torch.distributed.launch",
     "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
 }
 
 

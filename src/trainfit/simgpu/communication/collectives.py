@@ -17,10 +17,8 @@ import torch
 
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
-from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.simgpu.operators.kernel_rules import dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
@@ -31,7 +29,7 @@ from trainfit.torch_private.tensors import graph_task_id
 _FIRST_STREAM: Final = 65
 #: Handles that nobody has waited for, kept for C++, which holds nothing of their Python side.
 _HANDLES_KEPT: Final = 4096
-_EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
+EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
 
 
 class Communication:
@@ -47,25 +45,48 @@ class Communication:
         self.ranks: int | None = None
         self._streams: dict[str, int] = {}
         self._handles: dict[int, Any] = {}
+        #: By the memory of a functional collective's result.
+        self._awaited: dict[int, tuple[int, int]] = {}
 
     def launch(self, kind: str, group: Any, tensors: Sequence[Any], *, asynchronous: bool) -> Any:
         """A collective of the bytes of ``tensors``; returns the handle that C++ gets."""
+        return self._handle(tensors, self._launch(kind, group, tensors, asynchronous=asynchronous))
+
+    def _launch(
+        self, kind: str, group: Any, tensors: Sequence[Any], *, asynchronous: bool
+    ) -> tuple[int, int] | None:
         engine, ranks = self._engine, group.size()
         nbytes = sum(each.numel() * each.element_size() for each in tensors)
         on_device = any(isinstance(each, DeviceTensor) for each in tensors)
         if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
-            return self._handle(tensors, None)
+            return None
         engine.use_library("nccl")
         first = next(each for each in tensors if isinstance(each, DeviceTensor))
         kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks, self._machines_of(group))
         if not asynchronous:
             self._kernels.kernel(kernel)
-            return self._handle(tensors, None)
+            return None
         stream = self._streams.setdefault(group.group_name, _FIRST_STREAM + len(self._streams))
         current = engine.memory.stream
         self._kernels.stream_waits(stream, self._kernels.event(current), current)
         self._kernels.kernel(kernel, stream)
-        return self._handle(tensors, (self._kernels.event(stream), stream))
+        return self._kernels.event(stream), stream
+
+    def launch_functional(self, kind: str, group: Any, tensors: Sequence[Any]) -> Any:
+        """Likewise of a functional collective; returns what to wait for (``None``: nothing)."""
+        return self._launch(kind, group, tensors, asynchronous=True)
+
+    def await_later(self, tensor: Any, done: tuple[int, int] | None) -> None:
+        """``wait_tensor`` of this tensor waits for that."""
+        if done is not None and isinstance(tensor, DeviceTensor):
+            self._awaited[id(plain(tensor)._life)] = done
+
+    def wait_for(self, tensor: Any) -> None:
+        """The current stream waits for what a functional collective makes, if it does not yet."""
+        if isinstance(tensor, DeviceTensor):
+            done = self._awaited.pop(id(plain(tensor)._life), None)
+            if done is not None:
+                self.waits(*done)
 
     def _machines_of(self, group: Any) -> int:
         """How many machines the ranks of a group are on."""
@@ -151,11 +172,11 @@ _REDUCED: Final[dict[str, Callable[[Any, int], Any]]] = {
 }
 
 
-def _content(engine: Engine, tensor: Any) -> torch.Tensor | None:
+def content_of(engine: Engine, tensor: Any) -> torch.Tensor | None:
     return engine.values.read(plain(tensor)) if isinstance(tensor, DeviceTensor) else tensor
 
 
-def _give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
+def give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
     """``target`` holds ``content`` now (``None``: nobody knows what)."""
     if not isinstance(target, DeviceTensor):
         if content is not None:
@@ -179,25 +200,25 @@ def _give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
             engine.values.forget(life)
 
 
-def _reduce(engine: Engine, target: Any, source: Any, operation: str, ranks: int) -> None:
+def reduce_to(engine: Engine, target: Any, source: Any, operation: str, ranks: int) -> None:
     """``target`` is the reduction of what all ranks have in ``source``."""
-    rule, known = _REDUCED.get(operation), _content(engine, source)
+    rule, known = _REDUCED.get(operation), content_of(engine, source)
     if known is not None and rule is not None:
         with no_dispatch():
-            _give(engine, target, rule(known, ranks))
+            give(engine, target, rule(known, ranks))
         return
     fill = plain(source)._life.fill if isinstance(source, DeviceTensor) else None
-    _give(engine, target, None)
+    give(engine, target, None)
     if fill is not None and rule is not None and isinstance(target, DeviceTensor):
         plain(target)._life.fill = rule(fill, ranks)
 
 
 def _copies(engine: Engine, targets: Sequence[Any], source: Any) -> None:
     """Each of ``targets`` gets what a rank has in ``source``."""
-    known = _content(engine, source)
+    known = content_of(engine, source)
     for target in targets:
         if not _is_same(target, source):
-            _give(engine, target, known)
+            give(engine, target, known)
 
 
 def _is_same(target: Any, source: Any) -> bool:
@@ -207,7 +228,7 @@ def _is_same(target: Any, source: Any) -> bool:
     return target is source
 
 
-def _copy(target: Any, source: Any) -> None:
+def copy_of(target: Any, source: Any) -> None:
     """A copy on the device, as NCCL makes it where a rank is alone."""
     if _is_same(target, source):
         return
@@ -217,7 +238,7 @@ def _copy(target: Any, source: Any) -> None:
         target.copy_(source.expand_as(target))
 
 
-def _chunk(known: torch.Tensor | None, number: int, ranks: int) -> torch.Tensor | None:
+def chunk_of(known: torch.Tensor | None, number: int, ranks: int) -> torch.Tensor | None:
     """The part of rank ``number`` of a tensor along its first dimension."""
     if known is None or not known.numel() or known.numel() % ranks:
         return None
@@ -255,7 +276,7 @@ _Rule = tuple[str, Callable[[_Call], list[Any]], Callable[[_Call], None]]
 
 def _all_reduce(call: _Call) -> None:
     for each in _flat(call.args[0]):
-        _reduce(call.engine, each, each, call.operation, call.ranks)
+        reduce_to(call.engine, each, each, call.operation, call.ranks)
 
 
 def _reduce_to_root(call: _Call) -> None:
@@ -267,11 +288,11 @@ def _all_gather(call: _Call) -> None:
     """Lists of a rank's tensors each, or tensors that hold those of all ranks one after another."""
     for target, source in _pairs(call.args[0], call.args[1]):
         if isinstance(target, torch.Tensor):
-            known = _content(call.engine, source)
+            known = content_of(call.engine, source)
             if known is not None:
                 with no_dispatch():
                     known = known.reshape(-1).repeat(call.ranks)
-            _give(call.engine, target, known)
+            give(call.engine, target, known)
         else:
             _copies(call.engine, target, source)
 
@@ -280,13 +301,13 @@ def _reduce_scatter(call: _Call) -> None:
     rank = call.group.rank()
     for target, source in _pairs(call.args[0], call.args[1]):
         whole = isinstance(source, torch.Tensor)
-        known = _content(call.engine, source if whole else source[rank])
+        known = content_of(call.engine, source if whole else source[rank])
         if whole:
-            known = _chunk(known, rank, call.ranks)
+            known = chunk_of(known, rank, call.ranks)
         rule = _REDUCED.get(call.operation)
         with no_dispatch():
             made = None if known is None or rule is None else rule(known, call.ranks)
-        _give(call.engine, target, made)
+        give(call.engine, target, made)
 
 
 def _scatter(call: _Call) -> None:
@@ -303,20 +324,20 @@ def _all_to_all(call: _Call) -> None:
     rank = call.group.rank()
     if isinstance(targets, torch.Tensor):
         even = not call.named.get("output_split_sizes") and not call.named.get("input_split_sizes")
-        known = _chunk(_content(call.engine, sources), rank, call.ranks) if even else None
+        known = chunk_of(content_of(call.engine, sources), rank, call.ranks) if even else None
         if known is not None:
             with no_dispatch():
                 known = known.repeat(call.ranks)
-        _give(call.engine, targets, known)
+        give(call.engine, targets, known)
         return
     for target in targets:
         same = target.shape == sources[rank].shape
-        _give(call.engine, target, _content(call.engine, sources[rank]) if same else None)
+        give(call.engine, target, content_of(call.engine, sources[rank]) if same else None)
 
 
 def _forget_first(call: _Call) -> None:
     for each in _flat(call.args[0]):
-        _give(call.engine, each, None)
+        give(call.engine, each, None)
 
 
 def _nothing(call: _Call) -> None:
@@ -383,7 +404,7 @@ def _register(name: str, rule: _Rule) -> None:
         handle = communication.launch(kind, call.group, tensors, asynchronous=asynchronous)
         if call.ranks > 1:
             changes(call)
-            engine.assumptions[_EQUAL] = 1
+            engine.assumptions[EQUAL] = 1
         if name in _BARRIERS and isinstance(args[0], DeviceTensor):
             communication.host_waits()
         if not returns:
@@ -396,40 +417,8 @@ def _alone(call: _Call) -> None:
     (``ncclLaunchOneRank``)."""
     if len(call.args) > 1 and isinstance(call.args[1], (torch.Tensor, list, tuple)):
         for target, source in zip(_flat(call.args[0]), _flat(call.args[1]), strict=False):
-            _copy(target, source)
+            copy_of(target, source)
 
 
 for _name, _rule in _RULES.items():
     _register(_name, _rule)
-
-
-# -- functional collectives: tensor parallelism, DTensor ------------------------------------------
-
-
-def _refuse(name: str) -> None:
-    """Functional collectives of several ranks; of one they are like any other operator."""
-    packet = getattr(getattr(torch.ops, "_c10d_functional", None), name, None)
-    if packet is None:
-        return
-
-    @handles(packet.default)
-    def functional(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-        communication = Communication.current
-        if communication is not None and (communication.ranks or 1) > 1:
-            raise UnsupportedOperatorError(
-                f"_c10d_functional.{name}",
-                user_frame(),
-                "not simulated",
-                "functional collectives of several ranks (tensor parallelism, DTensor) are not "
-                "simulated yet; plan the job with DistributedDataParallel",
-            )
-        return engine.generic(engine.info(func), args, kwargs)
-
-
-for _name in (
-    *("all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_"),
-    *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather_into_tensor_out"),
-    *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single"),
-    *("broadcast", "broadcast_"),
-):
-    _refuse(_name)

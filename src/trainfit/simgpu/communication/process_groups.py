@@ -16,10 +16,16 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
+from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.errors import SeveralGpusError, too_few_gpus
+from trainfit.simgpu.device.errors import (
+    SeveralGpusError,
+    UnsupportedOperatorError,
+    too_few_gpus,
+)
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.launch_log import KernelLog
@@ -102,6 +108,13 @@ def require_gpus(size: int, what: str) -> None:
         raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 
+def _store() -> Any:
+    """One that waits for nobody: ``init_process_group`` would give it the group's timeout."""
+    store = type("HashStore", (distributed.HashStore,), {"set_timeout": lambda *_: None})()
+    distributed.HashStore.set_timeout(store, _STORE_TIMEOUT)
+    return store
+
+
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
     """``rendezvous`` of one process: it meets nobody, so no port is opened."""
     if url.startswith("env://"):
@@ -116,9 +129,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
         rank = int(os.environ["RANK"]) if rank < 0 else rank
         world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     require_gpus(world_size, f"a process group of {world_size} processes")
-    store = distributed.HashStore()
-    store.set_timeout(_STORE_TIMEOUT)
-    yield store, max(rank, 0), max(world_size, 1)
+    yield _store(), max(rank, 0), max(world_size, 1)
 
 
 class _Joined:
@@ -138,6 +149,25 @@ def _spawn(
     require_gpus(nprocs, f"torch.multiprocessing.spawn of {nprocs} processes")
     fn(0, *args)
     return None if join else _Joined()
+
+
+def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``broadcast_object_list``: what another rank would send is known to nobody here."""
+
+    @functools.wraps(original)
+    def broadcast(object_list: Any, src: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        root = kwargs.get("group_src") if src is None else src
+        if root is not None and root != distributed.get_rank():
+            raise UnsupportedOperatorError(
+                f"broadcast_object_list from rank {root}",
+                user_frame(),
+                "not simulated",
+                f"only rank 0 runs, and objects that only rank {root} has are not known; let rank "
+                "0 send them",
+            )
+        return original(object_list, src, *args, **kwargs)
+
+    return broadcast
 
 
 class Collectives:
@@ -173,6 +203,9 @@ class Collectives:
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
         patches.set(torch.multiprocessing, "spawn", _spawn)
+        objects = _objects_of_rank(module.broadcast_object_list)
+        for owner in (distributed, module):
+            patches.set(owner, "broadcast_object_list", objects)
         _install_dtensor(patches)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.
@@ -213,6 +246,16 @@ def _install_dtensor(patches: PatchSet) -> None:
     module = sys.modules.get("torch.distributed.tensor")  # optimizers import it
     if module is None:
         return
+    from trainfit.torch_private import distributed as private
+
+    shapes = private.shapes_of_dtensors()
+    original = shapes.now
+
+    def from_fake_tensors(*args: Any, **kwargs: Any) -> Any:
+        with private.without_modes():
+            return original(*args, **kwargs)
+
+    patches.set(*shapes, from_fake_tensors)
     dtensor = module.DTensor
     for name in ("device", "is_cuda", "is_meta", "is_cpu"):
         patches.set(dtensor, name, property(_of_local(name)))

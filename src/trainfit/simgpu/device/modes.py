@@ -39,6 +39,10 @@ _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
+#: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
+#: C++ believes them to be on "meta".
+_DTENSOR = "DTensor"
+_DISTRIBUTED = {_DTENSOR, "AsyncCollectiveTensor"}
 #: ``x.to(device, dtype)`` in inference mode; otherwise autograd has taken it apart.
 _TO_DEVICE = torch.ops.aten.to.device
 
@@ -58,6 +62,8 @@ class DeviceMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs is None:
             kwargs = {}
+        if any(each.__name__ in _DISTRIBUTED for each in types):
+            return NotImplemented  # their own dispatch calls this for what they consist of
         of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
         if SparseTensor in types and not wrapped(types):
             return self._engine.run_sparse(func, args, kwargs)
@@ -137,6 +143,13 @@ class FunctionMode(TorchFunctionMode):
                 return func(*args, **kwargs)
             return torch.Tensor.to(tensor, complete("cuda"), dtype)
         rest = [complete(each) for each in rest]
+        if type(tensor).__name__ == _DTENSOR and func is not _to_cuda:
+            # C++ believes it to be on "meta": where it is already, nothing is to be copied.
+            rest = [each for each in rest if not _is_at(each, tensor)]
+            if _is_at(kwargs.get("device"), tensor):
+                kwargs = {name: each for name, each in kwargs.items() if name != "device"}
+            if not rest and not kwargs.keys() - {"non_blocking"}:
+                return tensor
         if func is _to_cuda:  # as it was: it may be wrapped by now
             kwargs = dict(kwargs)
             named = kwargs.pop("device", rest[0] if rest else None)
@@ -144,6 +157,10 @@ class FunctionMode(TorchFunctionMode):
         if torch.device("meta") in rest:
             return on_meta(self._engine, func, (tensor, *rest), kwargs)
         return call(self._engine, func, (tensor, *rest), kwargs)
+
+
+def _is_at(device: Any, tensor: Any) -> bool:
+    return isinstance(device, str | torch.device) and torch.device(device) == tensor.device
 
 
 def _on_one_gpu(target: Any, *rest: Any) -> tuple[Any, ...]:

@@ -1,0 +1,186 @@
+"""A recording with further allocations, collectives and waits among its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from trainfit.memory.affine import renumbered
+from trainfit.results.runs.recording import FREE, KINDS, MALLOC, IntArray, Recording
+from trainfit.results.runs.steps import DTYPES
+from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
+
+_MARKS: Final = ("event", "event_wait")
+_NONE: Final[Mapping[str, Any]] = {}
+_FLOAT32: Final = DTYPES.index("float32")
+#: Columns of a kernel that is none of the recorded ones, with what they are unless it says more.
+_KERNEL: Final = {
+    "kind": 0, "dtype": _FLOAT32, "flops": 0, "read": 0, "written": 0, "rows": 0, "columns": 0,
+    "depth": 0, "batches": 1, "launches": 1, "op": 0, "stream": 0,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Allocation:
+    nbytes: int
+    kind: int
+    op: int
+    module: int
+    stream: int
+    begins: int
+    ends: int | None
+    ranks: tuple[int, int]
+
+
+class Rewriting:
+    """Changes to ``recording``, all made at once by :meth:`done`.
+
+    Places among events and kernels are those of the recording as it is: what is added comes before
+    the one with that number, in the order in which it is added.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.alloc_bytes = recording.alloc_bytes.copy()
+        self._added: list[_Allocation] = []
+        self._kernels: list[tuple[int, dict[str, int]]] = []
+        self._frees: dict[int, int] = {}
+        made = np.flatnonzero(recording.events % 4 == MALLOC)
+        self._made = made
+        self._op_of_made = np.maximum.accumulate(recording.alloc_op[recording.events[made] >> 2])
+        marks = np.isin(recording.kernel_kind, [KERNEL_KINDS.index(name) for name in _MARKS])
+        self._event = int(recording.kernel_rows[marks].max(initial=0))
+        streams = recording.kernel_stream
+        self._stream = max(int(streams.max(initial=0)), int(recording.alloc_stream.max(initial=0)))
+
+    def stream(self) -> int:
+        """One that nothing is on yet."""
+        self._stream += 1
+        return self._stream
+
+    # -- memory ------------------------------------------------------------------------------------
+
+    def before(self, op: int) -> int:
+        """The place among the events before what operator ``op`` allocates."""
+        return self._place(int(np.searchsorted(self._op_of_made, op, "left")))
+
+    def after(self, op: int) -> int:
+        """Likewise behind it, and behind what is freed then."""
+        return self._place(int(np.searchsorted(self._op_of_made, op, "right")))
+
+    def _place(self, number: int) -> int:
+        events = self.recording.events
+        return int(self._made[number]) if number < len(self._made) else len(events)
+
+    def allocate(
+        self,
+        nbytes: int,
+        kind: str,
+        like: tuple[int, int],
+        begins: int,
+        ends: int | None,
+        stream: int = 0,
+        ranks: tuple[int, int] = (3, 0),
+    ) -> None:
+        """From before event ``begins`` to before event ``ends`` (``None``: it stays); ``like`` are
+        the operator and the module that it is of. Of what comes to one place, the lower of
+        ``ranks`` (of its begin, and of its end) is first."""
+        op, module = like
+        self._added.append(
+            _Allocation(nbytes, KINDS.index(kind), op, module, stream, begins, ends, ranks)
+        )
+
+    def freed(self, alloc: int) -> int | None:
+        """The event with which a recorded allocation ends."""
+        found = np.flatnonzero(self.recording.events == alloc * 4 + FREE)
+        return int(found[0]) if len(found) else None
+
+    def free(self, alloc: int, place: int) -> None:
+        """A recorded allocation ends before event ``place``, with rank 2 there."""
+        self._frees[alloc] = place
+
+    # -- kernels -----------------------------------------------------------------------------------
+
+    def launched_before(self, op: int) -> int:
+        """The place among the kernels before those of operator ``op``."""
+        return int(np.searchsorted(self.recording.kernel_op, op, "left"))
+
+    def launched_after(self, op: int) -> int:
+        """Likewise behind them."""
+        return int(np.searchsorted(self.recording.kernel_op, op, "right"))
+
+    def launch(self, place: int, op: int, kind: str, stream: int = 0, **columns: int) -> None:
+        """A kernel of operator ``op``."""
+        row = {**_KERNEL, **columns, "kind": KERNEL_KINDS.index(kind), "op": op, "stream": stream}
+        self._kernels.append((place, row))
+
+    def mark(self, place: int, op: int, stream: int = 0) -> tuple[int, int]:
+        """An event on a stream; what :meth:`wait` is given."""
+        self._event += 1
+        self.launch(place, op, "event", stream, rows=self._event)
+        return self._event, stream
+
+    def wait(self, place: int, op: int, event: tuple[int, int], stream: int = 0) -> None:
+        """A stream waits for an event of another."""
+        number, recorded_on = event
+        self.launch(place, op, "event_wait", stream, rows=number, columns=recorded_on)
+
+    # -- the whole ---------------------------------------------------------------------------------
+
+    def done(self, header: dict[str, Any], columns: Mapping[str, Any] = _NONE) -> Recording:
+        """The recording with all changes; ``header`` and ``columns`` replace its own."""
+        changed = dataclasses.replace(self.recording, **columns)
+        new_alloc, fields = self._allocations(changed)
+        fields |= self._launches(changed)
+        found: dict[str, Any] = {**self.recording.header, **header}
+        parameters = found.get("parameters")
+        if parameters is not None:
+            found["parameters"] = [[int(new_alloc[alloc]), *rest] for alloc, *rest in parameters]
+        fields["workspace_alloc"] = new_alloc[self.recording.workspace_alloc]
+        fields["header"] = found
+        return dataclasses.replace(changed, simulated=None, **fields)
+
+    def _allocations(self, recording: Recording) -> tuple[IntArray, dict[str, Any]]:
+        """The new number of each allocation, and the columns that change by it."""
+        count = len(recording.alloc_bytes)
+        added = [(place, 2, alloc * 4 + FREE) for alloc, place in self._frees.items()]
+        for number, each in enumerate(self._added, count):
+            added.append((each.begins, each.ranks[0], number * 4 + MALLOC))
+            if each.ends is not None:
+                added.append((each.ends, each.ranks[1], number * 4 + FREE))
+        events = recording.events
+        kept = np.flatnonzero(~np.isin(events, [alloc * 4 + FREE for alloc in self._frees]))
+        rows = np.array(added, dtype=np.int64).reshape(-1, 3)
+        places, ranks, values = (rows[:, column] for column in range(3))
+        last = np.full(len(kept), 1 + int(ranks.max(initial=0)))
+        order = np.lexsort((np.append(ranks, last), np.append(places, kept)))
+        events = np.append(values, events[kept])[order]
+        made = events[events % 4 == MALLOC] >> 2
+        new_alloc = np.zeros(count + len(self._added), dtype=np.int64)
+        new_alloc[made] = np.arange(len(made))
+        fields: dict[str, Any] = {"events": renumbered(events, new_alloc)}
+        for name, own, values_of_added in (
+            ("alloc_bytes", self.alloc_bytes, [each.nbytes for each in self._added]),
+            ("alloc_op", recording.alloc_op, [each.op for each in self._added]),
+            ("alloc_kind", recording.alloc_kind, [each.kind for each in self._added]),
+            ("alloc_module", recording.alloc_module, [each.module for each in self._added]),
+            ("alloc_stream", recording.alloc_stream, [each.stream for each in self._added]),
+            ("alloc_line", recording.alloc_line, [-1] * len(self._added)),
+        ):
+            column = np.concatenate([own, np.array(values_of_added, dtype=np.int64)])
+            fields[name] = column[made]
+        return new_alloc, fields
+
+    def _launches(self, recording: Recording) -> dict[str, Any]:
+        places = [place for place, _ in self._kernels]
+        return {
+            f"kernel_{name}": np.insert(
+                getattr(recording, f"kernel_{name}"),
+                places,
+                [row[name] for _, row in self._kernels],
+            )
+            for name in _KERNEL
+        }
