@@ -3,8 +3,9 @@
 A matmul of m x k by k x n is computed in tiles of its result, one at a time on a multiprocessor.
 A tile takes what is more: its arithmetic at the Tensor cores' rate, less of it the smaller the
 tile, or the passage of its operands from the L2 cache; that of its result to there comes on top:
-the cores wait for it, which weighs the more the shorter the sums are. Where few tiles are to be had, several multiprocessors share the sum of one (split k), whose parts are added
-up after that. Libraries choose tile and split by what they expect to be fastest; the fastest is
+the cores wait for it, which weighs the more the shorter the sums are. Where few tiles are to be
+had, several multiprocessors share the sum of one (split k), whose parts are added up after that.
+Libraries choose tile and split by what they expect to be fastest; the fastest is
 taken here. Next to the tiles runs the traffic with the device's memory: of the weights once, of
 what is in the L2 cache only at that one's rate. Last, Tensor cores that are busy throughout draw
 the board's power, and the clock falls.
@@ -61,7 +62,7 @@ _POWER: Final = 0.58
 #: FLOPs a clock of a multiprocessor's Tensor cores in a GeForce, from Ampere on.
 _HALVED: Final = 512
 #: Where no boost clock is known (Hz).
-_USUAL_CLOCK: Final = 1.5e9
+USUAL_CLOCK: Final = 1.5e9
 _BYTES: Final = {
     **dict.fromkeys(("float32", "tfloat32"), 4),
     **dict.fromkeys(("float16", "bfloat16"), 2),
@@ -75,8 +76,8 @@ class Design:
     """What matmuls cost on an architecture.
 
     ``floor_s``: a launched kernel's least time; ``share`` of the Tensor cores' rate that kernels
-    sustain; ``l2_bytes`` that a multiprocessor gets from the L2 cache in a clock; ``memory`` the share of the
-    bandwidth that is reached, and ``l2`` the L2's bandwidth as a multiple of it; ``split_s``:
+    sustain; ``l2_bytes`` that a multiprocessor gets from the L2 cache in a clock; ``memory`` the
+    share of the bandwidth that is reached, and ``l2`` the L2's as a multiple of it; ``split_s``:
     adding up the parts of a split sum; ``whole``: how far multiprocessors wait for the last wave of
     tiles (1: kernels of one tile a block; 0: the rest is shared); ``busy``: the share of the
     rate above which power is the limit; ``fed_share`` replaces ``share`` for Tensor cores of a
@@ -251,7 +252,7 @@ def _clocks(gpu: GpuSpec, dtype: NDArray[np.int64]) -> Floats:
     clocks = [
         gpu.tensor_flops[name] / (a_clock * 2 / _BYTES[name])
         if a_clock and name in gpu.tensor_flops
-        else gpu.boost_clock_hz or _USUAL_CLOCK
+        else gpu.boost_clock_hz or USUAL_CLOCK
         for name in DTYPES
     ]
     return np.array(clocks)[dtype]
