@@ -250,6 +250,8 @@ class KernelTimes:
         if narrow.any():
             others = self._fastest(sizes[:, narrow], rate[narrow], _GROUP_TILES, small_tile)
             best[narrow] = np.minimum(best[narrow], others)
+        # Of recurrent layers every other launch is that of the cells.
+        launches = np.where(self._is(("recurrent",))[self._tiled], launches / 2, launches)
         found: Floats = best * np.maximum(launches, 1)
         return found
 

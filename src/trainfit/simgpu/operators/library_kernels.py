@@ -209,7 +209,8 @@ for _backend in ("flash", "efficient", "cudnn"):
 
 @launched_by("_cudnn_rnn", "_cudnn_rnn_backward")
 def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """Time steps follow one another: each has its own matmul for every layer."""
+    """Time steps follow one another: each has its own matmul for every layer, and a kernel for the
+    cells (elemWiseRNNcell, LSTM_elementWise_bp1 in profiles of cuDNN 9)."""
     source, hidden = call["input"], call["hx"]
     steps = len(call["batch_sizes"]) or source._spec.size[1 if call["batch_first"] else 0]
     layers, _, size = hidden._spec.size
@@ -218,6 +219,5 @@ def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     written = bytes_of(tensors_in(result))
     dtype = dtype_of(source, "convolution")
     depth = max(1, flops // max(1, 2 * batch * size * layers * steps))
-    return [
-        Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, layers * steps)
-    ]
+    launches = 2 * layers * steps
+    return [Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, launches)]
