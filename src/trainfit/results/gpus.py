@@ -357,8 +357,10 @@ class Kernel:
     ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.steps`. ``rows``, ``columns`` and
     ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
     of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
-    threads take ``depth`` turns each, one after the other, and for elementwise kernels and
-    normalizations that go over their elements one by one (so many ``rows``) and not in vectors.
+    threads take ``depth`` turns each, one after the other, for kernels that go over their elements
+    one by one (so many ``rows``) and not in vectors, and where a block each goes over a channel of
+    ``rows`` elements (batch normalization) or one of ``batches`` rows of ``columns`` (layer
+    normalization).
     """
 
     kind: str

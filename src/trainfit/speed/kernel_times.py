@@ -8,8 +8,8 @@ multiprocessor: a matmul that does not fill its tiles, or the last wave of tiles
 multiprocessors, takes as long as one that does. Of several tile sizes, and of one or more
 multiprocessors for the same tile ("split k"), the fastest is taken, as cuBLAS and cuDNN do.
 
-Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds. Where
-threads take turns one after the other, each waits for the memory's latency.
+Traffic passes the device's memory at its bandwidth, but for what the L2 cache still holds. Kernels
+that neither of both bounds wait (:mod:`trainfit.speed.waits`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.products import (
     INLINE_ECC,
+    USUAL_CLOCK,
     Products,
     Sizes,
     design_of,
     is_halved,
     product_seconds,
 )
+from trainfit.speed.waits import waiting_seconds
 from trainfit.speed.work import COLUMNS, Floats
 
 #: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
@@ -83,12 +85,6 @@ _WINOGRAD: Final = 2.0
 #: Of that power, what is taken to be there at least (a figure that is wrong must not stop it).
 _LEAST_CLOCK: Final = 0.1
 
-#: What a read of the device's memory takes, in seconds (a V100 375 cycles, 270 ns: Jia et al.,
-#: "Dissecting the NVIDIA Volta GPU Architecture", 2018; taken to be alike on all), and threads that
-#: a multiprocessor holds at least: one block of 1024.
-_LATENCY_S: Final = 300e-9
-_RESIDENT: Final = 1024
-
 #: Of the peak rate of Tensor cores, what libraries reach where kernels are other than those that
 #: the constants are of, by the compute capability's first figure: large float16 matmuls run at 179
 #: of 209.5 TFLOP/s on an RTX 5090 (github.com/zzc0721/torch-performance-test-data, issue 200:
@@ -100,6 +96,12 @@ _LIBRARY_SHARE: Final = {12: 0.87}
 #: to a B200 (0.69 to 0.79; docs/decisions/0040).
 _FED_FLOPS: Final = 512
 _FED_SHARE: Final = 0.74
+#: FLOPs a clock of a multiprocessor where operands start at multiples of so many half-precision
+#: elements only: kernels of earlier architectures load them in pieces of 2, 4 or 8 bytes. By the
+#: vocabularies of GPT-2 (50,257: 95 to 148 TFLOP/s) and BERT (30,522: 243 to 262) on an H200 of the
+#: project (PyTorch 2.11, 2026-11-27); of four elements it is assumed: Hopper's own kernels need
+#: eight.
+_ALIGNED_FLOPS: Final = {1: 640.0, 2: 1130.0, 4: 1600.0}
 #: Of the shader cores' float32 rate, what matmuls reach, in shares of what Tensor cores reach of
 #: theirs on a GeForce: where 32 lanes share a scheduler, all else that a kernel issues takes turns
 #: with them (8.6 and later); by large matmuls (docs/decisions/0040).
@@ -123,14 +125,6 @@ _NARROW: Final = 32
 _BLOCK: Final = 128
 #: Forward and backward pass.
 _ATTENTION: Final = ("attention", "attention_gradient")
-#: Elements that a multiprocessor takes in a clock where it computes each one's places, by
-#: Liger-Kernel's published rows: SwiGLU on halves of a tensor (H100 SXM, 1.4), rotary embeddings on
-#: transposed heads (A100 SXM, 1.25).
-_ELEMENTS_A_CLOCK: Final = 1.3
-_USUAL_CLOCK: Final = 1.5e9
-_ELEMENTWISE: Final = tuple(
-    name for name in KINDS if name.startswith(("pointwise", "normalization"))
-)
 _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"))
 
 
@@ -152,7 +146,7 @@ class KernelTimes:
         most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
-        smooth = np.maximum(smooth, np.maximum(self._in_turns(), self._one_by_one()))
+        smooth = np.maximum(smooth, waiting_seconds(self.table, self._gpu))
         seconds = smooth + self._column("launches") * efficiency.least_s
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
@@ -174,18 +168,6 @@ class KernelTimes:
         if "tfloat32" in self._gpu.tensor_flops:
             return np.zeros(len(self.table), dtype=np.bool_)
         return np.isin(self._column("dtype"), DTYPES.index("tfloat32"))
-
-    def _in_turns(self) -> Floats:
-        """Of resampling: turns that wait for memory, of as many threads at once as fit."""
-        rounds = np.ceil(self._column("rows") / (_RESIDENT * self._gpu.sm_count))
-        turns = self._column("depth") * rounds * _LATENCY_S
-        return np.where(self._is(("resampling",)), turns, 0.0)
-
-    def _one_by_one(self) -> Floats:
-        """Of elementwise kernels that cannot take vectors: places are computed for each element."""
-        clock = self._gpu.boost_clock_hz or _USUAL_CLOCK
-        seconds = self._column("rows") / (_ELEMENTS_A_CLOCK * clock * self._gpu.sm_count)
-        return np.where(self._is(_ELEMENTWISE), seconds, 0.0)
 
     def traffic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's bytes need at the memory bandwidth."""
@@ -244,7 +226,8 @@ class KernelTimes:
         if not fused.all():
             chosen = table[~fused]
             rate = (peak * product_shares(gpu))[chosen[:, COLUMNS.index("dtype")]]
-            rate = np.where(_odd_sides(chosen), rate * unaligned, rate)
+            most = _aligned_rates(chosen) * gpu.sm_count * (gpu.boost_clock_hz or USUAL_CLOCK)
+            rate = np.where(_odd_sides(chosen), np.minimum(rate * unaligned, most), rate)
             _put(found, ~fused, product_seconds(_sizes_of(chosen), rate, gpu, design))
         if fused.any():
             chosen = table[fused]
@@ -267,6 +250,8 @@ class KernelTimes:
         if narrow.any():
             others = self._fastest(sizes[:, narrow], rate[narrow], _GROUP_TILES, small_tile)
             best[narrow] = np.minimum(best[narrow], others)
+        # Of recurrent layers every other launch is that of the cells.
+        launches = np.where(self._is(("recurrent",))[self._tiled], launches / 2, launches)
         found: Floats = best * np.maximum(launches, 1)
         return found
 
@@ -360,6 +345,13 @@ def _odd_sides(table: IntArray) -> NDArray[np.bool_]:
     sides = table[:, [COLUMNS.index("depth"), COLUMNS.index("columns")]]
     found: NDArray[np.bool_] = halves & (sides % 8 > 0).any(axis=1)
     return found
+
+
+def _aligned_rates(table: IntArray) -> Floats:
+    """FLOPs a clock and multiprocessor that the alignment of half-precision operands allows."""
+    sides = table[:, [COLUMNS.index("depth"), COLUMNS.index("columns")]]
+    common = np.gcd(np.gcd(sides[:, 0], sides[:, 1]), 8)
+    return np.array([_ALIGNED_FLOPS.get(int(each), np.inf) for each in common])
 
 
 def peak_flops(gpu: GpuSpec) -> Floats:

@@ -30,6 +30,9 @@ from trainfit.speed.work import CODES, COLUMNS, Work
 #: device.
 _SIDES: Final = {"float16": 8192, "bfloat16": 8192, "float32": 4096, "tfloat32": 4096}
 _COPY_BYTES: Final = 256 << 20
+#: Arithmetic and traffic overlap, and small tiles win where the cores are slow: the peak for a
+#: measured rate is found in so many rounds.
+_ROUNDS: Final = 4
 #: No measured peak is so many times the datasheet's.
 _MOST_FACTOR: Final = 10.0
 #: The measured time from one launch to the next is the CPU's if it is so many times what any
@@ -94,11 +97,17 @@ def product_flops(machine: Machine, dtype: str, side: int) -> float:
 
 def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
     """By how much the peak changes where a square matmul runs at ``measured`` FLOP/s: its
-    arithmetic follows the peak, its launch and its pipelines do not."""
-    times = _square(dtype, side, machine)
-    arithmetic = float(times.arithmetic(machine.efficiency)[0])
-    others = float(times.seconds(machine.efficiency)[0]) - arithmetic
-    return arithmetic / max(2 * side**3 / measured - others, arithmetic / _MOST_FACTOR)
+    arithmetic follows the peak, its launch and its results' passage do not."""
+    factor = 1.0
+    for _ in range(_ROUNDS):
+        peaks = {name: rate * factor for name, rate in machine.gpu.tensor_flops.items()}
+        shaders = machine.gpu.fp32_flops * factor
+        gpu = dataclasses.replace(machine.gpu, tensor_flops=peaks, fp32_flops=shaders)
+        times = _square(dtype, side, dataclasses.replace(machine, gpu=gpu))
+        arithmetic = float(times.arithmetic(machine.efficiency)[0])
+        others = float(times.seconds(machine.efficiency)[0]) - arithmetic
+        factor *= arithmetic / max(2 * side**3 / measured - others, arithmetic / _MOST_FACTOR)
+    return min(factor, _MOST_FACTOR)
 
 
 def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:

@@ -1,10 +1,11 @@
 """Times of matmuls by their causes: launch, tiles, waves, splits, caches, memory, power.
 
 A matmul of m x k by k x n is computed in tiles of its result, one at a time on a multiprocessor.
-A tile takes what is more: its arithmetic at the Tensor cores' rate, or the passage of its operands
-from the L2 cache; filling the pipeline and writing the result come on top of every tile. Where few
-tiles are to be had, several multiprocessors share the sum of one (split k), whose parts are added
-up after that. Libraries choose tile and split by what they expect to be fastest; the fastest is
+A tile takes what is more: its arithmetic at the Tensor cores' rate, less of it the smaller the
+tile, or the passage of its operands from the L2 cache; that of its result to there comes on top:
+the cores wait for it, which weighs the more the shorter the sums are. Where few tiles are to be
+had, several multiprocessors share the sum of one (split k), whose parts are added up after that.
+Libraries choose tile and split by what they expect to be fastest; the fastest is
 taken here. Next to the tiles runs the traffic with the device's memory: of the weights once, of
 what is in the L2 cache only at that one's rate. Last, Tensor cores that are busy throughout draw
 the board's power, and the clock falls.
@@ -42,10 +43,11 @@ _DEPTH_STEP: Final = 64
 #: GB/s, a V100 (HBM2) at 750 of 900 (Jia et al., "Dissecting the NVidia Turing T4 GPU", 2019).
 INLINE_ECC: Final = 0.83
 #: Exponent of the smooth maximum of tiles and traffic, which run next to each other.
-_SHARPNESS: Final = 2.4
-#: A byte that is written takes as much of the bandwidth as so many that are read (turns of the bus,
-#: lines that are written in parts).
-_WRITING: Final = 1.25
+_SHARPNESS: Final = 3.0
+#: The largest tile computes at the full rate; others at their part of its results to the power of
+#: this: fewer products for each operand that is loaded.
+_LARGEST_TILE: Final = 256 * 128
+_SMALLER_TILE: Final = 0.15
 #: Shares of the L2 cache up to which operands are still in it: the weights that were last used some
 #: kernels ago (rows of the published measurements take six in turn), and what the kernel before
 #: made with what this one makes. Around them the share found falls over a factor of about two.
@@ -60,7 +62,7 @@ _POWER: Final = 0.58
 #: FLOPs a clock of a multiprocessor's Tensor cores in a GeForce, from Ampere on.
 _HALVED: Final = 512
 #: Where no boost clock is known (Hz).
-_USUAL_CLOCK: Final = 1.5e9
+USUAL_CLOCK: Final = 1.5e9
 _BYTES: Final = {
     **dict.fromkeys(("float32", "tfloat32"), 4),
     **dict.fromkeys(("float16", "bfloat16"), 2),
@@ -73,10 +75,9 @@ _BYTES: Final = {
 class Design:
     """What matmuls cost on an architecture.
 
-    ``floor_s``: a launched kernel's least time; ``tile_s``: filling and draining the pipeline, of
-    each tile in turn; ``share`` of the Tensor cores' rate that kernels sustain; ``l2_bytes``
-    that a multiprocessor gets from the L2 cache in a clock; ``memory`` the share of the
-    bandwidth that is reached, and ``l2`` the L2's bandwidth as a multiple of it; ``split_s``:
+    ``floor_s``: a launched kernel's least time; ``share`` of the Tensor cores' rate that kernels
+    sustain; ``l2_bytes`` that a multiprocessor gets from the L2 cache in a clock; ``memory`` the
+    share of the bandwidth that is reached, and ``l2`` the L2's as a multiple of it; ``split_s``:
     adding up the parts of a split sum; ``whole``: how far multiprocessors wait for the last wave of
     tiles (1: kernels of one tile a block; 0: the rest is shared); ``busy``: the share of the
     rate above which power is the limit; ``fed_share`` replaces ``share`` for Tensor cores of a
@@ -88,7 +89,6 @@ class Design:
     """
 
     floor_s: float
-    tile_s: float
     share: float
     l2_bytes: float
     memory: float
@@ -105,47 +105,25 @@ class Design:
 
 #: Blocks of one tile each; of A100 SXM.
 AMPERE: Final = Design(
-    1.62e-6, 2.1e-6, 0.92, 37, 0.77, 1.0, 2.15e-6, 1.0, 1.0, attention=0.63, streams=0.87
+    3.25e-6, 0.948, 34, 0.751, 1.16, 2.15e-6, 1.0, 1.0, attention=0.63, streams=0.87
 )
 #: Of L40S: a large L2; memory without ECC (with it, :data:`INLINE_ECC` of that).
 ADA: Final = Design(
-    1.0e-6, 1.0e-6, 0.67, 16, 0.97, 2.85, 1.6e-6, 0.98, 1.0, 1.08, attention=0.60, softmax=17.0
+    1.85e-6, 0.73, 17.2, 0.937, 5.3, 1.78e-6, 1.0, 1.0, 1.08, attention=0.60, softmax=17.0
 )
 #: Persistent kernels, clusters that share operands; of H100 SXM.
 HOPPER: Final = Design(
-    1.85e-6,
-    0.95e-6,
-    0.92,
-    77,
-    0.875,
-    1.09,
-    2.5e-6,
-    0.11,
-    0.85,
-    attention=0.88,
-    softmax=50.0,
-    streams=0.91,
+    2.58e-6, 0.975, 66, 0.877, 1.35, 2.6e-6, 0.02, 0.77, attention=0.88, softmax=50.0, streams=0.91
 )
 #: Two dies, Tensor memory; of B200.
 BLACKWELL: Final = Design(
-    1.5e-6,
-    0.65e-6,
-    0.93,
-    93,
-    0.81,
-    1.09,
-    3.15e-6,
-    0.1,
-    0.744,
-    attention=1.11,
-    softmax=133.0,
-    streams=0.88,
+    2.07e-6, 0.97, 92, 0.785, 1.35, 3.1e-6, 0.05, 0.70, attention=1.11, softmax=133.0, streams=0.88
 )
 #: No measured kernels of these were at hand, only large matmuls (docs/decisions/0040): Volta and
 #: Turing, Ampere with GDDR, and Blackwell with GDDR (Ada's multiprocessor, more power each).
 VOLTA: Final = dataclasses.replace(AMPERE, share=0.80, attention=0.4, streams=1.0)
 AMPERE_GDDR: Final = dataclasses.replace(
-    AMPERE, tile_s=1.0e-6, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
+    AMPERE, share=0.80, memory=0.93, fed_share=1.1, streams=1.0
 )
 BLACKWELL_GDDR: Final = dataclasses.replace(
     ADA, share=0.76, fed_share=0.93, memory=0.90, streams=0.90
@@ -205,17 +183,20 @@ class Sizes:
 def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) -> Products:
     """Of each matmul; ``rate`` is the whole GPU's FLOP/s in each one's dtype, as far as its power
     and its kind of cores allow."""
-    traffic, beyond = _traffic(sizes, gpu, design)
+    traffic, cache = _traffic(sizes, gpu, design)
     best = np.full(len(rate), np.inf)
     arithmetic = np.zeros(len(rate))
     each = rate / gpu.sm_count
-    passage = _size_of(sizes.dtype) / (design.l2_bytes * _clocks(gpu, sizes.dtype))
+    element = _size_of(sizes.dtype)
+    passage = element / (design.l2_bytes * _clocks(gpu, sizes.dtype))
     depth = np.ceil(sizes.depth / _DEPTH_STEP) * _DEPTH_STEP
     most_parts = np.maximum(1.0, np.floor(sizes.depth / _LEAST_DEPTH))
-    results = 4 * _PARTS * sizes.rows * sizes.columns * sizes.batches / beyond
+    results = 4 * _PARTS * sizes.rows * sizes.columns * sizes.batches / cache
     for high, wide in _TILES:
         count = np.ceil(sizes.rows / high) * np.ceil(sizes.columns / wide) * sizes.batches
-        step = np.maximum(2 * high * wide / each, (high + wide) * passage)
+        smaller = (high * wide / _LARGEST_TILE) ** _SMALLER_TILE
+        step = np.maximum(2 * high * wide / (each * smaller), (high + wide) * passage)
+        result = element * high * wide * gpu.sm_count / cache
         for parts in _SPLITS:
             possible = parts <= most_parts
             if not possible.any():
@@ -223,7 +204,7 @@ def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) ->
             waves = count * parts / gpu.sm_count
             waves = np.maximum(1.0, waves + design.whole * (np.ceil(waves) - waves))
             alone = waves * step * depth / parts
-            total = _either(alone + waves * design.tile_s, traffic)
+            total = _either(alone + waves * result, traffic)
             if parts > 1:
                 total += design.split_s + results * parts
             better = possible & (total < best)
@@ -246,9 +227,9 @@ def _traffic(sizes: Sizes, gpu: GpuSpec, design: Design) -> tuple[Floats, float]
     cache = float(gpu.l2_bytes or 0)
     weight = sizes.columns * sizes.depth * sizes.batches * _size_of(sizes.dtype)
     weight = np.minimum(weight, sizes.read)
-    rest = sizes.read - weight + _WRITING * sizes.written
+    rest = sizes.read - weight + sizes.written
     of_memory = weight * _beyond(weight, _KEPT_WEIGHT * cache)
-    of_memory += rest * _beyond(sizes.read - weight + sizes.written, _KEPT_REST * cache)
+    of_memory += rest * _beyond(rest, _KEPT_REST * cache)
     of_cache = (weight + rest) / design.l2
     return np.maximum(of_memory, of_cache) / bandwidth, bandwidth * design.l2
 
@@ -271,7 +252,7 @@ def _clocks(gpu: GpuSpec, dtype: NDArray[np.int64]) -> Floats:
     clocks = [
         gpu.tensor_flops[name] / (a_clock * 2 / _BYTES[name])
         if a_clock and name in gpu.tensor_flops
-        else gpu.boost_clock_hz or _USUAL_CLOCK
+        else gpu.boost_clock_hz or USUAL_CLOCK
         for name in DTYPES
     ]
     return np.array(clocks)[dtype]

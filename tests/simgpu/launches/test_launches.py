@@ -149,6 +149,48 @@ def test_a_convolution_is_three_products() -> None:
         assert moved(row) == tuple(HALF * each for each in traffic[kind])
 
 
+def test_rows_that_are_next_to_each_other_are_columns() -> None:
+    """The gradient of a weight of 1,001 classes: its alignment is that of the classes."""
+
+    def act() -> Any:
+        gradient, source = tensor(64, 1001), tensor(64, 16)
+        return lambda: torch.mm(gradient.t(), source)
+
+    (row,) = launched(act)
+    assert (row["rows"], row["columns"], row["depth"]) == (16, 1001, 64)
+
+
+def test_kernels_that_wait_say_for_what() -> None:
+    """Elements of a channel, rows and their length, results of a window, tiles of 32 channels."""
+
+    def act() -> Any:
+        images = tensor(4, 48, 8, 8)
+        norm, layer = torch.nn.BatchNorm2d(48).cuda(), torch.nn.LayerNorm(8).cuda().half()
+        last = images.contiguous(memory_format=torch.channels_last)
+
+        def step() -> None:
+            norm(images)
+            norm(last)
+            layer(images)
+            torch.nn.functional.max_pool2d(images, 2)
+            torch.cat([images.transpose(1, 2), images.transpose(1, 2)])
+            torch.cat([images, images])
+
+        return step
+
+    with torch.no_grad():
+        found = {row["kind"]: row for row in launched(act) if row["kind"] != "concatenation"}
+        joined = [row["rows"] for row in launched(act) if row["kind"] == "concatenation"]
+    assert found["batch_norm"]["rows"] == 4 * 8 * 8
+    assert found["batch_norm_nhwc"]["rows"] == 0
+    assert found["pooling"]["rows"] == 4 * 48 * 4 * 4
+    row = found["normalization"]
+    assert (row["batches"], row["columns"]) == (4 * 48 * 8, 8)
+    assert joined == [2 * 4 * 48 * 8 * 8, 0]
+    layouts = [row for row in launched(convolution()) if row["kind"] == "layout"]
+    assert {row["rows"] for row in layouts} == {4 * 20 * 20 * 32, 4 * 18 * 18 * 32}
+
+
 def test_tensor_cores_want_nhwc() -> None:
     """Both tensors of each of the three passes are copied, but for channels-last ones, 1x1
     convolutions and kernels without tensor cores."""

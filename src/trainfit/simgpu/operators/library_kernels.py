@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.operators.convolution import Geometry
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
@@ -19,6 +20,7 @@ from trainfit.simgpu.operators.kernel_rules import (
 )
 
 _HALVES: Final = (torch.float16, torch.bfloat16)
+_LAYOUT_TILE: Final = 32
 
 
 # --- Matmuls ----------------------------------------------------------------------------
@@ -33,19 +35,14 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     rows = before.pop() if before else 1
     columns = right._spec.size[-1] if len(right._spec.size) > 1 else 1
     batches = math.prod(before)
-    return [
-        Kernel(
-            "matmul",
-            dtype_of(left, "matmul"),
-            flops or 2 * batches * rows * columns * depth,
-            bytes_of([left, right, call.get("self")]),
-            bytes_of(tensors_in(result)),
-            rows,
-            columns,
-            depth,
-            batches,
-        )
-    ]
+    flops = flops or 2 * batches * rows * columns * depth
+    moved = bytes_of([left, right, call.get("self")]), bytes_of(tensors_in(result))
+    if min(rows, depth) > 1 and innermost(left._spec) == -2:
+        # Rows are next to each other in memory, as columns are of others: it is their alignment
+        # that counts, so that the matmul is that of both operands turned.
+        rows, columns = columns, rows
+    sizes = rows, columns, depth, batches
+    return [Kernel("matmul", dtype_of(left, "matmul"), flops, *moved, *sizes)]
 
 
 @launched_by("dequantize_4bit")
@@ -118,8 +115,14 @@ class _Convolution:
         geometry = self.geometry
         if not on_tensor_cores or self._depthwise or geometry.pointwise or geometry.channels_last:
             return []
-        sizes = [stored_bytes(each._spec) for each in (self.source, self.result)]
-        return [Kernel("layout", self.dtype, 0, size, size) for size in sizes]
+        return [self._layout(each._spec) for each in (self.source, self.result)]
+
+    def _layout(self, spec: Any) -> Kernel:
+        """Of tiles of 32 places and 32 channels (cuDNN's nchwToNhwcKernel), which few channels do
+        not fill."""
+        channels, size = spec.size[1], stored_bytes(spec)
+        filled = spec.numel // max(1, channels) * math.ceil(channels / _LAYOUT_TILE) * _LAYOUT_TILE
+        return Kernel("layout", self.dtype, 0, size, size, filled)
 
     def forward(self) -> Kernel:
         if self.geometry.transposed:
@@ -206,7 +209,8 @@ for _backend in ("flash", "efficient", "cudnn"):
 
 @launched_by("_cudnn_rnn", "_cudnn_rnn_backward")
 def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """Time steps follow one another: each has its own matmul for every layer."""
+    """Time steps follow one another: each has its own matmul for every layer, and a kernel for the
+    cells (elemWiseRNNcell, LSTM_elementWise_bp1 in profiles of cuDNN 9)."""
     source, hidden = call["input"], call["hx"]
     steps = len(call["batch_sizes"]) or source._spec.size[1 if call["batch_first"] else 0]
     layers, _, size = hidden._spec.size
@@ -215,6 +219,5 @@ def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     written = bytes_of(tensors_in(result))
     dtype = dtype_of(source, "convolution")
     depth = max(1, flops // max(1, 2 * batch * size * layers * steps))
-    return [
-        Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, layers * steps)
-    ]
+    launches = 2 * layers * steps
+    return [Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, launches)]

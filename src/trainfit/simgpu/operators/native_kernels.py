@@ -119,6 +119,8 @@ def by_operands(
     dtype = dtype_of(first) if first is not None else "float32"
     launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1
     single = singly([*given, *made]) if kind.startswith("pointwise") else 0
+    if kind == "concatenation" and not all(each._spec.contiguous for each in given):
+        single = sum(each._spec.numel for each in made)
     if kind == "sorting" and name.startswith("sort") and given:
         read_bytes, written_bytes = _sorted_bytes(given[0], kwargs.get("dim", -1))
     return Kernel(kind, dtype, flops, read_bytes, written_bytes, single, launches=launches)
@@ -316,12 +318,28 @@ def _batch_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """Training: one pass for the statistics, one that normalizes. Otherwise an elementwise one."""
     train = call.get("training", call.get("train", True))
     kind = f"batch_norm{_last(call)}" if train else "batch_norm_eval"
-    return _passes(kind, 1 + bool(train))(call, result, flops)
+    return _by_channel(_passes(kind, 1 + bool(train))(call, result, flops), call)
 
 
 @launched_by("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    return _passes(f"batch_norm{_last(call)}_gradient", 2)(call, result, flops)
+    found = _passes(f"batch_norm{_last(call)}_gradient", 2)(call, result, flops)
+    return _by_channel(found, call)
+
+
+def _by_channel(kernels: list[Kernel], call: Arguments) -> list[Kernel]:
+    """Where channels are not next to each other a block goes over each
+    (batch_norm_collect_statistics_kernel and batch_norm_backward_kernel in
+    ATen/native/cuda/Normalization.cuh; cuDNN's bn_fw_tr_1C11 and bn_bw_1C11)."""
+    spec = call["input"]._spec
+    channels = spec.size[1] if len(spec.size) > 1 else 1
+    of_channel = spec.numel // max(1, channels)
+    return [
+        dataclasses.replace(each, rows=of_channel)
+        if each.kind in ("batch_norm", "batch_norm_gradient")
+        else each
+        for each in kernels
+    ]
 
 
 def _last(call: Arguments) -> str:
@@ -330,10 +348,28 @@ def _last(call: Arguments) -> str:
     return "_nhwc" if len(spec.size) > 2 and innermost(spec) == 1 - len(spec.size) else ""
 
 
-launched_by("native_layer_norm", "_fused_rms_norm")(_passes("normalization", 1))
+@launched_by("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A block goes over each row (vectorized_layer_norm_kernel in
+    ATen/native/cuda/layer_norm_kernel.cu)."""
+    (kernel,) = _passes("normalization", 1)(call, result, flops)
+    row = max(1, math.prod(call["normalized_shape"]))
+    return [dataclasses.replace(kernel, columns=row, batches=call["input"]._spec.numel // row)]
+
+
 launched_by("native_layer_norm_backward", "_fused_rms_norm_backward")(
     _passes("normalization_gradient", 2)
 )
+
+
+@launched_by("max_pool2d_with_indices", "max_pool2d_with_indices_backward")
+def _max_pool(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A thread goes over the window of each result, backward over the windows that hold it
+    (ATen/native/cuda/DilatedMaxPool2d.cu)."""
+    given, made = tensors_in(list(call.values())), tensors_in(result)
+    kind = "pooling_gradient" if "grad_output" in call else "pooling"
+    moved = bytes_of(given), bytes_of(made)
+    return [Kernel(kind, dtype_of(given[0]), flops, *moved, made[0]._spec.numel)]
 
 
 #: Times that group normalization's kernels go over the elements one by one: moments by Welford's

@@ -1,0 +1,69 @@
+"""Times of kernels that neither arithmetic nor traffic bounds: those that wait.
+
+Threads that take turns one after the other wait for the memory's latency in each. Kernels that go
+over elements one by one compute where each lies. Where a block goes over a whole channel or row,
+few of them leave most of the GPU idle, and short ones begin and end more than they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from trainfit.hardware import GpuSpec
+from trainfit.results.runs.recording import IntArray
+from trainfit.results.runs.steps import KINDS
+from trainfit.speed.products import USUAL_CLOCK
+from trainfit.speed.work import CODES, COLUMNS, Floats
+
+#: What a read of the device's memory takes, in seconds (a V100 375 cycles, 270 ns: Jia et al.,
+#: "Dissecting the NVIDIA Volta GPU Architecture", 2018; taken to be alike on all), and threads that
+#: a multiprocessor holds at least: one block of 1024.
+_LATENCY_S: Final = 300e-9
+_RESIDENT: Final = 1024
+#: Elements that a multiprocessor takes in a clock where it computes each one's places, by
+#: Liger-Kernel's published rows: SwiGLU on halves of a tensor (H100 SXM, 1.4), rotary embeddings on
+#: transposed heads (A100 SXM, 1.25); the others by kernels of an H200 of the project (PyTorch 2.11,
+#: 2026-11-27).
+_ELEMENTS_A_CLOCK: Final = {
+    "pointwise": 1.3,
+    "normalization": 1.3,
+    "concatenation": 1.0,
+    "layout": 2.5,
+    "pooling_gradient": 0.40,
+    "pooling": 0.28,
+}
+#: Elements of a channel that a block takes in a second (each waits for memory, so that few channels
+#: leave most of a GPU idle), and seconds of a block for a row, and for each of its elements. By the
+#: same H200: 1.2e9 to 1.7e9 in a forward pass, 0.5e9 to 0.7e9 backward, from 64 to 256 channels;
+#: rows of 96 to 768 elements.
+_CHANNEL_RATES: Final = {"batch_norm": 1.5e9, "batch_norm_gradient": 0.6e9}
+_ROW_S, _ROW_ELEMENT_S = 185e-9, 0.29e-9
+
+
+def waiting_seconds(table: IntArray, gpu: GpuSpec) -> Floats:
+    """The least that each kernel of the table (columns of :data:`trainfit.speed.work.COLUMNS`)
+    takes for such reasons; 0 for others."""
+    kinds, rows, columns, depth, batches = (
+        table[:, COLUMNS.index(name)] for name in ("kind", "rows", "columns", "depth", "batches")
+    )
+    clock = gpu.boost_clock_hz or USUAL_CLOCK
+    found = rows / (_of_kinds(_ELEMENTS_A_CLOCK)[kinds] * clock * gpu.sm_count)
+    found = np.maximum(found, rows / _of_kinds(_CHANNEL_RATES)[kinds])
+    of_rows = batches * (_ROW_S + _ROW_ELEMENT_S * columns) / gpu.sm_count
+    by_row = (kinds == CODES["normalization"]) & (columns > 0)
+    found = np.where(by_row, np.maximum(found, of_rows), found)
+    turns = depth * np.ceil(rows / (_RESIDENT * gpu.sm_count)) * _LATENCY_S
+    return np.where(kinds == CODES["resampling"], np.maximum(found, turns), found)
+
+
+def _of_kinds(rates: Mapping[str, float]) -> Floats:
+    """Of each kind the rate of the longest name that it begins with; infinite without one."""
+    found = np.full(len(KINDS), np.inf)
+    for code, kind in enumerate(KINDS):
+        names = [name for name in rates if kind.startswith(name)]
+        if names:
+            found[code] = rates[max(names, key=len)]
+    return found

@@ -1,0 +1,106 @@
+"""Kernels that wait, and misaligned matmuls, as an H200 of the project took (PyTorch 2.11, CUDA 13,
+2026-11-27, by PyTorch's profiler)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainfit.hardware import find_gpu
+from trainfit.results.runs.steps import DTYPES
+from trainfit.speed.efficiency import FITTED
+from trainfit.speed.kernel_times import KernelTimes
+from trainfit.speed.waits import waiting_seconds
+from trainfit.speed.work import CODES, COLUMNS
+
+H200 = find_gpu("H200")
+
+
+def table(kind: str, **values: int) -> Any:
+    every = {"kind": CODES[kind], "dtype": DTYPES.index("bfloat16"), "batches": 1, "launches": 1}
+    return np.array([[{**every, **values}.get(name, 0) for name in COLUMNS]], np.int64)
+
+
+def microseconds(kind: str, gpu: Any = H200, **values: int) -> float:
+    return 1e6 * float(KernelTimes(table(kind, **values), gpu).seconds(FITTED)[0])
+
+
+def normalized(channels: int, side: int, batch: int = 64) -> dict[str, int]:
+    """The traffic of a batch normalization's backward pass, and a channel's elements."""
+    elements = batch * channels * side * side
+    return {"read": 8 * elements, "written": 2 * elements, "rows": elements // channels}
+
+
+def matmul(rows: int, columns: int, depth: int, gpu: Any = H200) -> float:
+    moved = {"read": 2 * (rows + columns) * depth, "written": 2 * rows * columns}
+    sizes = {"rows": rows, "columns": columns, "depth": depth}
+    return microseconds("matmul", gpu, flops=2 * rows * columns * depth, **moved, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("channels", "side", "measured"),
+    [(64, 112, 1404.0), (64, 56, 401.0), (128, 28, 85.4), (512, 28, 153.0), (1024, 14, 80.4)],
+)
+def test_a_block_a_channel_leaves_multiprocessors_idle(
+    channels: int, side: int, measured: float
+) -> None:
+    found = microseconds("batch_norm_gradient", **normalized(channels, side))
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_channels_next_to_each_other_need_no_block_each() -> None:
+    of_one, of_all = normalized(64, 112), {**normalized(64, 112), "rows": 0}
+    assert microseconds("batch_norm_nhwc_gradient", **of_all) < 0.2 * microseconds(
+        "batch_norm_gradient", **of_one
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "measured"), [(100352, 96, 158.9), (25088, 192, 44.0), (12608, 768, 37.9)]
+)
+def test_a_block_a_row(rows: int, length: int, measured: float) -> None:
+    size = 4 * rows * length
+    found = microseconds("normalization", read=size, written=size, columns=length, batches=rows)
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements", "measured"),
+    [
+        ("pooling_gradient", 64 * 64 * 112 * 112, 568.2),
+        ("pooling", 64 * 64 * 56 * 56, 210.0),
+        ("layout", 64 * 256 * 56 * 56, 79.5),
+        ("layout", 64 * 32 * 224 * 224, 139.8),  # three channels in tiles of 32
+        ("concatenation", 3 * 64 * 12 * 197 * 64, 112.7),
+    ],
+)
+def test_elements_one_by_one(kind: str, elements: int, measured: float) -> None:
+    found = 1e6 * float(waiting_seconds(table(kind, rows=elements), H200)[0])
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "measured"),
+    [
+        ((8192, 50257, 768), 6675.0),
+        ((8192, 768, 50257), 4519.0),
+        ((768, 50257, 8192), 4286.0),
+        ((16384, 30522, 768), 3167.0),
+        ((768, 30522, 16384), 3112.0),
+        ((16384, 768, 30522), 2926.0),
+        ((8192, 3072, 768), 56.8),
+        ((16384, 768, 3072), 92.7),
+    ],
+)
+def test_vocabularies_that_are_not_aligned(sizes: tuple[int, int, int], measured: float) -> None:
+    assert matmul(*sizes) == pytest.approx(measured, rel=0.35)
+
+
+def test_geforce_tensor_cores_are_no_faster_than_what_feeds_misaligned_operands() -> None:
+    """They do 512 FLOPs a clock: GPT-2's vocabulary costs little more than an aligned one."""
+    gpu = find_gpu("RTX 4090")
+    odd, aligned = matmul(8192, 50257, 768, gpu), matmul(8192, 50304, 768, gpu)
+    assert aligned < odd < 1.4 * aligned
+    assert matmul(8192, 50257, 768) > 4 * matmul(8192, 50304, 768)
