@@ -9,6 +9,7 @@ import torch
 
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.operators.convolution import Geometry
+from trainfit.simgpu.operators.flops import packed_sizes
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -202,6 +203,17 @@ def _attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 for _backend in ("flash", "efficient", "cudnn"):
     for _way in ("", "_backward"):
         launched_by(f"_scaled_dot_product_{_backend}_attention{_way}")(_attention)
+
+
+@launched_by("_flash_attention_forward", "_flash_attention_backward")
+def _packed_attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """As above, with heads after the length, and maybe sequences one after the other."""
+    query, sizes = call["query"], packed_sizes(call)
+    kind = "attention_gradient" if "grad_out" in call else "attention"
+    reads, written = bytes_of(tensors_in(list(call.values()))), bytes_of(tensors_in(result))
+    dtype, blocks = dtype_of(query, "matmul"), sizes.batch * sizes.heads
+    rows, columns = sizes.queries, sizes.keys
+    return [Kernel(kind, dtype, flops, reads, written, rows, columns, sizes.size, blocks)]
 
 
 @launched_by("_cudnn_rnn", "_cudnn_rnn_backward")
