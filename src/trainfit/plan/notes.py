@@ -60,7 +60,8 @@ def note_first_run(
 
 def note_absent(notes: Notes, first: Trace) -> None:
     """Packages of kernels that the script imports where they are, and that are not here."""
-    if names := first.outcome.imported:
+    # PyTorch itself looks for Triton.
+    if names := [each for each in first.outcome.imported if each != "triton"]:
         notes.add(
             f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed here, and the "
             "script went on without: where the training will have what is missing, add "

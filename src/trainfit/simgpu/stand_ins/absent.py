@@ -64,6 +64,11 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         """Until :meth:`remove`."""
         sys.meta_path.append(self)
 
+    def choose(self, name: str) -> None:
+        """A stand-in takes the place of this package, too, from now on."""
+        if name not in self._chosen:
+            self._chosen.append(name)
+
     def remove(self) -> None:
         """Safe to call twice; the modules that were made are forgotten."""
         if self in sys.meta_path:
