@@ -68,6 +68,37 @@ def _product(call: Mapping[str, Any], result: Any) -> int:
     return 2 * _numel(left) * _shape(right)[-1]
 
 
+class Groups(NamedTuple):
+    """Sizes of a grouped matmul, a group's on average."""
+
+    count: int
+    rows: int
+    columns: int
+    depth: int
+
+
+def grouped_sizes(call: Mapping[str, Any]) -> Groups:
+    """Of ``_grouped_mm``: (…, m, k) times (…, k, n), where an operand without a dimension for the
+    groups has them one after the other: in m, in n, or in k where both have none."""
+    left, right = (_shape(call[name]) for name in ("self", "mat2"))
+    count = right[0] if len(right) == 3 else left[0] if len(left) == 3 else _numel(call["offs"])
+    rows, depth, columns = left[-2], left[-1], right[-1]
+    if len(left) == len(right) == 2:
+        depth = -(-depth // max(1, count))
+    elif len(left) == 2:
+        rows = -(-rows // max(1, count))
+    elif len(right) == 2:
+        columns = -(-columns // max(1, count))
+    return Groups(count, rows, columns, depth)
+
+
+@_register("_grouped_mm")
+def _grouped(call: Mapping[str, Any], result: Any) -> int:
+    left, right = _shape(call["self"]), _shape(call["mat2"])
+    shared = left[0] if len(left) > len(right) else 1
+    return 2 * _numel(call["self"]) * right[-1] // max(1, shared)
+
+
 # --- Convolutions -----------------------------------------------------------------------------
 
 

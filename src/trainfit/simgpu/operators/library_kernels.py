@@ -9,7 +9,7 @@ import torch
 
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.operators.convolution import Geometry
-from trainfit.simgpu.operators.flops import packed_sizes
+from trainfit.simgpu.operators.flops import grouped_sizes, packed_sizes
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -47,6 +47,15 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
             batches,
         )
     ]
+
+
+@launched_by("_grouped_mm")
+def _grouped_product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A matmul for each group, in one kernel."""
+    left, sizes = call["self"], grouped_sizes(call)
+    read, written = bytes_of([left, call["mat2"]]), bytes_of(tensors_in(result))
+    shape = (sizes.rows, sizes.columns, sizes.depth, sizes.count)
+    return [Kernel("matmul", dtype_of(left, "matmul"), flops, read, written, *shape)]
 
 
 @launched_by("dequantize_4bit")
