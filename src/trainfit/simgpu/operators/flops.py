@@ -71,7 +71,7 @@ def _product(call: Mapping[str, Any], result: Any) -> int:
 class Groups(NamedTuple):
     """Sizes of a grouped matmul, a group's on average."""
 
-    count: int
+    groups: int
     rows: int
     columns: int
     depth: int

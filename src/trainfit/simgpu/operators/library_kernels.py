@@ -54,7 +54,7 @@ def _grouped_product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """A matmul for each group, in one kernel."""
     left, sizes = call["self"], grouped_sizes(call)
     read, written = bytes_of([left, call["mat2"]]), bytes_of(tensors_in(result))
-    shape = (sizes.rows, sizes.columns, sizes.depth, sizes.count)
+    shape = (sizes.rows, sizes.columns, sizes.depth, sizes.groups)
     return [Kernel("matmul", dtype_of(left, "matmul"), flops, read, written, *shape)]
 
 

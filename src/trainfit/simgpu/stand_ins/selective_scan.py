@@ -208,7 +208,7 @@ def mamba_inner_fn(
     """Of ``xz`` (batch, 2 · channels, length), ``B`` and ``C`` of the input: (batch, length,
     width)."""
     if B is not None or C is not None:
-        raise NotImplementedError("mamba_inner_fn's stand-in takes B and C from the input alone")
+        raise NotImplementedError("mamba_inner_fn's stand-in computes B and C from the input alone")
     given = xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
     return _Inner.apply(*given, out_proj_bias, A, D, delta_bias)  # type: ignore[no-untyped-call]
 
