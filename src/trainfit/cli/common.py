@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.runs.script import SandboxRequest
+from trainfit.results.runs.script import STAND_INS, SandboxRequest
 from trainfit.results.text import printable
 
 _SIZE = re.compile(
@@ -84,6 +84,25 @@ def add_simulation(group: OptionGroup) -> None:
         metavar="S",
         help="time limit of one simulated run in seconds (default 600)",
     )
+    group.add_argument(
+        "--assume-installed",
+        type=stand_ins,
+        default=(),
+        metavar="NAME,…",
+        help="packages that are not installed here and will be where it runs: stand-ins take their "
+        f"place ({', '.join(STAND_INS)}; by default where the script fails without)",
+    )
+
+
+def stand_ins(text: str) -> tuple[str, ...]:
+    """Packages that there are stand-ins for, with commas between them."""
+    names = tuple(dict.fromkeys(each.strip().replace("-", "_") for each in text.split(",")))
+    if unknown := [each for each in names if each not in STAND_INS]:
+        raise argparse.ArgumentTypeError(
+            f"there is no stand-in for {unknown[0]!r}: there is for {', '.join(STAND_INS)}; "
+            "install others here"
+        )
+    return names
 
 
 def add_protection(parser: argparse.ArgumentParser) -> None:

@@ -58,6 +58,18 @@ def note_first_run(
         notes.add(str(text), MAY_CHANGE)
 
 
+def note_absent(notes: Notes, first: Trace) -> None:
+    """Packages of kernels that the script imports where they are, and that are not here."""
+    # PyTorch itself looks for Triton.
+    if names := [each for each in first.outcome.imported if each != "triton"]:
+        notes.add(
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed here, and the "
+            "script went on without: where the training will have what is missing, add "
+            f"--assume-installed {','.join(names)}",
+            MAY_CHANGE,
+        )
+
+
 def note_steps(job: PlannedJob, asked: int | None) -> None:
     """That the first run made fewer steps than were ``asked`` for, and why."""
     first = job.first

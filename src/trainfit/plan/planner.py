@@ -37,6 +37,7 @@ from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
+    note_absent,
     note_accumulation,
     note_batches,
     note_context,
@@ -45,7 +46,7 @@ from trainfit.plan.notes import (
     note_steps,
     note_unused_gpus,
 )
-from trainfit.plan.runs.failures import NotSimulated, ScriptError
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, with_stand_ins
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
@@ -137,7 +138,11 @@ def plan(
         progress("measuring how fast a core of this machine dispatches operators")
         settings = dataclasses.replace(settings, cpu=measured_cpu(command))
     with WarmProcesses() as warm:
-        found = simulated(command, gpu, settings, progress, constants, warm)
+        try:
+            found = simulated(command, gpu, settings, progress, constants, warm)
+        except ScriptError as error:
+            command = with_stand_ins(command, error, progress)
+            found = simulated(command, gpu, settings, progress, constants, warm)
         result, options, interrupt = found.result, found.options, found.interrupt
         launched, tuning, limit_s = options.proven_command, real.loader, settings.time_limit_s
         if tuning is not None and not is_tuned(result, command, asked=real.asks_loader):
@@ -241,6 +246,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         remedies = _remedies(job, present, flipped, settings.remedies)
     note_interrupt(job, present, others, remedies)
     note_context(job.notes, job.first.outcome.context)
+    note_absent(job.notes, job.first)
     sizes = None
     if tunable is not None:
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))

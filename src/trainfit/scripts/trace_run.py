@@ -395,6 +395,8 @@ class Runner:
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
+            absent=tuple(self._simulation.absent.asked),
+            imported=tuple(self._simulation.absent.imported),
         ).save(self._spec.outcome)
         return True
 

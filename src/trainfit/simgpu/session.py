@@ -54,7 +54,9 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.stand_ins.absent import AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
+from trainfit.simgpu.stand_ins.packages import STAND_INS
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import missing_functions
 from trainfit.torch_private.needed import MissingNameError
@@ -235,6 +237,8 @@ class Simulation:
         self._collectives = Collectives(self.engine, self._kernels)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._bitsandbytes = BitsAndBytes(self.engine)
+        #: Packages that are not installed, and stand-ins for some of them.
+        self.absent = AbsentPackages(STAND_INS, self.engine.assume)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
 
     def _install(self) -> None:
@@ -258,6 +262,7 @@ class Simulation:
         self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
         self._bitsandbytes.install(self._patches)
+        self.absent.install()
         torch_patches.install(
             self._patches,
             clear_casts=self._autocast.clear,
@@ -290,6 +295,7 @@ class Simulation:
         self._time.stop()
         self._collectives.remove()
         self._bitsandbytes.remove()
+        self.absent.remove()
         self._triton.remove()
         if self._extensions is not None:
             self._extensions.remove()
@@ -401,8 +407,8 @@ class Simulation:
 
     def _assumptions(self) -> dict[str, int]:
         """Texts with how often each was assumed."""
-        triton = self._triton.assumption()
-        return dict(self.engine.assumptions) | ({} if triton is None else {triton: 1})
+        found = self._triton.assumption(), self._kernels.assumption()
+        return dict(self.engine.assumptions) | {text: 1 for text in found if text is not None}
 
     def _record(self) -> Recording:
         self._memory.flush()

@@ -43,6 +43,8 @@ with needed():
     fft_c2c = _aten._fft_c2c
     fft_c2r = _aten._fft_c2r
     fft_r2c = _aten._fft_r2c
+    flash_attention_backward = _aten._flash_attention_backward
+    flash_attention_forward = _aten._flash_attention_forward
     foreach_copy_ = _aten._foreach_copy_
     foreach_norm = _aten._foreach_norm
     fused_adam_ = _aten._fused_adam_

@@ -111,7 +111,7 @@ def test_what_wins_comes_before_what_does_not(rows: list[tuple[str, float, float
 
 def test_every_remedy_has_an_intervention_or_needs_none() -> None:
     without = {"amp-bf16", "amp-fp16", "expandable-segments", "allocator-settings"}
-    without |= {"lora", "qlora", "paged-optimizer", "shorter-sequences"}  # options of the script
+    without |= {"qlora", "paged-optimizer", "shorter-sequences"}  # options of the script
     assert set(NAMES) - without == set(INTERVENTIONS) - {"forward-grad"}
     assert all(kind.changes_detail for kind in KINDS if kind.changes != "nothing")
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainfit.simgpu.operators.flops import causal_pairs, flops_of
+from trainfit.simgpu.session import simulate
 
 aten = torch.ops.aten
 Numbers = torch.Tensor
@@ -242,3 +243,18 @@ def test_products_are_pytorchs_and_the_rest_is_nothing() -> None:
     assert counted(aten.mm.default, one, other) == 2 * 3 * 5 * 7
     assert counted(aten.addmm.default, normal(7), one, other) == 2 * 3 * 5 * 7
     assert counted(aten.add.Tensor, one, one) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_are_multiplied_group_by_group(dtype: torch.dtype) -> None:
+    with simulate("A100-80GB") as simulation:
+        tokens = torch.randn(64, 32, device="cuda", dtype=dtype, requires_grad=True)
+        weights = torch.randn(4, 32, 48, device="cuda", dtype=dtype, requires_grad=True)
+        ends = torch.tensor([16, 32, 48, 64], device="cuda", dtype=torch.int32)
+        out = torch.nn.functional.grouped_mm(tokens, weights, offs=ends)
+        assert out.shape == (64, 48) and out.dtype is dtype
+        out.backward(torch.ones_like(out))
+        assert weights.grad is not None and weights.grad.dtype is dtype
+    recording = simulation.recording
+    products = [flops for flops in recording.kernel_flops.tolist() if flops > 64 * 48]
+    assert products == [2 * 64 * 32 * 48] * 3

@@ -32,7 +32,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     check_format(options)
     settings, real = _settings(options), _real_runs(options)
     parsed = dataclasses.replace(
-        read_command(command, several=True, also=settings.solve), sandbox=sandbox_request(options)
+        read_command(command, several=True, also=settings.solve),
+        sandbox=sandbox_request(options),
+        stand_ins=options.assume_installed,
     )
     environment = {**os.environ, **parsed.environment()}
     device = chosen_device(options, environment, parsed.processes, parsed.machines)

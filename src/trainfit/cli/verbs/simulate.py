@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainfit.cli.job import chosen_device, read_command
 from trainfit.cli.output import output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.job_detail import with_generation
+from trainfit.plan.runs.failures import ScriptError, with_stand_ins
 from trainfit.plan.runs.simulation import simulate_command
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.runs.continuation import whole
@@ -28,15 +30,17 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError("no script: write `trainfit simulate SCRIPT.py` or `-m MODULE`")
     is_bare = command[0].startswith("-m") or _is_script(command[0])
     parsed = read_command(["python", *command] if is_bare else command, several=True)
-    parsed = dataclasses.replace(parsed, sandbox=sandbox_request(options))
+    parsed = dataclasses.replace(
+        parsed, sandbox=sandbox_request(options), stand_ins=options.assume_installed
+    )
     environment = {**os.environ, **parsed.environment()}
     device = chosen_device(options, environment, parsed.processes, parsed.machines)
     parsed = parsed.on(device.gpu.count)
     output = output_file(options.output)
     with shown_progress() as progress:
-        summary, recording, failure = simulate_command(
-            parsed,
-            device.gpu,
+        made = functools.partial(
+            simulate_command,
+            gpu=device.gpu,
             steps=options.steps,
             time_limit_s=options.time_limit,
             output=output,
@@ -44,6 +48,10 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress,
             constants=device.constants,
         )
+        try:
+            summary, recording, failure = made(parsed)
+        except ScriptError as error:
+            summary, recording, failure = made(with_stand_ins(parsed, error, progress))
     summary = with_generation(summary, whole(recording))
     print_subject(summary, options, recording_subject)
     if failure is not None:

@@ -232,8 +232,15 @@ KINDS = (
         "adapters (LoRA) instead of all weights",
         "training",
         "small matrices next to the frozen weights are trained",
-        _says("as in the command below"),
+        lambda finding: (finding.detail or "as in the command below",),
         frozenset({"weights"}),
+    ),
+    RemedyKind(
+        "chunked-loss",
+        "cross-entropy of a part of the tokens at a time (Liger)",
+        "nothing",
+        "",
+        lambda finding: (finding.detail,),
     ),
     RemedyKind(
         "qlora",

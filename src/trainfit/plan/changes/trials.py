@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.peak import by_kind
@@ -119,6 +120,16 @@ _ALLOCATORS = (
 )
 
 
+#: Arguments of Transformers' ``TrainingArguments`` that do what a remedy does.
+_ARGUMENTS: Final = {
+    "checkpoint": "gradient_checkpointing=True",
+    "optimizer-8bit": 'optim="adamw_8bit" (pip install bitsandbytes)',
+    "adafactor": 'optim="adafactor"',
+    "sgd": 'optim="sgd"',
+    "fused-optimizer": 'optim="adamw_torch_fused"',
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """A remedy's run: how it differs, and what it would be launched with.
@@ -189,10 +200,25 @@ class Trials:
         if kind.name == "accumulate":
             return self.accumulation(kind, finding, 0)
         spec = self._variant(kind, finding.targets)
-        how = instructions(kind, finding)
+        how = self._by_trainer(kind.name, finding) or instructions(kind, finding)
         if kind.name == "smaller-model":
             return self._smaller_model(Trial(kind, finding, spec, job.batch, how=how))
         return Trial(kind, finding, spec, job.batch, how=how)
+
+    def _by_trainer(self, name: str, finding: Applicability, parts: int = 1) -> tuple[str, ...]:
+        """What to write where Transformers' ``Trainer`` makes the step; empty where it does not, or
+        has no argument for it."""
+        makeup = recording_of(self._survey).makeup
+        if makeup is None or makeup.loop != "Transformers":
+            return ()
+        if name == "accumulate":
+            batch, before = self._job.batch or parts, makeup.accumulation or 1
+            return (
+                f"in the trainer's arguments: per_device_train_batch_size={batch // parts}, "
+                f"gradient_accumulation_steps={before * parts}",
+            )
+        said = _ARGUMENTS.get(name)
+        return () if said is None else (f"in the trainer's arguments: {said}",)
 
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""
@@ -217,7 +243,12 @@ class Trials:
         """Where an option of the command switches it on."""
         values = switched_on(self._job.command, kind.name)
         if values is None:
-            raise NotApplicable("no option of the command switches it on, or it is on")
+            found = self._findings.get(kind.name)
+            if found is not None and found.applies:
+                spec = self._variant(kind, found.targets)
+                return Trial(kind, found, spec, self._job.batch, how=instructions(kind, found))
+            why = "no option of the command switches it on, or it is on"
+            raise NotApplicable(why if found is None else f"{why}; {found.reason}")
         spec = self._job.sized(RunSpec(values=values, title=kind.name))
         finding = Applicability(kind.name, True)
         return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
@@ -283,7 +314,7 @@ class Trials:
         if skip >= len(splits):
             raise NotApplicable("no smaller micro-batch is left")
         parts = splits[skip]
-        how = (
+        how = self._by_trainer(kind.name, finding, parts) or (
             *(instructions(kind, finding)),
             f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
             f"backward; step and zero_grad only after every {parts} batches",

@@ -26,7 +26,7 @@ from trainfit.plan.command.tunables import (
 )
 from trainfit.plan.command.wrappers import Launcher, launcher_of, launcher_of_module, refuse
 from trainfit.results.files.command_line import line_of, words_of
-from trainfit.results.runs.script import UNASKED, SandboxRequest
+from trainfit.results.runs.script import STAND_INS_VARIABLE, UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 
 __all__ = ["Command", "CommandError", "parse_command", "split_line"]
@@ -59,6 +59,7 @@ class Command:
     ``supposed`` are tunables that the user has not marked (:mod:`trainfit.plan.runs.options`),
     and
     ``spellings`` how words at these places say them. At present values the command is the user's.
+    ``stand_ins`` are packages that are not installed, and are taken to be where it runs.
     """
 
     words: tuple[str, ...]
@@ -76,6 +77,7 @@ class Command:
     float16_amp: str | None = None
     supposed: frozenset[str] = frozenset()
     spellings: Mapping[int, Spelling] = dataclasses.field(default_factory=dict)
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def amp_precisions(self) -> Mapping[str, str]:
@@ -124,12 +126,15 @@ class Command:
         return [tuple(words[begin:end]) for begin, end in self.prefix.wrappers_at]
 
     def environment(self, **values: str) -> dict[str, str]:
-        """The variables that the command sets, its environment manager, and its launcher."""
+        """The variables that the command sets, its environment manager, and its launcher; and
+        which packages have stand-ins."""
         words = self.fill(**values)
         found = self.prefix.variables(words)
         launched = {} if self.launcher is None else dict(self.launcher.variables(words))
         if _THREADS in found or _THREADS in os.environ:
             launched.pop(_THREADS, None)  # torchrun sets it where the user does not
+        if self.stand_ins:
+            launched[STAND_INS_VARIABLE] = ",".join(self.stand_ins)
         return found | launched
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
@@ -29,6 +31,7 @@ class ScriptError(TrainfitError):
 
     ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
     With ``own_fault`` it is trainfit that failed. ``cause`` is why, with the fix, if that is known.
+    ``wants`` are packages with a stand-in that it failed for want of.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class ScriptError(TrainfitError):
         script_output: str = "",
         own_fault: OwnFault | None = None,
         cause: Finding | None = None,
+        wants: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
+        self.wants = wants
         self.script_output = script_output
         self.own_fault = own_fault
         self.cause = cause
@@ -68,12 +73,38 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
         cause = cause_of(outcome, trace.output)
-        raise ScriptError(message, unsaid(outcome, output), outcome.own_fault, cause)
+        said, own = unsaid(outcome, output), outcome.own_fault
+        raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
             'to "cuda"; let the script use the GPU where torch.cuda.is_available()'
         )
+
+
+def _wanted(outcome: TraceOutcome, output: str) -> tuple[str, ...]:
+    """Packages that are not installed, have a stand-in, and are named where the script failed."""
+    if outcome.status not in ("failed", "exited"):
+        return ()
+    said = _letters(f"{outcome.message} {last_lines(output)}")
+    return tuple(each for each in outcome.absent if _letters(each) in said)
+
+
+def _letters(text: str) -> str:
+    """As "flash_attn", "flash-attn" and "FlashAttention 2" have in common."""
+    return re.sub(r"[^a-z]", "", text.lower().replace("attention", "attn"))
+
+
+def with_stand_ins(
+    command: Command, error: ScriptError, progress: Callable[[str], None]
+) -> Command:
+    """The command with stand-ins for the packages that it failed for want of; raises ``error``
+    where that was not why."""
+    more = [each for each in error.wants if each not in command.stand_ins]
+    if not more:
+        raise error
+    progress(f"not installed here: {', '.join(more)}; once more with a stand-in")
+    return dataclasses.replace(command, stand_ins=(*command.stand_ins, *more))
 
 
 def is_inference(trace: Trace) -> bool:

@@ -19,6 +19,11 @@ ProtectionKind = Literal["overlay", "redirection", "none"]
 REQUEST_NAME = "sandbox.json"
 PROTECTION_NAME = "protection.json"
 
+#: Packages of kernels for GPUs that `simgpu/stand_ins` can take the place of, by the names that are
+#: imported; and the variable of a run's environment that names those it does, with commas between.
+STAND_INS: Final = ("causal_conv1d", "flash_attn", "mamba_ssm", "triton", "xformers")
+STAND_INS_VARIABLE: Final = "TRAINFIT_STAND_INS"
+
 
 @dataclasses.dataclass(frozen=True)
 class SandboxRequest:

@@ -359,7 +359,9 @@ class TraceOutcome(ScriptOutcome):
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
     parser knows them that read it. ``amp`` is what matters to mixed precision, ``learning`` what
-    spoils it. ``context`` are the sequences that the models were given.
+    spoils it. ``context`` are the sequences that the models were given. ``absent`` are packages
+    with a stand-in that the script looked for and that are not installed, ``imported`` those of
+    them that it imports where they are.
     """
 
     loader: LoaderInfo | None = None
@@ -384,6 +386,8 @@ class TraceOutcome(ScriptOutcome):
     learning: LearningFacts = NOTHING_SEEN
     context: ContextSeen = ContextSeen()
     periodic: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    imported: tuple[str, ...] = ()
 
 
 # ---

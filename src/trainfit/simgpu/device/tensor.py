@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from trainfit.hardware.gpu.topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.user_location import is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import tensors as private
 from trainfit.torch_private.operators import no_dispatch
@@ -285,6 +286,11 @@ class DeviceTensor(torch.Tensor):
         return False
 
     def data_ptr(self) -> int:
+        if not is_library(sys._getframe(1).f_code.co_filename):
+            current_engine().assume(
+                "the script reads the address of a GPU tensor: kernels that it runs there by "
+                "other means than PyTorch are not simulated"
+            )
         simulated = plain(self)
         block = simulated._life.block
         offset: int = simulated._spec.offset * self.element_size()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -68,6 +68,37 @@ def _product(call: Mapping[str, Any], result: Any) -> int:
     return 2 * _numel(left) * _shape(right)[-1]
 
 
+class Groups(NamedTuple):
+    """Sizes of a grouped matmul, a group's on average."""
+
+    groups: int
+    rows: int
+    columns: int
+    depth: int
+
+
+def grouped_sizes(call: Mapping[str, Any]) -> Groups:
+    """Of ``_grouped_mm``: (…, m, k) times (…, k, n), where an operand without a dimension for the
+    groups has them one after the other: in m, in n, or in k where both have none."""
+    left, right = (_shape(call[name]) for name in ("self", "mat2"))
+    count = right[0] if len(right) == 3 else left[0] if len(left) == 3 else _numel(call["offs"])
+    rows, depth, columns = left[-2], left[-1], right[-1]
+    if len(left) == len(right) == 2:
+        depth = -(-depth // max(1, count))
+    elif len(left) == 2:
+        rows = -(-rows // max(1, count))
+    elif len(right) == 2:
+        columns = -(-columns // max(1, count))
+    return Groups(count, rows, columns, depth)
+
+
+@_register("_grouped_mm")
+def _grouped(call: Mapping[str, Any], result: Any) -> int:
+    left, right = _shape(call["self"]), _shape(call["mat2"])
+    shared = left[0] if len(left) > len(right) else 1
+    return 2 * _numel(call["self"]) * right[-1] // max(1, shared)
+
+
 # --- Convolutions -----------------------------------------------------------------------------
 
 
@@ -116,6 +147,64 @@ for _kind in ("flash", "efficient", "cudnn"):
     # The scores again, and the gradients of queries and of keys; those of the probabilities and
     # of values.
     _register(f"{_name}_backward")(_attention(3, 2))
+
+
+class Packed(NamedTuple):
+    """Sizes of an attention over sequences that lie one after the other, or side by side."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    size: int
+
+
+def packed_sizes(call: Mapping[str, Any]) -> Packed:
+    """Of ``_flash_attention_forward`` and ``_backward``: (batch, length, heads, size), or with
+    ``cum_seq_q`` (total, heads, size), whose sequences are taken to be of one length."""
+    query, key = _shape(call["query"]), _shape(call["key"])
+    if len(query) == 4:
+        return Packed(query[0], query[2], query[1], key[1], query[3])
+    batch = max(1, _numel(call["cum_seq_q"]) - 1)
+    return Packed(batch, query[1], -(-query[0] // batch), -(-key[0] // batch), query[2])
+
+
+def _flash(products: int) -> Formula:
+    """With so many products by a head's size for each pair of a query and a key that meet."""
+
+    def formula(call: Mapping[str, Any], result: Any) -> int:
+        sizes = packed_sizes(call)
+        pairs = window_pairs(
+            sizes.queries,
+            sizes.keys,
+            call["is_causal"],
+            call.get("window_size_left"),
+            call.get("window_size_right"),
+        )
+        return 2 * sizes.batch * sizes.heads * pairs * products * sizes.size
+
+    return formula
+
+
+_register("_flash_attention_forward")(_flash(2))
+_register("_flash_attention_backward")(_flash(5))
+
+
+def window_pairs(
+    queries: int, keys: int, causal: bool, left: int | None = None, right: int | None = None
+) -> int:
+    """Pairs of a query and a key that meet: the last query is at the last key, and sees ``left``
+    keys before it and ``right`` after it (``None`` or below 0: all), none after it if ``causal``.
+    """
+    before = keys if left is None or left < 0 else left
+    after = 0 if causal else keys if right is None or right < 0 else right
+    if before >= keys and after >= keys:
+        return queries * keys
+    shift = keys - queries
+    return sum(
+        max(0, min(keys, row + shift + after + 1) - max(0, row + shift - before))
+        for row in range(queries)
+    )
 
 
 def causal_pairs(queries: int, keys: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.results.text import count
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import COPIES
 from trainfit.simgpu.device.recorder import KernelRow
@@ -19,6 +21,9 @@ from trainfit.simgpu.operators.native_kernels import by_operands
 from trainfit.torch_private.operators import short_name
 
 _KIND: Final = {name: code for code, name in enumerate(KINDS)}
+_UNKNOWN: Final = _KIND["unknown"]
+#: Operators that are named in the note.
+_NAMED: Final = 6
 _DTYPE: Final = {name: code for code, name in enumerate(DTYPES)}
 
 
@@ -48,6 +53,8 @@ class KernelLog:
         self._engine = engine
         self._known: dict[Any, list[KernelRow]] = {}
         self._events = 0
+        #: Operators of others than PyTorch without a rule, and how often each ran in a step.
+        self._without_rule: dict[str, Counter[int]] = {}
         #: Where kernels of capturing streams go while a graph is captured.
         self.captured: list[KernelRow] | None = None
 
@@ -66,6 +73,9 @@ class KernelLog:
         if copied := self._engine.copied:
             rows = [*_rows([_copy(*each) for each in copied]), *rows]
             self._engine.copied = []
+        if rows and rows[0][0] == _UNKNOWN:
+            each = self._without_rule.setdefault(info.func.name(), Counter())
+            each[self._engine.recorder.step] += 1
         if rows and source is not None:
             self._from_another(rows, source)
         elif rows:
@@ -78,6 +88,19 @@ class KernelLog:
         self.stream_waits(there, self.event(here), here)
         self._write(rows, there)
         self.stream_waits(here, self.event(there), there)
+
+    def assumption(self) -> str | None:
+        """What the result has to state of operators that no rule knows."""
+        if not self._without_rule:
+            return None
+        most = {name: max(steps.values()) for name, steps in self._without_rule.items()}
+        ordered = sorted(most, key=lambda name: -most[name])
+        named = [f"{name} ({most[name]}× a step)" for name in ordered[:_NAMED]]
+        rest = [f"{len(ordered) - _NAMED} more"] if len(ordered) > _NAMED else []
+        return (
+            f"{count(len(ordered), 'operator')} without a FLOPs rule, timed by the bytes of their "
+            f"operands alone: {', '.join(named + rest)}; where they compute more, a step is longer"
+        )
 
     def together(self, kernel: Kernel, root: int, gpus: Sequence[int]) -> None:
         """A collective of several GPUs of the process, on their current streams."""

@@ -10,6 +10,7 @@ import torch
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.operators.convolution import Geometry
+from trainfit.simgpu.operators.flops import grouped_sizes, packed_sizes
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -43,6 +44,15 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         rows, columns = columns, rows
     sizes = rows, columns, depth, batches
     return [Kernel("matmul", dtype_of(left, "matmul"), flops, *moved, *sizes)]
+
+
+@launched_by("_grouped_mm")
+def _grouped_product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A matmul for each group, in one kernel."""
+    left, sizes = call["self"], grouped_sizes(call)
+    read, written = bytes_of([left, call["mat2"]]), bytes_of(tensors_in(result))
+    shape = (sizes.rows, sizes.columns, sizes.depth, sizes.groups)
+    return [Kernel("matmul", dtype_of(left, "matmul"), flops, read, written, *shape)]
 
 
 @launched_by("dequantize_4bit")
@@ -205,6 +215,17 @@ def _attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 for _backend in ("flash", "efficient", "cudnn"):
     for _way in ("", "_backward"):
         launched_by(f"_scaled_dot_product_{_backend}_attention{_way}")(_attention)
+
+
+@launched_by("_flash_attention_forward", "_flash_attention_backward")
+def _packed_attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """As above, with heads after the length, and maybe sequences one after the other."""
+    query, sizes = call["query"], packed_sizes(call)
+    kind = "attention_gradient" if "grad_out" in call else "attention"
+    reads, written = bytes_of(tensors_in(list(call.values()))), bytes_of(tensors_in(result))
+    dtype, blocks = dtype_of(query, "matmul"), sizes.batch * sizes.heads
+    rows, columns = sizes.queries, sizes.keys
+    return [Kernel(kind, dtype, flops, reads, written, rows, columns, sizes.size, blocks)]
 
 
 @launched_by("_cudnn_rnn", "_cudnn_rnn_backward")

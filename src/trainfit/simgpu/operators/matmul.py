@@ -15,10 +15,11 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.simgpu.device.engine import Engine
-from trainfit.simgpu.device.geometry import dense_copy
+from trainfit.simgpu.device.geometry import FAKES, dense_copy
 from trainfit.simgpu.device.registry import allocates
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.torch_private import operators as private
+from trainfit.torch_private.operators import no_dispatch
 
 aten = torch.ops.aten
 
@@ -27,6 +28,21 @@ KiB, MiB = 1 << 10, 1 << 20
 #: From this version on data-centre and consumer Blackwell have Hopper's size (PyTorch pull
 #: request 175344), and cuBLASLt shares cuBLAS's workspace unless told otherwise (175879).
 _SHARED_SINCE = (2, 12)
+
+
+def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of ``_grouped_mm``, whose fake kernel refuses what CUDA's takes: float32 and float16, group
+    by group (ATen/native/cuda/GroupedBlas.cpp)."""
+    left, right, *others = args
+    given = left.dtype
+    with no_dispatch():
+        if given in (torch.float32, torch.float16) and right.dtype is given:
+            left, right = (each.to(torch.bfloat16) for each in (left, right))
+        result = func(left, right, *others, **kwargs)
+        return result if kwargs.get("out_dtype") else result.to(given)
+
+
+FAKES["aten::_grouped_mm"] = _grouped
 
 
 def cublas_bytes(capability: tuple[int, int], env: Mapping[str, str]) -> int:

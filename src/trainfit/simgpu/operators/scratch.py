@@ -155,6 +155,32 @@ def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("flash_backward", (batch, heads, queries, head_size, *others)))
 
 
+@allocates(private.flash_attention_forward.default)
+def packed_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Keys of sequences one after the other are not split."""
+    query, key = args[0]._spec, args[1]._spec
+    if len(query.size) == 4 and not args[7]:
+        batch, queries, heads, head_size = query.size
+        shape = (batch, heads, queries, key.size[1], head_size, engine.gpu.sm_count)
+        engine.workspace(("flash_splits", shape))
+
+
+@allocates(private.flash_attention_backward.default)
+def packed_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """Sequences one after the other have 128 rows more each (mha_varlen_bwd)."""
+    query, key = args[1]._spec, args[2]._spec
+    processors = engine.gpu.sm_count if torch.are_deterministic_algorithms_enabled() else 0
+    if len(query.size) == 4:
+        batch, queries, heads, head_size = query.size
+        keys = key.size[1]
+    else:
+        total, heads, head_size = query.size
+        batch, keys = 1, key.size[0]
+        queries = total + 128 * max(1, args[6]._spec.numel - 1)
+    others = (keys, key.size[-2], query.dtype.itemsize, processors)
+    engine.workspace(("flash_backward", (batch, heads, queries, head_size, *others)))
+
+
 @allocates(private.scaled_dot_product_cudnn_attention_backward.default)
 def cudnn_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("cudnn_attention_backward", args[1]._spec.size))

@@ -251,11 +251,11 @@ class TritonKernels:
         for each in touched:
             engine.values.forget(each._life)
         largest = max(every, key=lambda each: each._spec.nbytes)
-        self._kernels.kernel(
-            Kernel("pointwise", dtype_of(largest), 0, _bytes(reads), _bytes(writes))
-        )
+        products = access is not None and access.products
+        kind = "unknown" if products else "pointwise"
+        self._kernels.kernel(Kernel(kind, dtype_of(largest), 0, _bytes(reads), _bytes(writes)))
         self._launches.setdefault(name, Counter())[engine.recorder.step] += 1
-        if access is not None and access.products:
+        if products:
             self._products.add(name)
 
     def assumption(self) -> str | None:

@@ -1,7 +1,6 @@
 """Launches of Triton kernels with simulated tensors.
 
-Most tests use the stand-in for Triton in ``stand_ins/``; where Triton is installed, it is launched
-for real too.
+Most tests use the stand-in for Triton; where Triton is installed, it is launched for real too.
 """
 
 from __future__ import annotations
@@ -22,8 +21,11 @@ from hypothesis import strategies as st
 import trainfit
 from helpers_cli import trainfit as command
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.script import STAND_INS_VARIABLE
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.simgpu.operators.triton_kernels import access_of
+from trainfit.simgpu.stand_ins.absent import AbsentPackages
+from trainfit.simgpu.stand_ins.packages import STAND_INS
 
 # It would import the stand-in.
 importlib.import_module("torch._dynamo")
@@ -35,7 +37,10 @@ MIB = 1 << 20
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``import triton`` finds the stand-in."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "stand_ins"))
+    monkeypatch.setenv(STAND_INS_VARIABLE, "triton")
+    # First of all finders: also where Triton is installed.
+    finder = AbsentPackages(STAND_INS, lambda text: None)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     before = {name: module for name, module in sys.modules.items() if _is_triton(name)}
     for name in before:
         del sys.modules[name]

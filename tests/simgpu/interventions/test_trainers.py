@@ -1,0 +1,95 @@
+"""Interventions on Hugging Face's Trainer: what it is given, and where."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from helpers_interventions import run
+from trainfit.results.runs.trace import InterventionRequest
+from trainfit.simgpu.interventions import trainers
+
+WIDTH = 256
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for ``transformers.Trainer``, which steps once, and for PEFT, which freezes."""
+
+    class Trainer:
+        def __init__(self, model: Any = None, args: Any = None) -> None:
+            self.model, self.args = model, args
+            trained = [each for each in model.parameters() if each.requires_grad]
+            self.optimizer = torch.optim.AdamW(trained)
+
+        def train(self) -> None:
+            for _ in range(2):
+                self.model(torch.randn(2, WIDTH, device="cuda")).sum().backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+
+    def get_peft_model(model: Any, config: Any) -> Any:
+        model.requires_grad_(False)
+        model.peft_config = config
+        adapter = torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, config.r, bias=False),
+            torch.nn.Linear(config.r, WIDTH, bias=False),
+        )
+        return torch.nn.Sequential(model, adapter.cuda())
+
+    module: Any = types.ModuleType("transformers.trainer")
+    module.Trainer = Trainer
+    peft: Any = types.ModuleType("peft")
+    peft.LoraConfig = lambda **named: types.SimpleNamespace(**named)
+    peft.get_peft_model = get_peft_model
+    peft.__spec__ = types.SimpleNamespace(name="peft")
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    monkeypatch.setitem(sys.modules, "peft", peft)
+    return module
+
+
+def training(trainer: Any, **args: Any) -> Callable[[], None]:
+    def train() -> None:
+        model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+        trainer.Trainer(model, types.SimpleNamespace(**args)).train()
+
+    return train
+
+
+def test_adapters_leave_the_weights_without_optimizer_states(trainer: Any) -> None:
+    before = run(training(trainer), survey=True)
+    found = before.findings["lora"]
+    assert found.applies and "get_peft_model" in found.detail and found.places
+    after = run(training(trainer), InterventionRequest("lora"))
+    assert after.changed["lora"] == 1
+    states = 2 * 2 * WIDTH * 16 * 4  # two of each adapter's matrices
+    assert before.live("optimizer_state") >= 2 * WIDTH * WIDTH * 4
+    assert states <= after.live("optimizer_state") < states + 4096
+
+
+def test_a_trainer_that_takes_adapters_is_given_them() -> None:
+    class Sft:
+        def __init__(self, model: Any, peft_config: Any = None) -> None: ...
+
+    words = trainers.Adapters()._words(Sft(None))
+    assert words.startswith('Sft(…, peft_config=LoraConfig(target_modules="all-linear"))')
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [({}, "not installed"), ({"use_liger_kernel": True}, "or it is on")],
+)
+def test_liger_is_refused_by_name(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], said: str
+) -> None:
+    if args:
+        liger: Any = types.ModuleType("liger_kernel")
+        liger.__spec__ = types.SimpleNamespace(name="liger_kernel")
+        monkeypatch.setitem(sys.modules, "liger_kernel", liger)
+    found = run(training(trainer, **args), survey=True).findings["chunked-loss"]
+    assert not found.applies and said in found.reason

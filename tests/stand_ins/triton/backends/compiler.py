@@ -1,9 +1,0 @@
-"""``GPUTarget``."""
-
-from typing import NamedTuple
-
-
-class GPUTarget(NamedTuple):
-    backend: str
-    arch: int
-    warp_size: int
