@@ -15,7 +15,7 @@ from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
-from trainfit.plan.prices import given_prices
+from trainfit.plan.prices import Prices, given_prices
 from trainfit.report.gpu_meaning import explained
 from trainfit.report.sections.gpus import catalogue_subject, comparison_subject
 from trainfit.results.gpus import GpusResult
