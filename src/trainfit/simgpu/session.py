@@ -42,8 +42,10 @@ from trainfit.simgpu.operators import compilation, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
+from trainfit.simgpu.operators import gradient_sums
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
 from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
+from trainfit.simgpu.operators import reductions as _reductions  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
@@ -196,6 +198,7 @@ class Simulation:
     # -- parts ---------------------------------------------------------------------------
 
     def _build(self) -> None:
+        gradient_sums.held_by_autograd_alone()
         version = str(torch.__version__)
         settings = self._settings or AllocatorSettings.from_environment(os.environ, version)
         self._alloc_conf = settings.to_conf()

@@ -10,6 +10,7 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import CHANNELS_LAST, convolution_format, dense_copy
 from trainfit.simgpu.device.registry import allocates
 from trainfit.simgpu.device.tensor import SimulatedTensor
+from trainfit.simgpu.operators import nhwc_convolution as nhwc
 from trainfit.torch_private.tensors import suggest_memory_format
 
 aten = torch.ops.aten
@@ -167,7 +168,14 @@ def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
 
 
 def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
-    """Workspace of the algorithm that cuDNN chooses for this pass."""
+    """Workspace of the algorithm that cuDNN chooses for this pass.
+
+    What was measured, on one H200 with cuDNN 9.19, is taken for Hopper and what came after it.
+    Which of it holds before Hopper is not known: for those, what fits their published figures
+    (docs/decisions/0004-convolution-workspaces.md).
+    """
+    if engine.gpu.capability[0] >= 9:
+        return nhwc.workspace(geometry, way, engine.gpu.sm_count)
     source, result = geometry.source, geometry.result
     if geometry.pointwise or source.size[1] < _VECTOR:
         return []
@@ -176,9 +184,7 @@ def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
         copies = _copies(geometry, way)
         return [("cudnn_tensor_core", (copies, *tensors))] if copies else []
     if source.dtype is torch.float32 and geometry.winograd and not geometry.channels_last:
-        samples, outputs, height, width = result.size
-        shape = (samples, source.size[1], outputs, height, width, source.dtype.itemsize)
-        return [("cudnn_winograd", shape)]
+        return [nhwc.winograd(geometry)]
     return []
 
 

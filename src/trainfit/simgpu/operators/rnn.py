@@ -2,7 +2,7 @@
 
 Source: ATen/native/cudnn/RNN.cpp (which tensors a call makes, and when), AutocastRNN.cpp and
 ATen/native/RNN.cpp (when cuDNN is taken); the sizes that only cuDNN knows are in
-:mod:`trainfit.simgpu.allocator.workspaces`.
+:mod:`trainfit.simgpu.allocator.cudnn_workspaces`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from trainfit.simgpu.allocator.workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
+from trainfit.simgpu.allocator.cudnn_workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import (
@@ -265,7 +265,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     # Gradients that were not given are zeros; others are made contiguous for the call.
     given = zip(grads, (args[6], hx, cx), strict=True)
     filled = [like._spec.nbytes for grad, like in given if grad is None and like is not None]
-    copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes] * 2
+    copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes]
     if grads[0] is not None and not _contiguous_steps(grads[0], call):
         copies.append(grads[0]._spec.nbytes)
     dx = _new(engine, _step_major(source, call), source.dtype)
