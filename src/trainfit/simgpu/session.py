@@ -38,11 +38,10 @@ from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
-from trainfit.simgpu.operators import compilation, sparse
+from trainfit.simgpu.operators import compilation, gradient_sums, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
-from trainfit.simgpu.operators import gradient_sums
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
 from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
 from trainfit.simgpu.operators import reductions as _reductions  # noqa: F401  (registers)

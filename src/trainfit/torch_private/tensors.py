@@ -53,7 +53,6 @@ def storage_uses(tensor: torch.Tensor) -> int:
     return _storage_uses(storage_key(tensor.untyped_storage()))
 
 
-
 #: A tensor of a class that keeps its data in others: its sizes and its device are only told.
 MAKE_WRAPPER = place(torch.Tensor, "_make_wrapper_subclass")
 MAKE_SUBCLASS = place(torch.Tensor, "_make_subclass")

@@ -345,7 +345,9 @@ __all__ = ["MODELS", "workspace_bytes"]
 
 #: Models of what a closed library chooses by itself: estimates, not facts.
 ESTIMATED: Final = frozenset(
-    each.__name__ for each in cudnn_workspaces.ALL if each is not cudnn_workspaces.cudnn_dropout_state
+    each.__name__
+    for each in cudnn_workspaces.ALL
+    if each is not cudnn_workspaces.cudnn_dropout_state
 )
 
 

@@ -286,7 +286,7 @@ class Engine(Hooks):
             result = describe(meta)
             self._results[key] = result
             del meta
-        out = self.materialize(result)
+        out = self.materialize(result) if info.maker is None else info.maker(self, result, args)
         if info.kernel is not None:
             self.accounting.attempt(info.func, info.kernel, self, args, out)
         if self.values.known(args):

@@ -8,9 +8,10 @@ import torch
 
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import CHANNELS_LAST, convolution_format, dense_copy
-from trainfit.simgpu.device.registry import allocates
+from trainfit.simgpu.device.registry import allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators import nhwc_convolution as nhwc
+from trainfit.simgpu.operators.reductions import summed
 from trainfit.torch_private.tensors import suggest_memory_format
 
 aten = torch.ops.aten
@@ -33,17 +34,34 @@ def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         _run(engine, geometry, "forward", geometry.copies((source, weight)))
 
 
-@allocates(aten.convolution_backward.default)
-def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
+@makes(aten.convolution_backward.default)
+def convolution_backward(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """Gradients of a convolution: the data's, the weight's and the bias's, one after another.
+
+    cuDNN's workspace for one is gone before the next is made (cudnn_convolution_backward in
+    ATen/native/cudnn/ConvShared.cpp, and convolution_backward in Convolution.cpp).
+    """
+    made = []
+    for place, spec in enumerate(result.items):
+        made.append(engine.materialize(spec))
+        if spec is not None:
+            engine.accounting.attempt(
+                aten.convolution_backward.default, _gradient, engine, args, place
+            )
+    return result.kind(made)
+
+
+def _gradient(engine: Engine, args: tuple[Any, ...], place: int) -> None:
+    """What the computation of the gradient at this place takes."""
     grad, source, weight = args[0], args[1], args[2]
-    geometry = Geometry(source, weight, grad, *args[4:10])
-    if geometry.native_depthwise:
+    if place == 2:
+        spec = grad._spec
+        summed(engine, spec, [dim for dim in range(len(spec.size)) if dim != 1])
         return
-    copies = geometry.copies((grad, source, weight))
-    for wanted, way in zip(args[10][:2], ("data gradient", "weight gradient"), strict=True):
-        if wanted:
-            _run(engine, geometry, way, copies)
+    geometry = Geometry(source, weight, grad, *args[4:10])
+    if not geometry.native_depthwise:
+        way = ("data gradient", "weight gradient")[place]
+        _run(engine, geometry, way, geometry.copies((grad, source, weight)))
 
 
 def native_depthwise(source: Any, weight: Any, *places: Any) -> bool:

@@ -135,9 +135,7 @@ def _partial_sums(convolution: Convolution, processors: int) -> int:
     return splits * _float32_bytes(convolution.weight) if splits > 1 else 0
 
 
-def _matmul(
-    convolution: Convolution, half: bool, summed: bool, processors: int
-) -> list[Request]:
+def _matmul(convolution: Convolution, half: bool, summed: bool, processors: int) -> list[Request]:
     """1x1 at stride 1 is a matmul over the channels, of the operands as they lie.
 
     In NCHW that asks for maps of a multiple of four places: 7x7 is copied, 14x14 is not. The
@@ -163,7 +161,8 @@ def _image(convolution: Convolution, half: bool, summed: bool, processors: int) 
     """The first layer of a network, of one to three channels.
 
     Halves: padded to eight channels (bfloat16) or four (float16), always for the weight gradient;
-    the forward pass of small kernels reads NCHW as it is. TF32: without padding, and large kernels only.
+    the forward pass of small kernels reads NCHW as it is. TF32: without padding, and large
+    kernels only.
     """
     samples, _, *source = convolution.source.size
     outputs, _, *kernel = convolution.weight.size

@@ -10,7 +10,7 @@ import torch
 from trainfit.results.gpus import Library
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import dense_copy
-from trainfit.simgpu.device.registry import LIBRARY_OF, allocates
+from trainfit.simgpu.device.registry import LIBRARY_OF, allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators.convolution import native_depthwise
 from trainfit.torch_private import operators as private
@@ -93,10 +93,16 @@ def of_contiguous(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         engine.workspace(*_contiguous(args[:1]))
 
 
-@allocates(private.softmax_backward_data.default, private.log_softmax_backward_data.default)
-def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+@allocates(private.log_softmax_backward_data.default)
+def log_softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     if not (args[0]._spec.contiguous and args[1]._spec.contiguous):
         engine.workspace(*_contiguous(args[:2]))
+
+
+@allocates(private.softmax_backward_data.default)
+def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """``grad * output`` is a tensor (softmax_backward_cuda_out in ATen/native/cuda/SoftMax.cu)."""
+    engine.workspace(("temporary", (args[0]._spec.nbytes,)), *_contiguous(args[1:2]))
 
 
 @allocates(aten.native_layer_norm_backward.default)
@@ -158,6 +164,14 @@ def flash_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 @allocates(private.scaled_dot_product_cudnn_attention_backward.default)
 def cudnn_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("cudnn_attention_backward", args[1]._spec.size))
+
+
+@makes(aten.native_dropout.default)
+def dropout(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """The mask is made before the result (ATen/native/cuda/Dropout.cu)."""
+    value, mask = result.items
+    made = engine.materialize(mask)
+    return result.kind([engine.materialize(value), made])
 
 
 @allocates(private.scaled_dot_product_efficient_attention.default)
