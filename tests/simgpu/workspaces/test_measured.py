@@ -165,12 +165,17 @@ def test_recurrent_networks(
     rows = 128 * samples
     found = workspace_bytes("cudnn_rnn_workspace", (mode, rows, 512, 2, itemsize, weights))
     assert found == pytest.approx(workspace, rel=0.05)
-    kept = reserve_bytes(mode, rows, 512, 2, 2, itemsize, True)
-    assert 0 <= reserve - kept <= 256
+    assert reserve_bytes(mode, rows, 512, 2, 2, itemsize, True) == reserve
 
 
 def test_dropout_state() -> None:
     assert workspace_bytes("cudnn_dropout_state", (132,)) == 6_488_064
+
+
+@pytest.mark.parametrize(("indices", "measured"), [(4096, 83_455), (8192, 150_015)])
+def test_sorting_the_indices_of_an_embedding(indices: int, measured: int) -> None:
+    """Of which three times the indices are tensors of PyTorch's own."""
+    assert workspace_bytes("embedding_sort", (indices, 8)) == 3 * 8 * indices + measured
 
 
 # -- reductions ----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def reserve_bytes(
     """
     states = layers * directions * (_GATES[mode] + _MORE[mode]) * hidden
     between = (layers - 1) * directions * hidden
-    return rows * ((states + between) * itemsize + (between // 4 if dropout else 0))
+    return rows * ((states + between) * itemsize + (between // 4 if dropout else 0)) + 256
 
 
 def cudnn_rnn_workspace(

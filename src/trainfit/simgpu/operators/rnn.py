@@ -218,10 +218,6 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     directions = 1 + bidirectional
     dtype, itemsize = source.dtype, source.dtype.itemsize
     copied = not _contiguous_steps(source, call)
-    out = _new(engine, call.outputs((projection or hidden) * directions), dtype)
-    shape = (layers * directions, call.batch)
-    hy = _new(engine, (*shape, projection or hidden), hx.dtype)
-    cy = _new(engine, (*shape, hidden) if cx is not None else (0,), hx.dtype)
     if flat is None:
         warnings.warn(_NOT_FLAT, UserWarning, stacklevel=2)
         flat = _new(engine, (sum(weight.numel() for weight in weights),), dtype)
@@ -231,8 +227,13 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if train:
         between = dropout > 0 and layers > 1
         reserve = reserve_bytes(mode, call.rows, hidden, layers, directions, itemsize, between)
-    saved = _new(engine, (reserve,), torch.uint8)
-    _take_workspace(engine, call, mode, hidden, directions, flat, copied * source._spec.nbytes)
+    shape = (layers * directions, call.batch)
+    with engine.holding(("contiguous_copy", (copied * source._spec.nbytes,))):
+        out = _new(engine, call.outputs((projection or hidden) * directions), dtype)
+        hy = _new(engine, (*shape, projection or hidden), hx.dtype)
+        cy = _new(engine, (*shape, hidden) if cx is not None else (0,), hx.dtype)
+        with engine.holding(_workspace(call, mode, hidden, directions, flat)):
+            saved = _new(engine, (reserve,), torch.uint8)
     return (_swapped(out) if call.transposed else out), hy, cy, saved, flat
 
 
@@ -242,15 +243,11 @@ def _contiguous_steps(source: Any, call: _Call) -> bool:
         return bool(steps.is_contiguous())
 
 
-def _take_workspace(
-    engine: Engine, call: _Call, mode: int, hidden: int, directions: int, flat: Any, copied: int
-) -> None:
-    itemsize = flat.dtype.itemsize
-    weights = flat._spec.nbytes
-    engine.workspace(
-        ("contiguous_copy", (copied,)),
-        ("cudnn_rnn_workspace", (mode, call.rows, hidden, directions, itemsize, weights)),
-    )
+def _workspace(
+    call: _Call, mode: int, hidden: int, directions: int, flat: Any
+) -> tuple[str, tuple[int, ...]]:
+    weights, itemsize = flat._spec.nbytes, flat.dtype.itemsize
+    return "cudnn_rnn_workspace", (mode, call.rows, hidden, directions, itemsize, weights)
 
 
 @handles(private.cudnn_rnn_backward.default)
@@ -268,13 +265,17 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes]
     if grads[0] is not None and not _contiguous_steps(grads[0], call):
         copies.append(grads[0]._spec.nbytes)
-    dx = _new(engine, _step_major(source, call), source.dtype)
-    dhx = _new(engine, tuple(hx.shape), hx.dtype)
-    dcx = _new(engine, tuple(cx.shape), cx.dtype) if cx is not None else None
-    _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(filled) + sum(copies))
-    dw = _weight_gradients(engine, weights, flat) if wanted[3] else [None] * len(weights)
+    workspace = _workspace(call, mode, hidden, 1 + bidirectional, flat)
+    with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in (*filled, *copies))):
+        dx = _new(engine, _step_major(source, call), source.dtype)
+        dhx = _new(engine, tuple(hx.shape), hx.dtype)
+        dcx = _new(engine, tuple(cx.shape), cx.dtype) if cx is not None else None
+        engine.workspace(workspace)
+    dw: list[Any] = [None] * len(weights)
     if wanted[3]:
-        _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(copies[:1]))
+        with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in copies[:1])):
+            dw = _weight_gradients(engine, weights, flat)
+            engine.workspace(workspace)
     return (_swapped(dx) if call.transposed else dx), dhx, dcx, dw
 
 

@@ -34,12 +34,20 @@ def sort(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(*requests)
 
 
-@allocates(aten.embedding_dense_backward.default)
-def embedding_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+@makes(aten.embedding_dense_backward.default)
+def embedding_backward(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """Indices are sorted before the result is made, and segments of them summed after."""
     grad, indices = args[0]._spec, args[1]._spec
+    count, size = indices.numel, indices.dtype.itemsize
     accumulator = 4 if grad.dtype in _HALVES else grad.dtype.itemsize
-    shape = (indices.numel, args[2], grad.size[-1], indices.dtype.itemsize, accumulator)
-    engine.workspace(*_contiguous(args[:1]), ("embedding_backward", shape))
+    engine.workspace(("embedding_sort", (count, size)))
+    made = engine.materialize(result)
+    engine.workspace(
+        *_contiguous(args[:1]),
+        ("embedding_segments", (count, args[2], size)),
+        ("embedding_backward", (count, args[2], grad.size[-1], size, accumulator)),
+    )
+    return made
 
 
 @allocates(aten.index_put.default, aten.index_put_.default, private.index_put_impl_.default)
