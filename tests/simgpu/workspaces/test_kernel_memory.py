@@ -304,7 +304,7 @@ def test_reserve_of_an_lstm(sim: Simulation) -> None:
     del evaluated, _
     model.train()
     trained = model(x)
-    reserve = 40 * (2 * 2 * 5 * 32 + 2 * 32) * 4
+    reserve = 40 * (2 * 2 * 5 * 32 + 2 * 32) * 4 + 256
     assert torch.cuda.memory_allocated() - in_evaluation == -(-reserve // 512) * 512
     del trained
 

@@ -25,15 +25,27 @@ def cudnn_tensor_core(copies: int, input_bytes: int, output_bytes: int) -> int:
     return copies * (input_bytes + output_bytes)
 
 
-def cudnn_nhwc(input_bytes: int, output_bytes: int, weight_bytes: int, partial_bytes: int) -> int:
+#: Places of the result for each partial sum of an image's weight gradient in TF32.
+_PLACES = 1228
+
+
+def cudnn_nhwc(
+    input_bytes: int,
+    output_bytes: int,
+    weight_bytes: int,
+    partial_bytes: int,
+    bytes_by_places: int = 0,
+) -> int:
     """The same from Hopper on: what of a pass is copied into NHWC, and partial sums.
 
     Input and output once each, and the weight where its kernel is larger than 1x1; 0 bytes for
     what is not copied. Measured: exact for nine of ten forward passes and data gradients of
     halves; TF32 writes some results without a copy, which is not modelled. The partial sums of
-    a weight gradient are within some MB.
+    a weight gradient are within some MB; those of an image are as many as its result has places
+    (``bytes_by_places`` is the gradient's size by that number).
     """
     copied = input_bytes + output_bytes + weight_bytes + partial_bytes
+    copied += bytes_by_places // _PLACES
     return copied + 16 if copied else 0
 
 

@@ -287,16 +287,20 @@ def layer_norm_backward(rows: int, width: int, itemsize: int, processors: int) -
     return 2 * down * width * itemsize
 
 
-#: Reduce.cuh: threads of a block, and values of a thread at least and at most.
-_REDUCING_THREADS, _FEWEST_VALUES, _MOST_VALUES = 512, 16, 256
+#: Reduce.cuh: threads of a block, and values of a thread at least and at most. A thread reads
+#: several values at once along the fastest dimension where so many are summed.
+_REDUCING_THREADS, _FEWEST_VALUES, _MOST_VALUES, _LONG = 512, 16, 256, 128
 
 
 def _split_reduction(
     outputs: int, inputs: int, within: int, vector: int, processors: int, threads: int
 ) -> tuple[int, int, int]:
     """Blocks, blocks for each of them, and partial results that a block keeps (setReduceConfig)."""
+    if outputs <= 0 or inputs <= 0:
+        return 0, 1, 0
     lanes, rows = (inputs, outputs) if within else (outputs, inputs)
-    lanes //= vector
+    if not within or inputs >= _LONG:
+        lanes //= vector
     most = _REDUCING_THREADS // (1 if within else vector)
     lanes, rows = (min(1 << max(each, 1).bit_length() - 1, most) for each in (lanes, rows))
     height = min(rows, most // min(lanes, 32))

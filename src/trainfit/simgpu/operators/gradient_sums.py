@@ -69,7 +69,7 @@ def held_by_autograd_alone() -> tuple[int, int]:
         _meta: torch.Tensor
 
         @classmethod
-        def __torch_dispatch__(
+        def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             if func is torch.ops.prim.device.default:

@@ -28,8 +28,6 @@ _ALIGNED = 4
 _BLOCK, _COLUMNS = 128, 256
 #: Up to so many channels some passes leave an operand as it lies.
 _NARROW = 64
-#: Places of the result for each partial sum of an image's weight gradient in TF32.
-_PLACES = 1228
 #: Maps of at most so many places (14x14) are copied for a 1x1 weight gradient without TF32.
 _SMALL_MAP = 196
 #: A channels-last depthwise weight gradient: splits in halves; widest one by TF32 kernels.
@@ -104,15 +102,18 @@ def winograd(convolution: Convolution) -> Request:
     return "cudnn_winograd", (samples, channels, outputs, height, width, itemsize)
 
 
-def _request(source: int, result: int, weight: int, partial: int) -> list[Request]:
-    sizes = (source, result, weight, partial)
+def _request(
+    source: int, result: int, weight: int, partial: int, by_places: int = 0
+) -> list[Request]:
+    sizes = (source, result, weight, partial, by_places)
     return [("cudnn_nhwc", sizes)] if any(sizes) else []
 
 
-def _copied(convolution: Convolution, partial: int = 0) -> list[Request]:
+def _copied(convolution: Convolution, partial: int = 0, by_places: int = 0) -> list[Request]:
     """All operands in NHWC; the weight of a 1x1 kernel is the same there."""
     weight = convolution.weight.nbytes if _places(convolution) > 1 else 0
-    return _request(convolution.source.nbytes, convolution.result.nbytes, weight, partial)
+    copied = convolution.source.nbytes, convolution.result.nbytes
+    return _request(*copied, weight, partial, by_places)
 
 
 def _places(convolution: Convolution) -> int:
@@ -184,8 +185,7 @@ def _image(convolution: Convolution, half: bool, summed: bool, processors: int) 
     if convolution.channels_last and not summed:
         return _request(convolution.source.nbytes, 0, convolution.weight.nbytes, 0)
     places = samples * math.prod(convolution.result.size[2:])
-    partial = convolution.weight.nbytes * places // _PLACES if summed else 0
-    return _copied(convolution, partial)
+    return _copied(convolution, 0, convolution.weight.nbytes * places if summed else 0)
 
 
 def _grouped(convolution: Convolution, half: bool, processors: int) -> list[Request]:

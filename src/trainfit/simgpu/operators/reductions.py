@@ -20,8 +20,6 @@ aten = torch.ops.aten
 
 #: Values that a thread reads at once (input_vec_size and get_output_vec_size).
 _VECTOR = 4
-#: Sums that are at least this long along the fastest dimension are read so.
-_LONG = 128
 
 
 @allocates(aten.sum.default, aten.mean.default)
@@ -37,24 +35,20 @@ def over_dimensions(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 
 def summed(engine: Engine, spec: Spec, dims: Any) -> None:
-    """Take what a sum of ``spec`` over ``dims`` keeps while it runs."""
-    if spec.numel == 0:
-        return
-    over = {dim % len(spec.size) for dim in dims}
+    """Take what a sum of ``spec`` over ``dims`` keeps while it runs.
+
+    It is asked for at every batch size, so that a stream of one can be that of another.
+    """
+    over = {dim % len(spec.size) for dim in dims} if spec.size else set()
     sized = sorted((spec.stride[i], spec.size[i], i in over) for i in range(len(spec.size)))
-    sized = [each for each in sized if each[1] > 1]
-    reduced = _joined([each[:2] for each in sized if each[2]])
-    kept = _joined([each[:2] for each in sized if not each[2]])
-    inputs = math.prod(extent for _, extent in reduced)
-    if inputs == 1:
-        return
-    within = not kept or reduced[0][0] < kept[0][0]
-    dense = (reduced if within else kept)[0][0] == 1
-    if not dense:
-        vector = 1
-    elif within:
-        vector = _VECTOR if inputs >= _LONG and len(reduced) == 1 else 1
-    else:
+    reduced = _joined([each[:2] for each in sized if each[2] and each[1] > 1])
+    kept = _joined([each[:2] for each in sized if not each[2] and each[1] > 1])
+    inputs = max(math.prod(extent for _, extent in reduced), 1)
+    within = not kept or (bool(reduced) and reduced[0][0] < kept[0][0])
+    vector = 1
+    if within and reduced:
+        vector = _VECTOR if reduced[0][0] == 1 and len(reduced) == 1 else 1
+    elif kept and kept[0][0] == 1:
         others = [stride for stride, _ in (*reduced, *kept[1:])]
         vector = math.gcd(_VECTOR, spec.offset, kept[0][1], *others)
     itemsize = max(spec.dtype.itemsize, 4)
