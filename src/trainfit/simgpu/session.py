@@ -29,7 +29,7 @@ from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.device import device_names, subclasses
+from trainfit.simgpu.device import device_names, gradient_sums, subclasses
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
@@ -38,7 +38,7 @@ from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
-from trainfit.simgpu.operators import compilation, gradient_sums, sparse
+from trainfit.simgpu.operators import compilation, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)

@@ -6,11 +6,12 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.allocator import cudnn_convolutions
+from trainfit.simgpu.allocator.cudnn_convolutions import Precision, Request
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import CHANNELS_LAST, convolution_format, dense_copy
 from trainfit.simgpu.device.registry import allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
-from trainfit.simgpu.operators import nhwc_convolution as nhwc
 from trainfit.simgpu.operators.reductions import summed
 from trainfit.torch_private.tensors import suggest_memory_format
 
@@ -21,8 +22,6 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 #: Tensor-core kernels read input channels four at a time; the three of an image are left to
 #: kernels that need no other layout.
 _VECTOR: Final = 4
-
-Request = tuple[str, tuple[int, ...]]
 
 
 @allocates(aten.convolution.default)
@@ -193,7 +192,10 @@ def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
     (docs/decisions/0004-convolution-workspaces.md).
     """
     if engine.gpu.capability[0] >= 9:
-        return nhwc.workspace(geometry, way, engine.gpu.sm_count)
+        precision = _precision(geometry.source.dtype)
+        if precision is None:
+            return []
+        return cudnn_convolutions.workspace(geometry, way, precision, engine.gpu.sm_count)
     source, result = geometry.source, geometry.result
     if geometry.pointwise or source.size[1] < _VECTOR:
         return []
@@ -202,8 +204,15 @@ def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
         copies = _copies(geometry, way)
         return [("cudnn_tensor_core", (copies, *tensors))] if copies else []
     if source.dtype is torch.float32 and geometry.winograd and not geometry.channels_last:
-        return [nhwc.winograd(geometry)]
+        return [cudnn_convolutions.winograd(geometry)]
     return []
+
+
+def _precision(dtype: torch.dtype) -> Precision | None:
+    if dtype is torch.float32:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "float32"
+    halves: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    return halves.get(dtype)
 
 
 def _copies(geometry: Geometry, way: str) -> int:

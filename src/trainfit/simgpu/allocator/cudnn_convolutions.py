@@ -10,14 +10,14 @@ Sizes: N samples, C input and K output channels, H and W height and width, R and
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
-import torch
-
+#: What a convolution computes in: halves, or float32 with or without TF32.
+Precision = Literal["float16", "bfloat16", "tf32", "float32"]
 Request = tuple[str, tuple[int, ...]]
 
 #: Half-precision kernels read so many channels at a time: the three of an image are padded.
-_VECTORS = {torch.float16: 4, torch.bfloat16: 8}
+_VECTORS = {"float16": 4, "bfloat16": 8}
 #: Fewer channels than this are an image's.
 _IMAGE = 4
 #: Kernels of images with so many places (7x7) are the tensor cores' in every pass.
@@ -34,20 +34,20 @@ _SMALL_MAP = 196
 _DEPTHWISE_SPLITS, _DEPTHWISE_WIDEST = 256, 256
 
 
-class Spec(Protocol):
+class ConvolutionOperand(Protocol):
     """A tensor's geometry."""
 
     size: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Any
     nbytes: int
 
 
-class Convolution(Protocol):
+class ConvolutionGeometry(Protocol):
     """What is asked of a convolution's geometry."""
 
-    source: Spec
-    weight: Spec
-    result: Spec
+    source: ConvolutionOperand
+    weight: ConvolutionOperand
+    result: ConvolutionOperand
     stride: tuple[int, ...]
     transposed: bool
     groups: int
@@ -62,22 +62,21 @@ class Convolution(Protocol):
     def winograd(self) -> bool: ...
 
 
-def workspace(convolution: Convolution, way: str, processors: int) -> list[Request]:
+def workspace(
+    convolution: ConvolutionGeometry, way: str, precision: Precision, processors: int
+) -> list[Request]:
     """Of one pass ("forward", "data gradient", "weight gradient") on so many multiprocessors.
 
     From 64 channels to more, a strided 1x1 reads its operands as they lie (halves: forward
     only), and TF32 writes forward's result without a copy.
     """
-    half = convolution.source.dtype in (torch.float16, torch.bfloat16)
-    summed = way == "weight gradient"
-    if not half and convolution.source.dtype is not torch.float32:
-        return []
-    if not half and not torch.backends.cudnn.allow_tf32:
+    half, summed = precision in _VECTORS, way == "weight gradient"
+    if precision == "float32":
         return _in_float32(convolution, way)
     if convolution.groups > 1:
         return _grouped(convolution, half, processors) if summed else []
     if convolution.source.size[1] < _IMAGE:
-        return _image(convolution, half, summed, processors)
+        return _image(convolution, precision, summed, processors)
     if convolution.pointwise:
         return _matmul(convolution, half, summed, processors)
     partial = _partial_sums(convolution, processors) if summed else 0
@@ -95,7 +94,7 @@ def workspace(convolution: Convolution, way: str, processors: int) -> list[Reque
     return _copied(convolution, partial)
 
 
-def winograd(convolution: Convolution) -> Request:
+def winograd(convolution: ConvolutionGeometry) -> Request:
     """Float32 3x3 at stride 1 without tensor cores."""
     samples, outputs, height, width = convolution.result.size
     channels, itemsize = convolution.source.size[1], convolution.source.dtype.itemsize
@@ -109,22 +108,24 @@ def _request(
     return [("cudnn_nhwc", sizes)] if any(sizes) else []
 
 
-def _copied(convolution: Convolution, partial: int = 0, by_places: int = 0) -> list[Request]:
+def _copied(
+    convolution: ConvolutionGeometry, partial: int = 0, by_places: int = 0
+) -> list[Request]:
     """All operands in NHWC; the weight of a 1x1 kernel is the same there."""
     weight = convolution.weight.nbytes if _places(convolution) > 1 else 0
     copied = convolution.source.nbytes, convolution.result.nbytes
     return _request(*copied, weight, partial, by_places)
 
 
-def _places(convolution: Convolution) -> int:
+def _places(convolution: ConvolutionGeometry) -> int:
     return math.prod(convolution.weight.size[2:])
 
 
-def _float32_bytes(spec: Spec) -> int:
+def _float32_bytes(spec: ConvolutionOperand) -> int:
     return math.prod(spec.size) * 4
 
 
-def _partial_sums(convolution: Convolution, processors: int) -> int:
+def _partial_sums(convolution: ConvolutionGeometry, processors: int) -> int:
     """Samples are split where blocks of the weight gradient would leave multiprocessors idle.
 
     Each split has a gradient of its own in float32. 13 or 14 of them up to 128 channels, 3 at
@@ -136,7 +137,9 @@ def _partial_sums(convolution: Convolution, processors: int) -> int:
     return splits * _float32_bytes(convolution.weight) if splits > 1 else 0
 
 
-def _matmul(convolution: Convolution, half: bool, summed: bool, processors: int) -> list[Request]:
+def _matmul(
+    convolution: ConvolutionGeometry, half: bool, summed: bool, processors: int
+) -> list[Request]:
     """1x1 at stride 1 is a matmul over the channels, of the operands as they lie.
 
     In NCHW that asks for maps of a multiple of four places: 7x7 is copied, 14x14 is not. The
@@ -158,7 +161,9 @@ def _matmul(convolution: Convolution, half: bool, summed: bool, processors: int)
     return [] if aligned else _copied(convolution)
 
 
-def _image(convolution: Convolution, half: bool, summed: bool, processors: int) -> list[Request]:
+def _image(
+    convolution: ConvolutionGeometry, precision: Precision, summed: bool, processors: int
+) -> list[Request]:
     """The first layer of a network, of one to three channels.
 
     Halves: padded to eight channels (bfloat16) or four (float16), always for the weight gradient;
@@ -169,10 +174,10 @@ def _image(convolution: Convolution, half: bool, summed: bool, processors: int) 
     outputs, _, *kernel = convolution.weight.size
     large = math.prod(kernel) >= _LARGE_KERNEL
     result = convolution.result.nbytes
-    if half:
+    if precision in _VECTORS:
         if not (large or summed or convolution.channels_last):
             return []
-        vector = _VECTORS[convolution.source.dtype]
+        vector = _VECTORS[precision]
         place = convolution.source.dtype.itemsize * vector
         weight = outputs * math.prod(kernel) * place
         blocks = -(-outputs // _BLOCK) * -(-math.prod(kernel) * vector // _COLUMNS)
@@ -188,7 +193,7 @@ def _image(convolution: Convolution, half: bool, summed: bool, processors: int) 
     return _copied(convolution, 0, convolution.weight.nbytes * places if summed else 0)
 
 
-def _grouped(convolution: Convolution, half: bool, processors: int) -> list[Request]:
+def _grouped(convolution: ConvolutionGeometry, half: bool, processors: int) -> list[Request]:
     """The weight gradient of groups; depthwise ones that come here are channels-last.
 
     Measured: depthwise alone. Halves keep 256 partial sums; TF32 pads each channel to four up to
@@ -207,7 +212,7 @@ def _grouped(convolution: Convolution, half: bool, processors: int) -> list[Requ
     return _request(4 * source, 4 * result, 0, 4 * splits * gradient)
 
 
-def _in_float32(convolution: Convolution, way: str) -> list[Request]:
+def _in_float32(convolution: ConvolutionGeometry, way: str) -> list[Request]:
     """Without TF32: Winograd's algorithm for 3x3 at stride 1, but not in the forward pass."""
     if way == "forward" or convolution.groups > 1 or convolution.channels_last:
         return []
