@@ -108,6 +108,7 @@ OfMemory = Truth | LimitTruth
 
 
 def compare_any(truth: OfMemory) -> Compared | ComparedLimit:
+    simulated.as_in(truth.machine.torch)
     return compare(truth) if isinstance(truth, Truth) else compare_limit(truth)
 
 

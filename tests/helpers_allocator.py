@@ -253,11 +253,11 @@ class ReferenceAllocator:
         return part
 
     def add_segment(self, size: int, small: bool, stream: int, state: str, page: int) -> Part:
+        self.next_start -= size + -size % (2 * MIB)
         part = Part(self.segment, self.next_start, size, stream, small, state, page)
         part.since = self.searches[small]
         self.segment += 1
-        self.next_start += size + -size % (2 * MIB)
-        self.parts.append(part)
+        self.parts.insert(0, part)
         return part
 
     # -- expandable segments -----------------------------------------------------------------

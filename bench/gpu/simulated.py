@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,20 @@ def _add_source() -> None:
     source = str(ROOT / "src")
     if source not in sys.path:
         sys.path.insert(0, source)
+
+
+#: From this PyTorch on cuBLASLt shares cuBLAS's workspace (trainfit.simgpu.operators.matmul).
+_SHARED_SINCE = (2, 12)
+
+
+def as_in(torch: str) -> None:
+    """Simulate in this process what PyTorch of that version does, where the installed one differs.
+
+    ``torch`` is a truth file's version ("2.11.0+cu130").
+    """
+    release = tuple(int(part) for part in torch.partition("+")[0].split(".")[:2])
+    shares = "1" if release >= _SHARED_SINCE else "0"
+    os.environ.setdefault("TORCH_CUBLASLT_UNIFIED_WORKSPACE", shares)
 
 
 def simulated(gpu: Any, limited: bool = True, conf: str | None = None) -> Any:

@@ -31,13 +31,15 @@ UNLIMITED = 1 << 50
 class Stream:
     """What the allocator sees: events and, per allocation, bytes and CUDA stream.
 
-    ``estimated`` marks the workspaces whose size a library decides and we estimate.
+    ``estimated`` marks the workspaces whose size a library decides and we estimate;
+    ``uncertain`` is the largest share of one of them that may be wrong.
     """
 
     events: IntArray
     alloc_bytes: IntArray
     alloc_stream: IntArray
     estimated: npt.NDArray[np.bool_]
+    uncertain: float = 1.0
 
     @classmethod
     def of(cls, recording: Recording) -> Stream:
@@ -50,7 +52,9 @@ class Stream:
         models = [names[index] in ESTIMATED for index in recording.workspace_model.tolist()]
         estimated = np.zeros(len(alloc_bytes), dtype=bool)
         estimated[recording.workspace_alloc[np.array(models, dtype=bool)]] = True
-        return cls(recording.events, alloc_bytes, recording.alloc_stream, estimated)
+        used = {names[index] for index in np.unique(recording.workspace_model)}
+        uncertain = max((ESTIMATED[name] for name in used & ESTIMATED.keys()), default=0.0)
+        return cls(recording.events, alloc_bytes, recording.alloc_stream, estimated, uncertain)
 
     def without(self, dropped: npt.NDArray[np.bool_]) -> Stream:
         """The stream as if the allocations marked in ``dropped`` were never made."""

@@ -29,7 +29,7 @@ from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.device import device_names, subclasses
+from trainfit.simgpu.device import device_names, gradient_sums, subclasses
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
@@ -45,6 +45,7 @@ from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
 from trainfit.simgpu.operators import index_checks as _index_checks  # noqa: F401  (registers)
 from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
+from trainfit.simgpu.operators import reductions as _reductions  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
@@ -199,6 +200,7 @@ class Simulation:
     # -- parts ---------------------------------------------------------------------------
 
     def _build(self) -> None:
+        gradient_sums.held_by_autograd_alone()
         version = str(torch.__version__)
         settings = self._settings or AllocatorSettings.from_environment(os.environ, version)
         self._alloc_conf = settings.to_conf()

@@ -30,6 +30,7 @@ with needed():
     #: A context: inference mode or not.
     InferenceMode: Any = torch._C._InferenceMode
     _no_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+    _storage_uses: Callable[[int], int] = torch._C._storage_Use_Count
     _keys: Callable[[torch.Tensor], Any] = torch._C._dispatch_keys
     _AUTOCAST_CUDA: Any = torch._C.DispatchKey.AutocastCUDA
     _KeySet: Any = torch._C.DispatchKeySet
@@ -45,6 +46,12 @@ is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
 attribute(torch.Tensor, "_use_count")
 #: How many hold on to a tensor in C++.
 use_count: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
+
+
+def storage_uses(tensor: torch.Tensor) -> int:
+    """How many hold on to a tensor's storage."""
+    return _storage_uses(storage_key(tensor.untyped_storage()))
+
 
 #: A tensor of a class that keeps its data in others: its sizes and its device are only told.
 MAKE_WRAPPER = place(torch.Tensor, "_make_wrapper_subclass")

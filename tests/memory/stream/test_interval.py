@@ -17,8 +17,8 @@ from trainfit.report.sections.memory import quantities  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
 
 
-def record(layer: nn.Module, *shape: int) -> Recording:
-    with trainfit.simulate("RTX 4090") as simulation:
+def record(layer: nn.Module, *shape: int, gpu: str = "RTX 4090") -> Recording:
+    with trainfit.simulate(gpu) as simulation:
         layer.cuda()(torch.zeros(shape).cuda()).sum().backward()
     return simulation.recording
 
@@ -34,22 +34,28 @@ def test_the_figure_lies_within_and_workspaces_widen(reserved: int, added: int) 
     assert reserved_bounds(reserved, reserved + added) == reserved_bounds(reserved, reserved)
 
 
-def test_without_estimates_allocated_memory_is_certain() -> None:
+def test_without_estimates_allocated_memory_is_certain_but_for_what_is_left_of_blocks() -> None:
     recording = record(nn.Linear(512, 512), 64, 512)
     allocated, reserved = bounds_of(replay(Stream.of(recording)))
-    assert allocated.low == allocated.high == replay(Stream.of(recording)).peak_allocated
+    peak = replay(Stream.of(recording)).peak_allocated
+    assert allocated.low < peak < allocated.high
+    assert allocated.high - allocated.low == pytest.approx(0.005 * peak, rel=0.01)
     assert reserved.low < reserved.high
 
 
-def test_allocated_is_as_uncertain_as_the_workspace_at_its_peak() -> None:
-    recording = record(nn.Conv2d(64, 64, 3, padding=1, bias=False), 8, 64, 64, 64)
-    outcome = replay(Stream.of(recording))
+@pytest.mark.parametrize(("gpu", "share"), [("RTX 4090", 1.0), ("H200", 0.15)])
+def test_allocated_is_as_uncertain_as_the_workspace_at_its_peak(gpu: str, share: float) -> None:
+    """All of it, or a share where such workspaces were measured; and 1.25% of the whole."""
+    layer, shape = nn.Conv2d(64, 64, 3, padding=1, bias=False), (8, 64, 64, 64)
+    outcome = replay(Stream.of(record(layer, *shape, gpu=gpu)))
     allocated, _ = bounds_of(outcome)
+    bare = replay(outcome.stream.without(outcome.stream.estimated)).peak_allocated
+    added = outcome.peak_allocated - bare
     tensor = 8 * 64 * 64 * 64 * 4
-    # Input, result, the sum's expanded gradient made whole, and the weight gradient's
-    # workspace of four tensors; without that, the copy is the largest transient.
-    assert allocated.low < outcome.peak_allocated < allocated.high
-    assert outcome.peak_allocated - allocated.low == pytest.approx(4 * tensor, rel=0.05)
+    # Input, result, the sum's expanded gradient made whole, and the weight gradient's workspace.
+    assert added > tensor
+    margin = share * added + 0.0125 * outcome.peak_allocated
+    assert outcome.peak_allocated - allocated.low == pytest.approx(margin, rel=0.01)
     assert allocated.high - outcome.peak_allocated == outcome.peak_allocated - allocated.low
 
 

@@ -99,7 +99,7 @@ class Pair:
     def __init__(self, capacity: int, rules: Rules, *, defers: bool) -> None:
         self.tested = CachingAllocator(capacity, context_bytes=CONTEXT, settings=settings_of(rules))
         self.tested.defers_events = defers
-        self.base = self.tested._next_address
+        self.base = self.tested._lowest_address
         self.reference = ReferenceAllocator(capacity, CONTEXT, rules)
         self.live: list[tuple[Block, Part]] = []
         self.waiting: list[tuple[Block, Part]] = []

@@ -1,14 +1,15 @@
 """Memory that GPU libraries use in addition to an operator's results.
 
-The models by library and kernel: cuBLAS and cuDNN's convolutions here, attention, sorting
-and indexing, and recurrent networks in modules of their own. Recordings name them; see
-:mod:`trainfit.simgpu.allocator.workspaces`.
+The models of PyTorch's own kernels, and the table of all models by name. What cuDNN takes is in
+:mod:`trainfit.simgpu.allocator.cudnn_workspaces`. Recordings name the models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
+
+from trainfit.simgpu.allocator import cudnn_workspaces
 
 # ---
 # Table of the models of library and kernel workspaces.
@@ -29,6 +30,10 @@ def model(function: Callable[..., int]) -> Callable[..., int]:
 def workspace_bytes(name: str, arguments: tuple[int, ...]) -> int:
     """Bytes that model ``name`` asks for; 0 means that nothing is allocated."""
     return MODELS[name](*arguments)
+
+
+for _cudnn in cudnn_workspaces.ALL:
+    model(_cudnn)
 
 
 def ceil_div(value: int, divisor: int) -> int:
@@ -148,17 +153,16 @@ def efficient_backward(
     half: int,
     in_registers: int = 64,
 ) -> int:
-    """Memory-efficient attention's backward: delta, and float32 accumulators for halves.
+    """Memory-efficient attention's backward: delta, and float32 accumulators.
 
-    dQ is accumulated in float32 where the result is of half precision; dK and dV too, when
-    the head is wider than the kernel's registers (``in_registers``), once for each part
-    that the keys are split into (at most 200 // (batch * heads) then).
+    dQ is accumulated by blocks of 64 x 64 with two counters each, padded (GradQTempStorage). For
+    halves dK and dV are too, when the head is wider than the kernel's registers
+    (``in_registers``), once for each part that the keys are split into (at most
+    200 // (batch * heads) then).
     """
-    delta = batch * heads * round_up(queries, 32) * 4
-    if not half:
-        return delta
-    accumulators = round_up(queries, 64) * head_size
-    if max(head_size, value_size) > in_registers:
+    delta = batch * heads * (round_up(queries, 32) if half else queries) * 4
+    accumulators = ceil_div(queries, 64) * ceil_div(head_size, 64) * (64 * 64 + 4)
+    if half and max(head_size, value_size) > in_registers:
         splits = max(1, min(ceil_div(keys, 128), 200 // (batch * heads)))
         accumulators += splits * round_up(keys, 64) * (head_size + value_size)
     return delta + batch * heads * accumulators * 4
@@ -217,18 +221,34 @@ def sort_pairs(items: int) -> int:
 
 
 @model
+def embedding_sort(indices: int, index_size: int) -> int:
+    """embedding_dense_backward_cuda before its result: indices sorted, with their places.
+
+    CUB's part is exact at three sizes on an H200: second buffers and tables.
+    """
+    if indices <= _FEW_INDICES:
+        return 0
+    tables = indices // 4 + 16_895
+    return 3 * indices * index_size + _radix_sort(indices, index_size, index_size) + tables
+
+
+@model
+def embedding_segments(indices: int, rows: int, index_size: int) -> int:
+    """After it: sorted indices and their places, and where each row's segments of ten begin."""
+    if indices <= _FEW_INDICES:
+        return 0
+    segments = min(indices, rows)
+    return (3 * indices + 3 * segments + indices // _ROWS_PER_THREAD) * index_size
+
+
+@model
 def embedding_backward(
     indices: int, rows: int, width: int, index_size: int, accumulator_size: int
 ) -> int:
-    """embedding_dense_backward_cuda: indices are sorted, rows summed by segments of ten."""
+    """Sums of those segments."""
     if indices <= _FEW_INDICES:
         return 0
-    found = 2 * indices * index_size
-    sorting = indices * index_size + _radix_sort(indices, index_size, index_size)
-    segments = min(indices, rows)
-    partial = indices // _ROWS_PER_THREAD + segments
-    summing = (indices + 2 * segments + partial) * index_size
-    return found + max(sorting, summing + partial * width * accumulator_size)
+    return (indices // _ROWS_PER_THREAD + min(indices, rows)) * width * accumulator_size
 
 
 @model
@@ -267,6 +287,62 @@ def layer_norm_backward(rows: int, width: int, itemsize: int, processors: int) -
     return 2 * down * width * itemsize
 
 
+#: Reduce.cuh: threads of a block, and values of a thread at least and at most. A thread reads
+#: several values at once along the fastest dimension where so many are summed.
+_REDUCING_THREADS, _FEWEST_VALUES, _MOST_VALUES, _LONG = 512, 16, 256, 128
+
+
+def _split_reduction(
+    outputs: int, inputs: int, within: int, vector: int, processors: int, threads: int
+) -> tuple[int, int, int]:
+    """Blocks, blocks for each of them, and partial results that a block keeps (setReduceConfig)."""
+    if outputs <= 0 or inputs <= 0:
+        return 0, 1, 0
+    lanes, rows = (inputs, outputs) if within else (outputs, inputs)
+    if not within or inputs >= _LONG:
+        lanes //= vector
+    most = _REDUCING_THREADS // (1 if within else vector)
+    lanes, rows = (min(1 << max(each, 1).bit_length() - 1, most) for each in (lanes, rows))
+    height = min(rows, most // min(lanes, 32))
+    width = min(lanes, most // height)
+    step = width if within else 1
+    if ceil_div(inputs, step) < min(height * 16, _MOST_VALUES):
+        return 0, 1, 0
+    values = ceil_div(inputs, step * height)
+    blocks = outputs if within else ceil_div(outputs // vector, width)
+    wanted = processors * (threads // (width * height))
+    if values < _MOST_VALUES or blocks > wanted:
+        return blocks, 1, 0
+    split = min(ceil_div(wanted, blocks), ceil_div(values, _FEWEST_VALUES))
+    kept = 1 if within else width * vector
+    return blocks, max(split, ceil_div(values, _MOST_VALUES)), kept
+
+
+@model
+def reduction_partials(
+    outputs: int, inputs: int, within: int, vector: int, itemsize: int, processors: int,
+    threads: int,
+) -> int:  # fmt: skip
+    """Partial results of a sum of ``inputs`` for each output that several blocks share.
+
+    gpu_reduce_kernel and global_memory_size of ATen/native/cuda/Reduce.cuh. ``within``: is it the
+    fastest dimension that is summed? ``vector``: values that a thread reads at once. ``threads`` of
+    a multiprocessor. On an H200 exact for each of those looked at.
+    """
+    _, split, kept = _split_reduction(outputs, inputs, within, vector, processors, threads)
+    return itemsize * outputs * split * kept if split > 1 else 0
+
+
+@model
+def reduction_semaphores(
+    outputs: int, inputs: int, within: int, vector: int, itemsize: int, processors: int,
+    threads: int,
+) -> int:  # fmt: skip
+    """A counter for each block of the same sum."""
+    blocks, split, _ = _split_reduction(outputs, inputs, within, vector, processors, threads)
+    return 4 * blocks if split > 1 else 0
+
+
 @model
 def foreach_norm(tensors: int, longest: int, itemsize: int) -> int:
     """_foreach_norm: one partial result for each chunk of 65,536 elements."""
@@ -285,61 +361,16 @@ def cufft(nbytes: int) -> int:
     return nbytes
 
 
-# ---
-# Workspaces of cuDNN's recurrent networks, in addition to their results.
-#
-# cuDNN tells these sizes at run time (cudnnGetRNNTempSpaceSizes) and publishes no formula.
-# The models follow from what the backward pass cannot do without; each docstring says how far
-# off the truth can be.
-
-
-#: cudnnRNNMode_t
-RELU, TANH, LSTM, GRU = range(4)
-#: Gates of a cell, and vectors that a backward step needs in addition: the LSTM's cell state and
-#: its tanh; the GRU's recurrent part of the new gate. (The hidden state is the output.)
-_GATES = {RELU: 1, TANH: 1, LSTM: 4, GRU: 3}
-_MORE = {RELU: 0, TANH: 0, LSTM: 2, GRU: 1}
-
-
-def reserve_bytes(
-    mode: int, rows: int, hidden: int, layers: int, directions: int, itemsize: int, dropout: bool
-) -> int:
-    """The reserve space that forward leaves for backward; ``rows`` is the sum of all lengths.
-
-    Gates and states of every step; outputs of all but the last layer, which are inputs of
-    the next; with dropout between layers those once more. An estimate: 0.6 to 1.5 times.
-    """
-    states = layers * directions * (_GATES[mode] + _MORE[mode]) * hidden
-    between = (layers - 1) * directions * hidden * (1 + dropout)
-    return rows * (states + between) * itemsize
-
-
-@model
-def cudnn_rnn_workspace(
-    mode: int, rows: int, hidden: int, directions: int, itemsize: int, weights: int
-) -> int:
-    """Scratch memory of a pass: one layer's matmuls of input and weights, and the weights.
-
-    The input matmuls of all steps of a layer run at once, both directions together,
-    and the weights are transposed for the recurrence. An estimate: 0.3 to 2 times.
-    """
-    return rows * directions * _GATES[mode] * hidden * itemsize + weights
-
-
-@model
-def cudnn_dropout_state(processors: int) -> int:
-    """Random state for every thread of the device (cudnnDropoutGetStatesSize).
-
-    "Slightly over 2 MB" on the 24 multiprocessors of a Titan X, says PyTorch's RNN.cpp:
-    2,048 threads on each, 48 bytes a thread (curandStateXORWOW).
-    """
-    return processors * 2048 * 48
-
-
 __all__ = ["MODELS", "workspace_bytes"]
 
-#: Models of what a closed library chooses by itself: estimates, not facts.
-ESTIMATED: Final = frozenset({"cudnn_tensor_core", "cudnn_winograd", "cudnn_rnn_workspace"})
+#: Models of what a closed library chooses by itself: estimates, not facts. What share of them may
+#: be wrong: those with a share below 1 were measured (:mod:`..cudnn_workspaces`).
+ESTIMATED: Final = {
+    "cudnn_tensor_core": 1.0,
+    "cudnn_winograd": 1.0,
+    "cudnn_nhwc": 0.15,
+    "cudnn_rnn_workspace": 0.15,
+}
 
 
 @model
@@ -355,30 +386,6 @@ def cublas_workspace(nbytes: int) -> int:
 def cublas_handle(capability_major: int) -> int:
     """The same in recordings of format version 1, by compute capability."""
     return 32 << 20 if capability_major in (9, 10) else 4096 * 1024 * 2 + 16 * 1024 * 8
-
-
-@model
-def cudnn_tensor_core(copies: int, input_bytes: int, output_bytes: int) -> int:
-    """cuDNN's tensor-core convolution: copies of the tensors of a pass in its workspace.
-
-    One in the NHWC layout that the kernels want (``nchwToNhwcKernel`` and
-    ``nhwcToNchwKernel`` in profiles), one more where they are rounded to TF32.
-    """
-    return copies * (input_bytes + output_bytes)
-
-
-@model
-def cudnn_winograd(
-    samples: int, inputs: int, outputs: int, height: int, width: int, itemsize: int
-) -> int:
-    """cuDNN's non-fused Winograd convolution, F(4x4, 3x3), for float32 3x3 at stride 1.
-
-    Each 4x4 tile of the result (``height`` x ``width``) becomes 6x6 numbers for every input
-    and every output channel, and each 3x3 filter 6x6; all three are held at once
-    (Lavin and Gray, arXiv 1509.09308, section 4; CUDNN_CONVOLUTION_*_ALGO_WINOGRAD_NONFUSED).
-    """
-    tiles = -(-height // 4) * -(-width // 4)
-    return 36 * itemsize * (samples * tiles * (inputs + outputs) + inputs * outputs)
 
 
 @model

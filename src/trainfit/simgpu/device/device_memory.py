@@ -217,8 +217,9 @@ class DeviceMemory:
             with self._lock:
                 self._release(old, number)
 
-    def transient(self, sizes: list[tuple[int, int, tuple[int, ...]]]) -> None:
-        """Allocate workspaces ``(bytes, model, arguments)`` together, then free them.
+    @contextlib.contextmanager
+    def held(self, sizes: list[tuple[int, int, tuple[int, ...]]]) -> Iterator[None]:
+        """Allocate workspaces ``(bytes, model, arguments)`` together, and free them at the end.
 
         Those of 0 bytes are recorded too: at another batch size they may be more.
         """
@@ -226,15 +227,17 @@ class DeviceMemory:
         if self._waits:
             self._settle_waits()
         place = self._place()
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 for nbytes, model, arguments in sizes:
                     block = self.allocator.malloc(nbytes, place) if nbytes > 0 else None
                     held.append((block, -1))
                     number = self.recorder.malloc(max(nbytes, 0), place)
                     self.recorder.workspace(number, model, arguments)
                     held[-1] = (block, number)
-            finally:
+            yield
+        finally:
+            with self._lock:
                 for block, number in reversed(held):
                     if block is not None:
                         self.allocator.free(block)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -286,7 +287,7 @@ class Engine(Hooks):
             result = describe(meta)
             self._results[key] = result
             del meta
-        out = self.materialize(result)
+        out = self.materialize(result) if info.maker is None else info.maker(self, result, args)
         if info.kernel is not None:
             self.accounting.attempt(info.func, info.kernel, self, args, out)
         if self.values.known(args):
@@ -415,15 +416,20 @@ class Engine(Hooks):
 
     def workspace(self, *requests: tuple[str, tuple[int, ...]]) -> None:
         """Take workspaces ``(model, arguments)`` together for the time of a kernel."""
-        self.memory.transient(
+        with self.holding(*requests):
+            pass
+
+    def holding(self, *requests: tuple[str, tuple[int, ...]]) -> AbstractContextManager[None]:
+        """A context with such workspaces."""
+        copied = [(model, sizes[0]) for model, sizes in requests if model in COPIES and sizes[0]]
+        # The passes of one operator (a convolution's gradients) hold the same copies.
+        self.copied = max(self.copied, copied, key=len)
+        return self.memory.held(
             [
                 (workspace_bytes(model, arguments), self.recorder.string(model), arguments)
                 for model, arguments in requests
             ]
         )
-        copied = [(model, sizes[0]) for model, sizes in requests if model in COPIES and sizes[0]]
-        # The passes of one operator (a convolution's gradients) hold the same copies.
-        self.copied = max(self.copied, copied, key=len)
 
     def has_library_workspace(self, owner: Any) -> bool:
         """Was :meth:`library_workspace` called for this owner on the current stream?"""

@@ -14,11 +14,14 @@ from trainfit.torch_private.operators import has_kernel
 #: Functions that operators call; the first argument is the engine.
 Handler = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
 KernelModel = Callable[[Any, tuple[Any, ...], Any], None]
+Maker = Callable[[Any, Any, tuple[Any, ...]], Any]
 LibraryFinder = Callable[[Any, tuple[Any, ...]], str | None]
 
 #: Operators with their own implementation, and models of kernels' extra memory.
 HANDLERS: dict[Any, Handler] = {}
 KERNELS: dict[Any, KernelModel] = {}
+#: What makes the results of operators that take extra memory between them.
+MAKERS: dict[Any, Maker] = {}
 
 #: The same by an operator's whole name: of packages that may be imported later.
 NAMED_HANDLERS: dict[str, Handler] = {}
@@ -65,12 +68,23 @@ def allocates(*overloads: Any) -> Callable[[KernelModel], KernelModel]:
     return register
 
 
+def makes(*overloads: Any) -> Callable[[Maker], Maker]:
+    """Register a function that makes operators' results, one after the other, from their geometry
+    and the arguments."""
+
+    def register(function: Maker) -> Maker:
+        MAKERS.update(dict.fromkeys(overloads, function))
+        return function
+
+    return register
+
+
 class OperatorInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
         "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
-        "library", "mutates", "name", "random", "returns", "view",
+        "library", "maker", "mutates", "name", "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -79,6 +93,7 @@ class OperatorInfo:
         self.name = name
         self.handler = HANDLERS.get(func) or NAMED_HANDLERS.get(schema.name)
         self.kernel = KERNELS.get(func)
+        self.maker = MAKERS.get(func)
         self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
         self.composite = self.handler is None and _is_composite(func)
         #: The operator as it is written in Python, where that is to be run.

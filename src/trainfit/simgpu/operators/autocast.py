@@ -66,14 +66,14 @@ class Autocast:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = torch.get_autocast_dtype("cuda")
             with WithoutKeys(AUTOCAST_CUDA):
-                return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
+                return self._called(op, args, kwargs, dtype)
 
         return kernel
 
     def _float32(self, op: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with WithoutKeys(AUTOCAST_CUDA):
-                return op(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
+                return self._called(op, args, kwargs, torch.float32)
 
         return kernel
 
@@ -103,9 +103,15 @@ class Autocast:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             dtype = _widest(args, torch.get_autocast_dtype("cuda"))
             with WithoutKeys(AUTOCAST_CUDA):
-                return op(*self._cast(args, dtype), **self._cast(kwargs, dtype))
+                return self._called(op, args, kwargs, dtype)
 
         return kernel
+
+    def _called(self, op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+        """``op`` of cast arguments: the last is cast first, for such is the order in which GCC
+        computes a call's arguments."""
+        named = {name: self._cast(kwargs[name], dtype) for name in reversed(kwargs)}
+        return op(*[self._cast(each, dtype) for each in reversed(args)][::-1], **named)
 
     # -- casts ---------------------------------------------------------------------------
 

@@ -6,10 +6,13 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu.allocator import cudnn_convolutions
+from trainfit.simgpu.allocator.cudnn_convolutions import Precision, Request
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import CHANNELS_LAST, convolution_format, dense_copy
-from trainfit.simgpu.device.registry import allocates
+from trainfit.simgpu.device.registry import allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
+from trainfit.simgpu.operators.reductions import summed
 from trainfit.torch_private.tensors import suggest_memory_format
 
 aten = torch.ops.aten
@@ -19,8 +22,6 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 #: Tensor-core kernels read input channels four at a time; the three of an image are left to
 #: kernels that need no other layout.
 _VECTOR: Final = 4
-
-Request = tuple[str, tuple[int, ...]]
 
 
 @allocates(aten.convolution.default)
@@ -32,17 +33,34 @@ def convolution(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         _run(engine, geometry, "forward", geometry.copies((source, weight)))
 
 
-@allocates(aten.convolution_backward.default)
-def convolution_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    """Gradients of a convolution: cuDNN runs data and weight gradient one after another."""
+@makes(aten.convolution_backward.default)
+def convolution_backward(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """Gradients of a convolution: the data's, the weight's and the bias's, one after another.
+
+    cuDNN's workspace for one is gone before the next is made (cudnn_convolution_backward in
+    ATen/native/cudnn/ConvShared.cpp, and convolution_backward in Convolution.cpp).
+    """
+    made = []
+    for place, spec in enumerate(result.items):
+        made.append(engine.materialize(spec))
+        if spec is not None:
+            engine.accounting.attempt(
+                aten.convolution_backward.default, _gradient, engine, args, place
+            )
+    return result.kind(made)
+
+
+def _gradient(engine: Engine, args: tuple[Any, ...], place: int) -> None:
+    """What the computation of the gradient at this place takes."""
     grad, source, weight = args[0], args[1], args[2]
-    geometry = Geometry(source, weight, grad, *args[4:10])
-    if geometry.native_depthwise:
+    if place == 2:
+        spec = grad._spec
+        summed(engine, spec, [dim for dim in range(len(spec.size)) if dim != 1])
         return
-    copies = geometry.copies((grad, source, weight))
-    for wanted, way in zip(args[10][:2], ("data gradient", "weight gradient"), strict=True):
-        if wanted:
-            _run(engine, geometry, way, copies)
+    geometry = Geometry(source, weight, grad, *args[4:10])
+    if not geometry.native_depthwise:
+        way = ("data gradient", "weight gradient")[place]
+        _run(engine, geometry, way, geometry.copies((grad, source, weight)))
 
 
 def native_depthwise(source: Any, weight: Any, *places: Any) -> bool:
@@ -167,7 +185,17 @@ def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
 
 
 def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
-    """Workspace of the algorithm that cuDNN chooses for this pass."""
+    """Workspace of the algorithm that cuDNN chooses for this pass.
+
+    What was measured, on one H200 with cuDNN 9.19, is taken for Hopper and what came after it.
+    Which of it holds before Hopper is not known: for those, what fits their published figures
+    (docs/decisions/0004-convolution-workspaces.md).
+    """
+    if engine.gpu.capability[0] >= 9:
+        precision = _precision(geometry.source.dtype)
+        if precision is None:
+            return []
+        return cudnn_convolutions.workspace(geometry, way, precision, engine.gpu.sm_count)
     source, result = geometry.source, geometry.result
     if geometry.pointwise or source.size[1] < _VECTOR:
         return []
@@ -176,10 +204,15 @@ def _workspace(engine: Engine, geometry: Geometry, way: str) -> list[Request]:
         copies = _copies(geometry, way)
         return [("cudnn_tensor_core", (copies, *tensors))] if copies else []
     if source.dtype is torch.float32 and geometry.winograd and not geometry.channels_last:
-        samples, outputs, height, width = result.size
-        shape = (samples, source.size[1], outputs, height, width, source.dtype.itemsize)
-        return [("cudnn_winograd", shape)]
+        return [cudnn_convolutions.winograd(geometry)]
     return []
+
+
+def _precision(dtype: torch.dtype) -> Precision | None:
+    if dtype is torch.float32:
+        return "tf32" if torch.backends.cudnn.allow_tf32 else "float32"
+    halves: dict[torch.dtype, Precision] = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    return halves.get(dtype)
 
 
 def _copies(geometry: Geometry, way: str) -> int:

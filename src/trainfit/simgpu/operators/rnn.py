@@ -2,7 +2,7 @@
 
 Source: ATen/native/cudnn/RNN.cpp (which tensors a call makes, and when), AutocastRNN.cpp and
 ATen/native/RNN.cpp (when cuDNN is taken); the sizes that only cuDNN knows are in
-:mod:`trainfit.simgpu.allocator.workspaces`.
+:mod:`trainfit.simgpu.allocator.cudnn_workspaces`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from trainfit.simgpu.allocator.workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
+from trainfit.simgpu.allocator.cudnn_workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import (
@@ -212,10 +212,6 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     directions = 1 + bidirectional
     dtype, itemsize = source.dtype, source.dtype.itemsize
     copied = not _contiguous_steps(source, call)
-    out = engine.empty(call.outputs((projection or hidden) * directions), dtype)
-    shape = (layers * directions, call.batch)
-    hy = engine.empty((*shape, projection or hidden), hx.dtype)
-    cy = engine.empty((*shape, hidden) if cx is not None else (0,), hx.dtype)
     if flat is None:
         warnings.warn(_NOT_FLAT, UserWarning, stacklevel=2)
         flat = engine.empty((sum(weight.numel() for weight in weights),), dtype)
@@ -225,8 +221,13 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if train:
         between = dropout > 0 and layers > 1
         reserve = reserve_bytes(mode, call.rows, hidden, layers, directions, itemsize, between)
-    saved = engine.empty((reserve,), torch.uint8)
-    _take_workspace(engine, call, mode, hidden, directions, flat, copied * source._spec.nbytes)
+    shape = (layers * directions, call.batch)
+    with engine.holding(("contiguous_copy", (copied * source._spec.nbytes,))):
+        out = engine.empty(call.outputs((projection or hidden) * directions), dtype)
+        hy = engine.empty((*shape, projection or hidden), hx.dtype)
+        cy = engine.empty((*shape, hidden) if cx is not None else (0,), hx.dtype)
+        with engine.holding(_workspace(call, mode, hidden, directions, flat)):
+            saved = engine.empty((reserve,), torch.uint8)
     return (_swapped(out) if call.transposed else out), hy, cy, saved, flat
 
 
@@ -236,15 +237,11 @@ def _contiguous_steps(source: Any, call: _Call) -> bool:
         return bool(steps.is_contiguous())
 
 
-def _take_workspace(
-    engine: Engine, call: _Call, mode: int, hidden: int, directions: int, flat: Any, copied: int
-) -> None:
-    itemsize = flat.dtype.itemsize
-    weights = flat._spec.nbytes
-    engine.workspace(
-        ("contiguous_copy", (copied,)),
-        ("cudnn_rnn_workspace", (mode, call.rows, hidden, directions, itemsize, weights)),
-    )
+def _workspace(
+    call: _Call, mode: int, hidden: int, directions: int, flat: Any
+) -> tuple[str, tuple[int, ...]]:
+    weights, itemsize = flat._spec.nbytes, flat.dtype.itemsize
+    return "cudnn_rnn_workspace", (mode, call.rows, hidden, directions, itemsize, weights)
 
 
 @handles(private.cudnn_rnn_backward.default)
@@ -259,16 +256,20 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     # Gradients that were not given are zeros; others are made contiguous for the call.
     given = zip(grads, (args[6], hx, cx), strict=True)
     filled = [like._spec.nbytes for grad, like in given if grad is None and like is not None]
-    copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes] * 2
+    copies = [] if _contiguous_steps(source, call) else [source._spec.nbytes]
     if grads[0] is not None and not _contiguous_steps(grads[0], call):
         copies.append(grads[0]._spec.nbytes)
-    dx = engine.empty(_step_major(source, call), source.dtype)
-    dhx = engine.empty(tuple(hx.shape), hx.dtype)
-    dcx = engine.empty(tuple(cx.shape), cx.dtype) if cx is not None else None
-    _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(filled) + sum(copies))
-    dw = _weight_gradients(engine, weights, flat) if wanted[3] else [None] * len(weights)
+    workspace = _workspace(call, mode, hidden, 1 + bidirectional, flat)
+    with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in (*filled, *copies))):
+        dx = engine.empty(_step_major(source, call), source.dtype)
+        dhx = engine.empty(tuple(hx.shape), hx.dtype)
+        dcx = engine.empty(tuple(cx.shape), cx.dtype) if cx is not None else None
+        engine.workspace(workspace)
+    dw: list[Any] = [None] * len(weights)
     if wanted[3]:
-        _take_workspace(engine, call, mode, hidden, 1 + bidirectional, flat, sum(copies[:1]))
+        with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in copies[:1])):
+            dw = _weight_gradients(engine, weights, flat)
+            engine.workspace(workspace)
     return (_swapped(dx) if call.transposed else dx), dhx, dcx, dw
 
 

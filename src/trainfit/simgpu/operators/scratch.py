@@ -10,7 +10,7 @@ import torch
 from trainfit.results.gpus import Library
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import dense_copy
-from trainfit.simgpu.device.registry import LIBRARY_OF, allocates
+from trainfit.simgpu.device.registry import LIBRARY_OF, allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators.convolution import native_depthwise
 from trainfit.torch_private import operators as private
@@ -34,12 +34,20 @@ def sort(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(*requests)
 
 
-@allocates(aten.embedding_dense_backward.default)
-def embedding_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+@makes(aten.embedding_dense_backward.default)
+def embedding_backward(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """Indices are sorted before the result is made, and segments of them summed after."""
     grad, indices = args[0]._spec, args[1]._spec
+    count, size = indices.numel, indices.dtype.itemsize
     accumulator = 4 if grad.dtype in _HALVES else grad.dtype.itemsize
-    shape = (indices.numel, args[2], grad.size[-1], indices.dtype.itemsize, accumulator)
-    engine.workspace(*_contiguous(args[:1]), ("embedding_backward", shape))
+    engine.workspace(("embedding_sort", (count, size)))
+    made = engine.materialize(result)
+    engine.workspace(
+        *_contiguous(args[:1]),
+        ("embedding_segments", (count, args[2], size)),
+        ("embedding_backward", (count, args[2], grad.size[-1], size, accumulator)),
+    )
+    return made
 
 
 @allocates(aten.index_put.default, aten.index_put_.default, private.index_put_impl_.default)
@@ -93,10 +101,16 @@ def of_contiguous(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
         engine.workspace(*_contiguous(args[:1]))
 
 
-@allocates(private.softmax_backward_data.default, private.log_softmax_backward_data.default)
-def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+@allocates(private.log_softmax_backward_data.default)
+def log_softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     if not (args[0]._spec.contiguous and args[1]._spec.contiguous):
         engine.workspace(*_contiguous(args[:2]))
+
+
+@allocates(private.softmax_backward_data.default)
+def softmax_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
+    """``grad * output`` is a tensor (softmax_backward_cuda_out in ATen/native/cuda/SoftMax.cu)."""
+    engine.workspace(("temporary", (args[0]._spec.nbytes,)), *_contiguous(args[1:2]))
 
 
 @allocates(aten.native_layer_norm_backward.default)
@@ -184,6 +198,14 @@ def packed_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 @allocates(private.scaled_dot_product_cudnn_attention_backward.default)
 def cudnn_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     engine.workspace(("cudnn_attention_backward", args[1]._spec.size))
+
+
+@makes(aten.native_dropout.default)
+def dropout(engine: Engine, result: Any, args: tuple[Any, ...]) -> Any:
+    """The mask is made before the result (ATen/native/cuda/Dropout.cu)."""
+    value, mask = result.items
+    made = engine.materialize(mask)
+    return result.kind([engine.materialize(value), made])
 
 
 @allocates(private.scaled_dot_product_efficient_attention.default)
