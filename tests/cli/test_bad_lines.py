@@ -26,6 +26,10 @@ python train.py
 torchrun train.py
 -
 ''
+sweep
+sweep absent.toml
+sweep absent.toml --jobs 0
+sweep one.toml two.toml
 plan
 plan --
 plan --gpu

@@ -84,7 +84,9 @@ _EARLY = Held(torch.ones(8, 8))
 def simulation() -> Iterator[trainfit.Simulation]:
     with trainfit.simulate("RTX 4090") as sim:
         yield sim
-    assert sim.recording.header["assumptions"] == {}
+    # Tests here compare addresses.
+    noted = [text for text in sim.recording.header["assumptions"] if "the address of a" not in text]
+    assert not noted
 
 
 def tagged(*shape: int) -> torch.Tensor:

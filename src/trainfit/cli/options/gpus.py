@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from trainfit.cli.common import OptionGroup, add_result, duration, whole_number
-from trainfit.hardware.gpu.topology import MOST_GPUS
 
 PARSER: dict[str, Any] = {
     "description": "List the GPUs of the catalogue, the newest generation first, or those that "
@@ -88,6 +87,8 @@ def _add_job(group: OptionGroup) -> None:
 
 def _counts(text: str) -> tuple[int, ...]:
     """An argparse type: numbers of GPUs in a machine, in order, each once."""
+    from trainfit.hardware.gpu.topology import MOST_GPUS  # too slow to import for --help
+
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
         raise argparse.ArgumentTypeError(f"expected numbers of GPUs as in 1,2,4,8, got {text!r}")
