@@ -123,6 +123,7 @@ METERED = {
     "watch": KINDS["trainfit-watch"],
     "pace": KINDS["trainfit-pace"],
     "verify": KINDS["trainfit-verification"],
+    "sweep": KINDS["trainfit-sweep"],
 }
 
 

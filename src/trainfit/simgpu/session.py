@@ -41,9 +41,7 @@ from trainfit.simgpu.device.tensor import set_engine
 from trainfit.simgpu.operators import compilation, sparse
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
-from trainfit.simgpu.operators import data_dependent as _operators  # noqa: F401  (registers)
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
-from trainfit.simgpu.operators import index_checks as _index_checks  # noqa: F401  (registers)
 from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
 from trainfit.simgpu.operators import reductions as _reductions  # noqa: F401  (registers)
 from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
