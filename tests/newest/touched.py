@@ -22,6 +22,7 @@ WITHOUT: Final = frozenset({"__init__", "frames", "needed", "tested"})
 UNREACHED: Final[Mapping[str, str]] = {
     "cuda.sleep": "keeps a real GPU awake",
     "compiled.remove_import_folder": "in the fork server, which is a process of its own",
+    "distributed.ddp_times": "in the ranks of a watched run, which are processes of their own",
     "data_loading.has_worker_init": "in workers, which are processes of their own",
 }
 
