@@ -17,12 +17,12 @@ import dataclasses
 import importlib
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu
+from trainfit.results.files.decoding import toml_document
 from trainfit.results.files.errors import TrainfitError
 
 _EXAMPLE: Final = 'write currency = "USD" and, below [per_hour], lines such as "RTX 4090" = 0.44'
@@ -51,7 +51,7 @@ def given_prices(source: Path | None) -> Prices | None:
 
 def load_prices(path: Path) -> Prices:
     """Read a TOML file of prices; raises :class:`PriceFileError`."""
-    document = _document(path)
+    document = toml_document(path, "price", PriceFileError, _EXAMPLE)
     if unknown := sorted(set(document) - {"currency", "per_hour"}):
         raise PriceFileError(f"price file {str(path)!r}: unknown {unknown[0]!r}; {_EXAMPLE}")
     currency, table = document.get("currency", ""), document.get("per_hour")
@@ -60,18 +60,6 @@ def load_prices(path: Path) -> Prices:
     if not isinstance(table, dict) or not table:
         raise PriceFileError(f"price file {str(path)!r} has no prices; {_EXAMPLE}")
     return Prices(currency, _by_key(path, table))
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise PriceFileError(f"price file {str(path)!r}: {reason}; check the path") from None
-    except ValueError as error:  # no UTF-8, or no TOML
-        raise PriceFileError(
-            f"price file {str(path)!r} is not valid TOML ({error}); {_EXAMPLE}"
-        ) from None
 
 
 def _by_key(path: Path, table: Mapping[str, Any]) -> dict[str, float]:

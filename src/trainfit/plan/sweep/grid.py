@@ -21,7 +21,6 @@ import itertools
 import math
 import re
 import shlex
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +36,7 @@ from trainfit.plan.command.tunables import (
     as_switch,
     opposite_switch,
 )
+from trainfit.results.files.decoding import toml_document
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.sweep import SweepVerb
 
@@ -95,7 +95,7 @@ def read_sweep(path: Path) -> Sweep:
 
     Raises :class:`SweepFileError` for a file that is missing, no TOML, or says what cannot be.
     """
-    document = _document(path)
+    document = toml_document(path, "sweep", SweepFileError, f"begin it with {_EXAMPLE}")
     reader = _Reader(path)
     reader.known(document, _KEYS, "key")
     verb = document.get("verb", "plan")
@@ -116,18 +116,6 @@ def read_sweep(path: Path) -> Sweep:
             cell = reader.cell(name, line, gpu, spec, chosen)
             cells.setdefault((cell.name, cell.words, gpu), cell)
     return Sweep(path, verb, options, tuple(cells.values()), tuple(names))
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SweepFileError(f"sweep file {str(path)!r}: {reason}; check the path") from None
-    except ValueError as error:  # no UTF-8, or no TOML
-        raise SweepFileError(
-            f"sweep file {str(path)!r} is not valid TOML ({error}); begin it with {_EXAMPLE}"
-        ) from None
 
 
 def _combinations(values: Mapping[str, Sequence[object]]) -> Iterator[dict[str, object]]:

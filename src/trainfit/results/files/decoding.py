@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from trainfit.results.files.errors import TrainfitError
+
 _T = TypeVar("_T")
 
 
@@ -114,6 +116,22 @@ def _require(good: bool, value: Any, place: str, wanted: str = "a number") -> No
 
 # ---
 # Files by which our processes hand each other requests and outcomes.
+
+
+def toml_document(
+    path: Path, what: str, error: type[TrainfitError], example: str
+) -> dict[str, Any]:
+    """A TOML file of the user's, ``what`` in messages ("price"); raises ``error`` where it cannot
+    be read or is none, with ``example``, which says how one begins."""
+    import tomllib  # only what reads such a file pays for it
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        raise error(f"{what} file {str(path)!r}: {reason}; check the path") from None
+    except ValueError as problem:  # no UTF-8, or no TOML
+        raise error(f"{what} file {str(path)!r} is not valid TOML ({problem}); {example}") from None
 
 
 def as_json(value: Any) -> str:
