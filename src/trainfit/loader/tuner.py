@@ -252,7 +252,7 @@ class Tuner:
         is_last: bool = True,
     ) -> LoaderResult:
         """The result with these settings chosen; until the last, what other settings would give
-        without a GPU is not simulated, which may all be simulated anew after a run."""
+        without a GPU is not simulated, which may all be simulated once more after a run."""
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))

@@ -1,4 +1,4 @@
-"""What is said of watched runs beside each other: two compared, or a change that was tried."""
+"""What is said of several watched runs: two compared, or a change that was tried."""
 
 from __future__ import annotations
 

@@ -29,13 +29,14 @@ _ON_GPU: Final = ("copy", "forward", "backward", "optimizer")
 def phases(rank: RankView) -> tuple[Phase, ...]:
     """Mean seconds of a steady step in each phase that was measured; ``other`` is the rest."""
     count, total = len(rank.steps), rank.seconds
-    waits = {"copy": -_waits_in_copies(rank), "sync": _waits_in_copies(rank)}
+    waited = _waits_in_copies(rank)
+    moved = {"copy": -waited, "sync": waited}
     found: list[Phase] = []
     for name in PHASES:
         spent = rank.seconds_in(name)
         if spent is None:
             continue
-        spent += waits.get(name, 0.0)
+        spent += moved.get(name, 0.0)
         on_gpu = checks.column(rank, f"gpu_{name}_s") if name in _ON_GPU else np.zeros(0)
         measured = on_gpu[np.isfinite(on_gpu)]
         gpu_s = float(np.mean(measured)) if len(measured) else None

@@ -1,4 +1,4 @@
-"""Watched runs beside each other: two compared, or a change that was tried."""
+"""Several watched runs: two compared, or a change that was tried."""
 
 from __future__ import annotations
 
