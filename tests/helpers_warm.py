@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from trainfit.plan.command import wrappers
 from trainfit.plan.runs import processes
+from trainfit.scripts import launchers
 
 _SERVER = Path(__file__).with_name("warm_process.py")
 #: Modules of ours whose runs begin with what the server has imported.
@@ -46,8 +48,13 @@ _READ_LATER = (
     *("HF_HOME", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "XDG_STATE_HOME"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_NAME"),
+    *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
     *("PYTORCH_NVML_BASED_CUDA_CHECK", "PATH", "STUB_TUNER", "STUB_METHODS"),
 )
+#: And in all that begin so.
+_OF_ACCELERATE = "ACCELERATE_"
+#: That of a rank, as launchers of several processes set it.
+_OF_RANKS = {"OMP_NUM_THREADS": "1"}
 #: OpenCV puts its own libraries in front, in the process that imports it: a user's shell does not.
 _CHANGED = "LD_LIBRARY_PATH"
 _TESTS = Path(__file__).resolve().parent
@@ -72,10 +79,34 @@ def warm_runs(more: Sequence[str] = ()) -> Iterator[None]:
     stand_in = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
     _served.append(served)
     try:
-        with mock.patch.object(processes, "subprocess", stand_in):
+        with mock.patch.object(processes, "subprocess", stand_in), launchers_here():
             yield
     finally:
         _served.pop()
+
+
+@contextlib.contextmanager
+def launchers_here() -> Iterator[list[list[str]]]:
+    """Meanwhile launchers read their words in this process, which has imported PyTorch already.
+
+    Gives the list of what they are asked: launcher, number of GPUs, words. DeepSpeed's leaves
+    traces in its process, and has one of its own.
+    """
+    asked: list[list[str]] = []
+
+    def run(words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        is_own = list(words[:2]) == [sys.executable, "-c"] and words[2].endswith(wrappers._READ)
+        if not is_own or words[3] == "deepspeed":
+            return subprocess.run(words, **options)
+        asked.append(list(words[3:]))
+        said = io.StringIO()
+        with mock.patch.object(sys, "argv", ["-c", *words[3:]]), contextlib.redirect_stdout(said):
+            launchers.main()
+        return subprocess.CompletedProcess(words, 0, said.getvalue(), "")
+
+    stand_in = types.SimpleNamespace(**{**vars(subprocess), "run": run})
+    with mock.patch.object(wrappers, "subprocess", stand_in):
+        yield asked
 
 
 def _start(
@@ -115,7 +146,11 @@ def _without_ignored(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _start_up(environment: Mapping[str, str]) -> dict[str, str]:
     """What a server's imports may depend on."""
-    kept = {name: value for name, value in environment.items() if name not in _READ_LATER}
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in _READ_LATER and not name.startswith(_OF_ACCELERATE)
+    }
     if kept.get("PYTHONPATH") in (OUR_PATH, _OWN["PYTHONPATH"]):
         del kept["PYTHONPATH"]
     return kept
@@ -123,9 +158,11 @@ def _start_up(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_usual(start_up: Mapping[str, str]) -> bool:
     """Is a server of this environment worth its start? That of the tests is, and that of the first
-    command; of others the second run has one."""
+    command, and of ranks of either; of others the second run has one."""
     key = tuple(sorted(start_up.items()))
-    is_known = start_up in (_start_up(_OWN), _environment()) or key in _asked_before
+    usual = (_start_up(_OWN), _environment())
+    known = (*usual, *({**each, **_OF_RANKS} for each in usual))
+    is_known = start_up in known or key in _asked_before
     _asked_before.add(key)
     return is_known
 

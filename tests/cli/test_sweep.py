@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
+from unittest import mock
 
 import psutil
 import pytest
 
-from helpers_cli import environment, error_line, json_of, trainfit
+from helpers_cli import called_here, environment, error_line, json_of, trainfit
+from trainfit.plan.sweep import cell_run
 
 #: One cell is told to wait until a file is there.
 SCRIPT = """
@@ -59,6 +62,21 @@ def write(folder: Path, *widths: int) -> None:
     (folder / "sweep.toml").write_text(SWEEP.format(widths=list(widths)))
 
 
+def sweep_here(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A sweep whose cells are calls in this process, which has imported what theirs would."""
+
+    def begin(words: list[str], *, cwd: str, stderr: IO[bytes], **rest: Any) -> SimpleNamespace:
+        assert words[:4] == [sys.executable, "-P", "-m", "trainfit"]
+        cell = called_here(words[4:], Path(cwd))
+        stderr.write(cell.stderr.encode())
+        stderr.flush()
+        return SimpleNamespace(poll=lambda: cell.returncode, returncode=cell.returncode)
+
+    stand_in = SimpleNamespace(**{**vars(subprocess), "Popen": begin})
+    with mock.patch.object(cell_run, "subprocess", stand_in):
+        return trainfit("sweep", "sweep.toml", "--jobs", "1", *words, cwd=folder)
+
+
 def by_width(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {cell["values"]["width"]: cell for cell in document["cells"]}
 
@@ -95,10 +113,7 @@ def waiting_cell(process: subprocess.Popen[str]) -> psutil.Process | None:
 
 def test_a_sweep_is_run_kept_and_goes_on(folder: Path) -> None:
     write(folder, 16, 48)
-    done = trainfit(
-        *("sweep", "sweep.toml", "--price", "prices.toml", "--samples", "1000", "--json"),
-        cwd=folder,
-    )
+    done = sweep_here(folder, "--price", "prices.toml", "--samples", "1000", "--json")
     assert done.returncode == 0, done.stderr
     found = json_of(done)
     cells = by_width(found)
@@ -115,7 +130,7 @@ def test_a_sweep_is_run_kept_and_goes_on(folder: Path) -> None:
     former = kept.stat().st_mtime_ns
 
     # What has a result is not run again, and what failed is.
-    second = trainfit("sweep", "sweep.toml", "--output", "out.json", cwd=folder)
+    second = sweep_here(folder, "--output", "out.json")
     assert second.returncode == 0
     assert "1 of 2 cells have a result" in second.stderr
     assert "cell 2 of 2" in second.stderr and "no data set" in second.stderr
@@ -135,7 +150,7 @@ def test_a_plan_of_several_gpus_is_a_cell_with_its_price(folder: Path) -> None:
         'commands = ["torchrun --nproc_per_node={gpus} ddp.py --batch-size={batch_size:8}"]\n'
         'gpus = ["RTX 4090"]\ncounts = [1, 2]\n[values]\nbatch_size = [16]\n'
     )
-    done = trainfit("sweep", "sweep.toml", "--price", "prices.toml", "--json", cwd=folder)
+    done = sweep_here(folder, "--price", "prices.toml", "--json")
     assert done.returncode == 0, done.stderr
     cells = {cell["gpu"]: cell for cell in json_of(done)["cells"]}
     one, two = cells["RTX 4090"], cells["2x RTX 4090"]
@@ -163,7 +178,7 @@ def test_a_killed_worker_loses_nothing(folder: Path) -> None:
     assert cells["16"]["fits"]
     assert cells["32"]["failure"] == "its process was killed by SIGKILL"
     (folder / "go").touch()
-    done = trainfit("sweep", "sweep.toml", "--json", cwd=folder)
+    done = sweep_here(folder, "--json")
     assert "1 of 2 cells have a result" in done.stderr
     assert all(cell["fits"] for cell in json_of(done)["cells"])
 
@@ -192,12 +207,12 @@ def test_an_interrupt_ends_the_cells_and_keeps_what_is_done(
 
 def test_exit_codes_say_whether_any_fits(folder: Path) -> None:
     write(folder, 48)
-    failed = trainfit("sweep", "sweep.toml", "--json", cwd=folder)
+    failed = sweep_here(folder, "--json")
     assert failed.returncode == 2
     write(folder, 16)
     text = (folder / "sweep.toml").read_text().replace("RTX 4090", "custom:64MiB")
     (folder / "sweep.toml").write_text(text)
-    small = trainfit("sweep", "sweep.toml", "--json", cwd=folder)
+    small = sweep_here(folder, "--json")
     assert small.returncode == 1, small.stderr
     (cell,) = json_of(small)["cells"]
     assert cell["fits"] is False and not cell["failure"]

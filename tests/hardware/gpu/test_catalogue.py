@@ -458,3 +458,21 @@ def test_no_driver_is_a_normal_state() -> None:
 def test_no_nvml_is_a_normal_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert local_gpu() is None
+
+
+def test_the_databases_file_says_what_its_package_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainfit.hardware.gpu import records
+
+    def specs() -> dict[str, GpuSpec]:
+        records.database.cache_clear()
+        found = records.database().items()
+        return {
+            name: records.database_spec(name) for name, row in found if records.is_complete(row)
+        }
+
+    try:
+        of_file = specs()
+        monkeypatch.setattr(records, "_from_file", list)
+        assert specs() == of_file and len(of_file) > 300
+    finally:
+        records.database.cache_clear()

@@ -6,18 +6,17 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers_warm import launchers_here
 from trainfit.plan.command import wrappers
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.script import Launched
-from trainfit.scripts import launchers
-
-_RUN = subprocess.run
 
 #: What torchrun sets and scripts read.
 RANKS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -32,21 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[Any]:
-    """The launcher's words are read in this process, which has imported PyTorch already."""
-    seen: list[list[str]] = []
-
-    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        seen.append(words[3:])
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["-c", *words[3:]])  # launcher, GPUs, words
-            capsys.readouterr()
-            launchers.main()
-        return subprocess.CompletedProcess(words, 0, capsys.readouterr().out, "")
-
+def asked() -> Iterator[list[list[str]]]:
+    """What launchers are asked, in this process."""
     wrappers._ask.cache_clear()
-    monkeypatch.setattr(wrappers.subprocess, "run", run)
-    return seen
+    with launchers_here() as seen:
+        yield seen
 
 
 def parse(line: str) -> Command:
