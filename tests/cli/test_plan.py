@@ -530,7 +530,7 @@ for step in range(3):
     if sys.argv[1] == "8" and step == 0:
         time.sleep(4.5)
     if sys.argv[1] == "8" and step == 1:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 600  # a busy machine
         while not os.path.exists("answered"):
             time.sleep(0.05)
             assert time.monotonic() < end, "no answer by then"

@@ -189,10 +189,11 @@ def test_a_killed_worker_loses_nothing(folder: Path) -> None:
 def test_an_interrupt_ends_the_cells_and_keeps_what_is_done(
     folder: Path, number: signal.Signals
 ) -> None:
+    write(folder, 16)
+    sweep_here(folder)
     write(folder, 16, 32)
-    process = started(folder, "--jobs", "2")
+    process = started(folder)
     try:
-        until(lambda: list((folder / "sweep-cells").glob("*")))
         cell = until(lambda: waiting_cell(process))
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE_S)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -114,13 +115,13 @@ for step in range(60):
 
 def test_the_noise_scale_is_measured_and_changes_no_loss(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    alone = io.StringIO()
+    with contextlib.redirect_stdout(alone):
+        exec(_TRAIN, {})
     options = ["watch", "--quiet", "--noise-scale", "--folder", "run"]
     words = [*options, "--", sys.executable, "train.py"]
     done = trainfit(*words, cwd=tmp_path, PYTHONUNBUFFERED="1")
-    assert done.returncode == 0 and done.stdout == alone.stdout and len(alone.stdout) > 100
+    assert done.returncode == 0 and done.stdout == alone.getvalue() and len(done.stdout) > 100
     assert "noise scale" in done.stderr and "measured on micro-batches" in done.stderr
     result = NoiseResult.load(tmp_path / "run" / "noise-rank0.json")
     assert result.batch_size == 8 and result.steps_seen > 50 and result.steps_used > 2

@@ -37,7 +37,7 @@ from trainfit.speed.products import (
     product_seconds,
 )
 from trainfit.speed.waits import waiting_seconds
-from trainfit.speed.work import COLUMNS, Floats
+from trainfit.speed.work import COLUMNS, Floats, among
 
 #: Tiles of results (rows, columns) that kernels for matmuls come in (CUTLASS, cuBLAS).
 _TILES: Final = (
@@ -160,14 +160,14 @@ class KernelTimes:
         """3 x 3 filters, not on Tensor cores: cuDNN has Winograd's algorithm for float16, too, with
         sums in float32 (PSEUDO_HALF_CONFIG of cudnnConvolutionForward)."""
         names = [name for name in ("float32", "float16") if name not in self._gpu.tensor_flops]
-        on_shaders = np.isin(self._column("dtype"), [DTYPES.index(name) for name in names])
+        on_shaders = among(tuple(names), DTYPES)[self._column("dtype")]
         return self._is(_THREE_BY_THREE) & (on_shaders | self._not_rounded())
 
     def _not_rounded(self) -> NDArray[np.bool_]:
         """What would be in TF32 if the GPU had it."""
         if "tfloat32" in self._gpu.tensor_flops:
             return np.zeros(len(self.table), dtype=np.bool_)
-        return np.isin(self._column("dtype"), DTYPES.index("tfloat32"))
+        return among(("tfloat32",), DTYPES)[self._column("dtype")]
 
     def traffic(self, efficiency: Efficiency) -> Floats:
         """Seconds that each kernel's bytes need at the memory bandwidth."""
@@ -186,16 +186,17 @@ class KernelTimes:
         seconds: Floats = self._at_peak(efficiency.small_tile) / self._shares(efficiency.arithmetic)
         seconds = np.where(self._winograd(), seconds / _WINOGRAD, seconds)
         seconds = np.where(self._odd(), seconds / efficiency.unaligned, seconds)
-        seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
-        seconds = np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
+        if self._is(_GROUPED_NHWC).any():
+            seconds = np.where(self._wide_groups(), seconds / efficiency.wide_groups, seconds)
+            seconds = np.where(self._uneven_groups(), seconds / efficiency.uneven_groups, seconds)
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).arithmetic
         return seconds
 
     def on_tensor_cores(self) -> NDArray[np.bool_]:
         """Whose arithmetic is theirs."""
-        with_cores = [DTYPES.index(name) for name in DTYPES if name in self._gpu.tensor_flops]
-        return np.isin(self._column("dtype"), with_cores) & ~self._is(_ON_SHADERS)
+        with_cores = tuple(name for name in DTYPES if name in self._gpu.tensor_flops)
+        return among(with_cores, DTYPES)[self._column("dtype")] & ~self._is(_ON_SHADERS)
 
     def _at_peak(self, small_tile: float) -> Floats:
         """At the full rate of its kind, but for the tiles."""
@@ -205,7 +206,8 @@ class KernelTimes:
             shaders = gpu.fp32_flops * clock_share(gpu, _SHADER_WATTS)
             rate = np.where(self._is(_ON_SHADERS), shaders, rate)
             seconds = self._column("flops") / rate
-            seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
+            if self._tiled.any():
+                seconds[self._tiled] = self._tiled_seconds(rate / self._gpu.sm_count, small_tile)
             self._known = small_tile, seconds
         return self._known[1]
 
@@ -221,7 +223,7 @@ class KernelTimes:
         gpu, design = self._gpu, design_of(self._gpu)
         found = Products(*(np.zeros(len(table)) for _ in range(3)))
         kinds = table[:, COLUMNS.index("kind")]
-        fused = np.isin(kinds, [KINDS.index(name) for name in _ATTENTION])
+        fused = among(_ATTENTION, KINDS)[kinds]
         peak = peak_flops(gpu)
         if not fused.all():
             chosen = table[~fused]
@@ -233,7 +235,7 @@ class KernelTimes:
             chosen = table[fused]
             rate = peak[chosen[:, COLUMNS.index("dtype")]] * clock_share(gpu)
             flops = chosen[:, COLUMNS.index("flops")].astype(np.float64)
-            gradient = np.isin(kinds[fused], KINDS.index(_ATTENTION[1])).astype(np.float64)
+            gradient = among(_ATTENTION[1:], KINDS)[kinds[fused]].astype(np.float64)
             sizes = _sizes_of(chosen)
             total, alone = attention_seconds(sizes, flops, gradient, rate, gpu, design)
             moving = (sizes.read + sizes.written) / (gpu.bandwidth_bytes_per_s * design.memory)
@@ -246,8 +248,8 @@ class KernelTimes:
         rate, launches = rate[self._tiled], self._column("launches")[self._tiled]
         sizes = self._sizes(self._tiled)
         best = self._fastest(sizes, rate, _TILES, small_tile)
-        narrow = self._narrow_groups()[self._tiled]
-        if narrow.any():
+        if self._is(_GROUPED_NHWC).any():
+            narrow = self._narrow_groups()[self._tiled]
             others = self._fastest(sizes[:, narrow], rate[narrow], _GROUP_TILES, small_tile)
             best[narrow] = np.minimum(best[narrow], others)
         # Of recurrent layers every other launch is that of the cells.
@@ -311,8 +313,8 @@ class KernelTimes:
     def _column(self, name: str) -> IntArray:
         return self.table[:, COLUMNS.index(name)]
 
-    def _is(self, names: Sequence[str]) -> NDArray[np.bool_]:
-        return np.isin(self._kinds, [KINDS.index(name) for name in names])
+    def _is(self, names: tuple[str, ...]) -> NDArray[np.bool_]:
+        return among(names, KINDS)[self._kinds]
 
     def _shares(self, by_kind: Mapping[str, float]) -> Floats:
         """Of each kernel by its kind; 1 where nothing is said."""
@@ -341,7 +343,7 @@ def _put(found: Products, where: NDArray[np.bool_], values: Products) -> None:
 
 def _odd_sides(table: IntArray) -> NDArray[np.bool_]:
     """Half-precision matmuls with a side that is not a multiple of 8."""
-    halves = np.isin(table[:, COLUMNS.index("dtype")], [DTYPES.index(name) for name in _HALVES])
+    halves = among(_HALVES, DTYPES)[table[:, COLUMNS.index("dtype")]]
     sides = table[:, [COLUMNS.index("depth"), COLUMNS.index("columns")]]
     found: NDArray[np.bool_] = halves & (sides % 8 > 0).any(axis=1)
     return found

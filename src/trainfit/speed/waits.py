@@ -50,8 +50,8 @@ def waiting_seconds(table: IntArray, gpu: GpuSpec) -> Floats:
         table[:, COLUMNS.index(name)] for name in ("kind", "rows", "columns", "depth", "batches")
     )
     clock = gpu.boost_clock_hz or USUAL_CLOCK
-    found = rows / (_of_kinds(_ELEMENTS_A_CLOCK)[kinds] * clock * gpu.sm_count)
-    found = np.maximum(found, rows / _of_kinds(_CHANNEL_RATES)[kinds])
+    found = rows / (_OF_ELEMENTS[kinds] * clock * gpu.sm_count)
+    found = np.maximum(found, rows / _OF_CHANNELS[kinds])
     of_rows = batches * (_ROW_S + _ROW_ELEMENT_S * columns) / gpu.sm_count
     by_row = (kinds == CODES["normalization"]) & (columns > 0)
     found = np.where(by_row, np.maximum(found, of_rows), found)
@@ -67,3 +67,7 @@ def _of_kinds(rates: Mapping[str, float]) -> Floats:
         if names:
             found[code] = rates[max(names, key=len)]
     return found
+
+
+_OF_ELEMENTS: Final = _of_kinds(_ELEMENTS_A_CLOCK)
+_OF_CHANNELS: Final = _of_kinds(_CHANNEL_RATES)

@@ -76,14 +76,23 @@ def tuned(data: Any, batch_size: int | None = 4, step_s: float = 0.0, **more: An
 # --- The probe --------------------------------------------------------------------------------
 
 
+def test_a_probe_says_what_a_loader_gives_and_changes_nothing_here() -> None:
+    before = torch.random.get_rng_state(), random.getstate(), signal.getsignal(signal.SIGALRM)
+    workload = Workload(DataLoader(Sleeping(0.0), 4, shuffle=True))
+    probe = probe_workload(workload, MACHINE, SECONDS, kinds=("alone", "one")).probe
+    assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
+    assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
+    assert torch.equal(before[0], torch.random.get_rng_state())
+    assert before[1] == random.getstate()
+    assert signal.getsignal(signal.SIGALRM) == before[2]
+    assert not multiprocessing.active_children()
+
+
 @pytest.mark.slow
 def test_a_probe_reads_what_batches_cost() -> None:
-    before = torch.random.get_rng_state(), random.getstate(), signal.getsignal(signal.SIGALRM)
     measured = probed(Sleeping(), shuffle=True)
     probe = measured.probe
     assert probe.faults == () and measured.fitted is not None
-    assert probe.kind == "map" and probe.batch_size == 4 and probe.samples == 400
-    assert probe.batch_bytes == 4 * 64 * 4 == probe.float_bytes
     # Four waits of 2 ms. Where other work keeps the cores busy, a part counts as its effect.
     assert probe.fetch_s is not None and probe.fetch_s >= 0.002
     assert probe.fetch_cpu_s is not None and probe.fetch_cpu_s < probe.fetch_s / 2
@@ -91,11 +100,6 @@ def test_a_probe_reads_what_batches_cost() -> None:
     # More workers wait for more samples at once.
     rates = [measured.predict(LoaderSettings(n), Consumer(0.0)).batches_per_s for n in (1, 2, 4)]
     assert rates[0] < rates[1] < rates[2]
-    # Nothing of this process is changed.
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert before[1] == random.getstate()
-    assert signal.getsignal(signal.SIGALRM) == before[2]
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow
