@@ -59,7 +59,7 @@ def run_protected(
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert not list(temporary.glob("trainfit-layer-*")), "a layer was left"
     with contextlib.suppress(OSError):  # not ours, or mounted

@@ -461,7 +461,7 @@ def test_an_interrupt_keeps_what_was_simulated(
         for each in signals:
             process.send_signal(each)
             time.sleep(0.1)  # two that wait are one
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == code, err
@@ -506,7 +506,7 @@ def test_an_interrupt_ends_the_children(number: int, code: int, tmp_path: Path) 
         while len(pids := list(tmp_path.glob("pid-*"))) < 2 and process.poll() is None:
             time.sleep(0.05)
         os.kill(process.pid, number)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == code, err

@@ -380,7 +380,7 @@ def test_what_an_interrupted_run_has_is_kept(tmp_path: Path) -> None:
         for _ in range(2):
             process.send_signal(signal.SIGTERM)
             time.sleep(0.1)  # two that wait are one
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 143, err

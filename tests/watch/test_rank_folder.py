@@ -230,7 +230,7 @@ for training in range(2):
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
         samples = run.folder / "processes.bin"
-        until = time.monotonic() + 60 * (training == 0)
+        until = time.monotonic() + 300 * (training == 0)
         while time.monotonic() < until and not (samples.exists() and samples.stat().st_size):
             time.sleep(0.02)
     if dist.get_rank() == 0:

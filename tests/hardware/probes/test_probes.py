@@ -34,7 +34,7 @@ def run(name: str, tmp_path: Path, **modules: str) -> dict[str, Any]:
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1

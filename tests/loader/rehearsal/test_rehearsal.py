@@ -600,7 +600,7 @@ def test_interrupted_on_a_gpu_by_name(tmp_path: Path) -> None:
                 break
         time.sleep(1.0)
         process.send_signal(signal.SIGINT)
-        text, errors = process.communicate(timeout=60)
+        text, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert text.rstrip().endswith("Interrupted: results so far")
     result = Rehearsal.load(tmp_path / "r.json")

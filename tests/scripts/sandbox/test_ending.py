@@ -101,6 +101,6 @@ def test_all_descendants_are_ended(kernel: str) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert told.stdout == "2 daemons; none left\n", told.stderr

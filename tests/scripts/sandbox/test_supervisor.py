@@ -38,7 +38,7 @@ def _run(before: str, after: str, folder: Path) -> subprocess.CompletedProcess[s
         env=environment(TMPDIR=str(folder / "layers")),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -433,6 +433,6 @@ def test_a_scripts_annotations_are_its_own(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout == "{'batch_size': <class 'int'>}\n", done.stderr

@@ -36,7 +36,7 @@ def test_the_loop_of_a_framework(loop: str, package: str, framework: str, tmp_pa
     words = [sys.executable, str(SCRIPT), loop]
     alone = subprocess.run(
         [*words, str(tmp_path / "alone")], env=environment(), capture_output=True, text=True,
-        timeout=200,
+        timeout=300,
     )  # fmt: skip
     assert alone.returncode == 0, alone.stderr
     watched = trainfit(
