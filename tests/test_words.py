@@ -69,6 +69,10 @@ PAGES: Final = sorted(
 PACKAGES: Final = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
 
 
+#: Most texts have none: one look instead of one for each.
+ANY_TERM: Final = re.compile("|".join(f"(?:{pattern})" for pattern in TERMS), re.IGNORECASE)
+
+
 class Text(NamedTuple):
     """A text with its file (from the repository's root) and line."""
 
@@ -81,6 +85,8 @@ def hits(texts: Iterator[Text]) -> list[str]:
     """Where a former word stands, with the term to write instead."""
     found = []
     for place in texts:
+        if not ANY_TERM.search(place.text):
+            continue
         for pattern, standard in TERMS.items():
             for match in re.finditer(pattern, place.text, re.IGNORECASE):
                 around = place.text[max(0, match.start() - 40) : match.end() + 40]
@@ -91,15 +97,15 @@ def hits(texts: Iterator[Text]) -> list[str]:
 
 def literals(file: Path) -> Iterator[Text]:
     """String literals of a module that are no docstrings; of an f-string its constant parts."""
-    tree = ast.parse(file.read_text())
-    bodies = [node.body for node in ast.walk(tree) if isinstance(getattr(node, "body", None), list)]
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    bodies = [node.body for node in nodes if isinstance(getattr(node, "body", None), list)]
     docstrings = {
         id(statement.value)
         for body in bodies
         for statement in body
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if is_text and id(node) not in docstrings:
             yield Text(str(file.relative_to(ROOT)), node.lineno, node.value)
