@@ -94,7 +94,7 @@ _KNOWN: Final = (
         re.compile(r"optimizer got an empty parameter list"),
         "The optimizer got no parameters: model.parameters() gives each once, and was used up "
         "before, or the model has none",
-        "give it model.parameters() anew, or a list(model.parameters()) that is kept; layers in a "
+        "call model.parameters() again for it, or keep list(model.parameters()); layers in a "
         "Python list need nn.ModuleList",
     ),
     # aten/src/ATen/core/Generator.h
