@@ -10,7 +10,6 @@ import re
 from typing import Final
 
 from trainfit.findings.facts import FailureContext
-from trainfit.findings.habits import ON_GPU_EARLY
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
 
@@ -105,17 +104,6 @@ _KNOWN: Final = (
         'after torch.set_default_device("cuda"): DataLoader(…, shuffle=True, '
         'generator=torch.Generator(device="cuda")), or no default device and model.to("cuda"); '
         "elsewhere a generator of the device that the numbers are made on",
-    ),
-    # torch/cuda/__init__.py
-    _Known(
-        "cuda_in_worker",
-        # The second is what a worker says that is not simulated.
-        re.compile(
-            r"Cannot re-initialize CUDA in forked subprocess"
-            r"|PyTorch is not linked with support for cuda devices"
-        ),
-        "A worker of the DataLoader uses the GPU, which a forked process cannot",
-        f"{ON_GPU_EARLY.action}; or num_workers=0",
     ),
     # aten/src/ATen/native/Memory.cpp
     _Known(
