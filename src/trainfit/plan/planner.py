@@ -467,9 +467,10 @@ def _failure(job: PlannedJob) -> Iterator[Finding]:
     if what is None or outcome.status != "failed" or outcome.own_fault is not None:
         return
     cause = cause_of(outcome, job.first.output)
+    if cause is not None:
+        yield cause
     after = f"after {count(outcome.steps, 'step')}"
-    why, fixes = (cause.title, cause.fixes) if cause is not None else ("", ())
-    yield Finding(FAILS_LATER, "critical", what, (), why, fixes, subject=after)
+    yield Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:
