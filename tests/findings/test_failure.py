@@ -396,6 +396,20 @@ def test_what_an_exception_was_raised_from() -> None:
             "unused_parameters",
         ),
         ("Expected to mark a variable ready only once. This error …", "ready_twice"),
+        ("Cannot re-initialize CUDA in forked subprocess. To use …", "cuda_in_worker"),
+        (
+            "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",
+            "pins_gpu_tensor",
+        ),
+        (
+            "Expected a 'cuda' device type for generator but found 'cpu'",
+            "generator_device",
+        ),
+        ("optimizer got an empty parameter list", "no_parameters"),
+        (
+            "Tried to step 12 times. The specified number of total steps is 10",
+            "schedule_over",
+        ),
         (
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 "
             "and cpu!",

@@ -279,6 +279,41 @@ def gradients_dropped(device: str) -> None:
             optimizer.step()
 
 
+def nothing_left(device: str) -> None:
+    """zero_grad() between the backward pass and the step."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(data(device)).mean().backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+
+def step_repeated(device: str) -> None:
+    """A scaler's step, and the optimizer's own next to it."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def put_together(device: str) -> None:
+    """Gradients of several losses, kept and put back when all were dropped."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(data(device)).mean().backward()
+        kept = [weight.grad for weight in model.parameters()]
+        optimizer.zero_grad()
+        for weight, gradient in zip(model.parameters(), kept, strict=True):
+            weight.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def penalized(device: str) -> None:
     """Two losses of one batch, and a gradient of the data whose other ones are dropped."""
     model = net(device)
@@ -355,8 +390,11 @@ def another_model(device: str) -> nn.Module:
 
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
-MORE_FAULTY = (evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes)
-SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed)
+MORE_FAULTY = (
+    *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
+    step_repeated,
+)
+SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
 
 # -- what is seen of them --------------------------------------------------------------------------
@@ -420,6 +458,11 @@ def test_an_evaluation_before_the_first_step_may_leave_its_mode(
     assert kinds(watched(sanity_check)) == ["evaluation_mode"]
     for training in (checked_before, kept_in_evaluation, restored_by_attribute):
         assert kinds(watched(training)) == []
+
+
+def test_all_gradients_are_dropped(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(nothing_left))
+    assert found.kind == "gradients_dropped" and "nothing is learned" in found.title
 
 
 def test_the_lines(watched: Callable[..., LearningFacts]) -> None:

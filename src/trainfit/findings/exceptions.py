@@ -27,7 +27,11 @@ def _fault(kind: str, summary: str, fix: str) -> Finding:
 
 #: torch/cuda/__init__.py (and xpu, mtia); in a worker also the driver's own words.
 _REINITIALIZED: Final = re.compile(r"Cannot re-initialize \w+ in forked subprocess")
-_INITIALIZATION: Final = "CUDA error: initialization error"
+_INITIALIZATION: Final = re.compile(
+    r"CUDA error: initialization error"
+    # of a worker of a simulated run
+    r"|PyTorch is not linked with support for cuda devices"
+)
 #: multiprocessing/process.py
 _DAEMONIC: Final = "daemonic processes are not allowed to have children"
 #: torch.stack; torch/utils/data/_utils/collate.py; ATen/native/Resize
@@ -40,7 +44,7 @@ _UNCOLLATED: Final = "default_collate: batch must contain tensors"
 
 
 def _gpu_in_worker(raised: ParsedException, _: FailureContext) -> Finding | None:
-    in_worker = raised.worker is not None and _INITIALIZATION in raised.message
+    in_worker = raised.worker is not None and _INITIALIZATION.search(raised.message)
     if not in_worker and not _REINITIALIZED.search(raised.message):
         return None
     return _fault(

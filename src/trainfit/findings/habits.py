@@ -6,8 +6,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.runs.steps import Coverage, StepMakeup
+from trainfit.results.text import count
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,24 @@ UNSCALED: Final = Habit(
     "gradients below 6e-8 become 0 in float16, and numbers above 65504 infinite",
     "scale the loss by torch.amp.GradScaler, or compute in bfloat16",
 )
+WAITS: Final = Habit(
+    "item(), cpu(), print(tensor), synchronize(), empty_cache() and the like wait until the GPU is "
+    "done; it is idle until the host has launched the next kernels",
+    "read the loss every 50 steps only (loss.detach() in between), and compute metrics on the GPU",
+    "if step % 50 == 0: print(loss.item())",
+)
+#: ``cudnn.benchmark`` where sizes change.
+TRIALS: Final = Habit(
+    "torch.backends.cudnn.benchmark times each algorithm at each new size, and empties the cache",
+    "set torch.backends.cudnn.benchmark = False, or pad batches to a few sizes",
+    "torch.backends.cudnn.benchmark = False",
+)
+EVALUATED_WITH_GRAPH: Final = Habit(
+    "the graph of each forward pass keeps all its activations until the next, for a backward pass "
+    "that never comes; eval() alone does not change that",
+    "put the evaluation under torch.no_grad() or torch.inference_mode()",
+    "with torch.no_grad():",
+)
 KEPT_GRAPHS: Final = Habit(
     "what is kept with its autograd graph keeps every step's graph alive: memory grows with every "
     "step, on the host by the graph's nodes, on the GPU by what backward() has not freed",
@@ -99,4 +122,56 @@ def restarted_workers(workers: int | None = None) -> str:
     return (
         f"Each epoch restarts {which}: they are started, get the data set, and the training waits "
         "for the first batches"
+    )
+
+
+#: Of waits that each step has.
+WAITS_KIND: Final = "hidden_syncs"
+#: Lines that are named.
+_NAMED: Final = 4
+#: Steps with trials after the first: a last batch that is shorter makes one.
+_LEAST_TRIALS: Final = 2
+
+
+def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
+    """What simulated steps show of a script's habits."""
+    if makeup is None:
+        return
+    if makeup.waits:
+        places = list(map(Place.parse, makeup.waits))
+        names = ", ".join(map(str, places[:_NAMED]))
+        more = "" if len(places) <= _NAMED else ", …"
+        yield Finding(
+            WAITS_KIND,
+            "info",
+            f"The CPU waits for the GPU in each step: {names}{more}",
+            (Evidence("waits", count(len(places), "line")),),
+            WAITS.cause,
+            (Fix(WAITS.action, line=WAITS.line),),
+            place=places[0],
+        )
+    if makeup.trials >= _LEAST_TRIALS:
+        yield Finding(
+            "cudnn_trials",
+            "warning",
+            "cudnn.benchmark is on, and the sizes of inputs change from step to step",
+            (Evidence("with trials", f"{count(makeup.trials, 'step')} after the first"),),
+            TRIALS.cause,
+            (Fix(TRIALS.action, line=TRIALS.line),),
+        )
+
+
+def of_evaluation(coverage: Coverage) -> Iterator[Finding]:
+    """What an evaluation that was simulated shows."""
+    if coverage.graph_at is None:
+        return
+    habit = EVALUATED_WITH_GRAPH
+    yield Finding(
+        "evaluation_with_graph",
+        "warning",
+        "The evaluation calls the model with gradients on",
+        (),
+        habit.cause,
+        (Fix(habit.action, line=habit.line),),
+        place=Place.parse(coverage.graph_at),
     )

@@ -32,6 +32,8 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
     needing = facts.optimized - facts.frozen
     if not facts.without_gradient or not needing:
         return
+    if facts.dropped_micro_batches == facts.micro_batches:
+        return  # they had gradients, which zero_grad dropped
     checkpoint = facts.checkpoint_without_gradient
     share = facts.without_gradient / needing
     names = ", ".join(facts.without_names)
@@ -154,6 +156,20 @@ def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _repeated(facts: LearningFacts) -> Iterator[Finding]:
+    if not facts.used_again or _LEAST_STEPS * facts.used_again < facts.steps:
+        return
+    yield Finding(
+        "step_repeated",
+        "critical",
+        "The optimizer's step is taken twice with the same gradients",
+        (Evidence("repeated", f"{facts.used_again} of {count(facts.steps, 'step')}"),),
+        "optimizer.step() is called again before the next backward pass (next to a scaler's "
+        "step(optimizer), or in a callback as well)",
+        (Fix("one step for each backward pass: scaler.step(optimizer) or optimizer.step()"),),
+    )
+
+
 def _dropped(facts: LearningFacts) -> Iterator[Finding]:
     if not facts.dropped_micro_batches:
         return
@@ -162,9 +178,13 @@ def _dropped(facts: LearningFacts) -> Iterator[Finding]:
         "gradients_dropped",
         "critical",
         f"The gradients of {lost} of {number} micro-batches are dropped before the step: "
-        "accumulation has no effect",
+        "accumulation has no effect"
+        if lost < number
+        else "All gradients are dropped between backward() and step(): nothing is learned",
         (Evidence("dropped", f"{lost} of {number} micro-batches"),),
-        "zero_grad() runs between the backward passes of one step",
+        "zero_grad() runs between the backward passes of one step"
+        if lost < number
+        else "zero_grad() runs after the backward pass",
         (Fix("optimizer.zero_grad() once a step, right after optimizer.step()"),),
         place=Place.parse(facts.dropped_at),
     )
@@ -247,10 +267,10 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    *("gradients_dropped", "rate_vanishes"),
+    *("gradients_dropped", "step_repeated", "rate_vanishes"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _clipping, _half, _zeroing, _dropped, _rate, _vanishing, _mode),
+    *(_gradients, _clipping, _half, _zeroing, _dropped, _repeated, _rate, _vanishing, _mode),
     *(_frozen, _anomaly, _accumulation),
 )

@@ -87,6 +87,39 @@ _KNOWN: Final = (
         "for each optimizer step, in this order: unscale_(optimizer), clipping, step(optimizer), "
         "then scaler.update() once, only in the last micro-batch",
     ),
+    # torch/optim/optimizer.py
+    _Known(
+        "no_parameters",
+        re.compile(r"optimizer got an empty parameter list"),
+        "The optimizer got no parameters: model.parameters() gives each once, and was used up "
+        "before, or the model has none",
+        "call model.parameters() again for it, or keep list(model.parameters()); layers in a "
+        "Python list need nn.ModuleList",
+    ),
+    # aten/src/ATen/core/Generator.h
+    _Known(
+        "generator_device",
+        re.compile(r"Expected a '\w+' device type for generator but found '\w+'"),
+        "Random numbers on the GPU were asked of a generator of the CPU, or the reverse",
+        'after torch.set_default_device("cuda"): DataLoader(…, shuffle=True, '
+        'generator=torch.Generator(device="cuda")), or no default device and model.to("cuda"); '
+        "elsewhere a generator of the device that the numbers are made on",
+    ),
+    # aten/src/ATen/native/Memory.cpp
+    _Known(
+        "pins_gpu_tensor",
+        re.compile(r"cannot pin '[\w.]+' only dense CPU tensors can be pinned"),
+        "pin_memory=True, and the data set gives tensors that are on the GPU already",
+        "pin_memory=False for them; or leave the data set on the CPU, and move each batch",
+    ),
+    # torch/optim/lr_scheduler.py
+    _Known(
+        "schedule_over",
+        re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
+        "OneCycleLR is stepped more often than its total_steps",
+        "total_steps=epochs * len(loader) where scheduler.step() comes after each batch (divided "
+        "by the micro-batches of a step), or one scheduler.step() an epoch",
+    ),
     # torch/nn/functional.py
     _Known(
         "batch_of_one",

@@ -41,8 +41,7 @@ class LearningObserver:
 
     Args:
         place: gives the user's line that is running, "file:line", or ``None``.
-        counts_in_place: whether changes in place by unscaling and clipping raise a tensor's
-            version, as they do on real devices.
+        counts_in_place: whether unscaling raises a tensor's version, as on real devices.
         looked: is told after each step that was looked at.
     """
 
@@ -114,7 +113,7 @@ class LearningObserver:
     def unscaled(self) -> None:
         """A GradScaler unscaled the gradients."""
         self._unscaled = True
-        self._changes += 1
+        self._changes += self._counts_in_place
 
     def clipping(self) -> None:
         """Gradients are clipped, by norm or value."""
@@ -172,15 +171,18 @@ class LearningObserver:
             seen = self._seen[optimizer] = _Optimizer(optimizer)
             self._all.append(seen)
         if seen.is_due():
-            changes = self._changes if self._counts_in_place else 0
-            kept = not self._zeroed and seen.has_old_gradients(optimizer, self._passes, changes)
-            seen.look(optimizer, kept=kept)
+            added = seen.added(optimizer) if not self._zeroed else None
+            kept = self._passes > 0 and added == self._passes + self._changes
+            seen.look(optimizer, kept=kept, again=seen.had_passes and self._passes == 0 == added)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
+        seen.had_passes = self._passes > 0
         if self._passes:
             micro = self._micro_batches_now()
             self._micro_batches[micro] += 1
-            dropped = micro - self._used if micro > 1 and self._dropped_at is not None else 0
+            dropped = micro - self._used if self._dropped_at is not None else 0
+            if dropped == micro and any(each.grad is not None for each in _tensors(optimizer)):
+                dropped = 0  # others were put in their place (several losses' put together)
             self._dropped[max(0, dropped)] += 1
             if dropped > 0:
                 self._dropping = self._dropped_at
@@ -260,6 +262,7 @@ class LearningObserver:
             scaler_on_half=self._half,
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),
+            used_again=sum(seen.again for seen in looked),
             zero_rates=_steps_at_zero(looked),
             vanished_rate=_vanished(looked),
             anomaly=self._anomaly,
@@ -280,7 +283,9 @@ class _Optimizer:
         self.steps = 0
         self.looks = 0
         self.was_due = False
-        self.kept = 0
+        #: Had its last step a backward pass of its own? Later ones of a CUDA graph have none.
+        self.had_passes = False
+        self.kept = self.again = 0
         self.zero_rates = 0
         self.largest_rate = 0.0
         self.vanished: list[float] = []
@@ -307,10 +312,11 @@ class _Optimizer:
     def will_be_due(self) -> bool:
         return self.steps < _FIRST
 
-    def look(self, optimizer: Any, *, kept: bool) -> None:
+    def look(self, optimizer: Any, *, kept: bool, again: bool) -> None:
         """At the gradients that the step is about to use."""
         self.looks += 1
         self.kept += kept
+        self.again += again
         for tensor in _tensors(optimizer):
             key = id(tensor)
             self.had[key] = self.had.get(key, False) or tensor.grad is not None
@@ -335,15 +341,16 @@ class _Optimizer:
                 self._old = weakref.ref(tensor.grad), version(tensor.grad)
                 return
 
-    def has_old_gradients(self, optimizer: Any, passes: int, changes: int) -> bool:
-        """Whether the remembered gradient was only added to since: each backward pass changes it
-        once, and so does whatever unscales or clips; setting it to zero would once more."""
-        if self._old is None or not passes:
-            return False
+    def added(self, optimizer: Any) -> int | None:
+        """How often the remembered gradient was changed since: each backward pass does once, and so
+        does whatever unscales or clips; setting it to zero would once more. ``None``: it is gone.
+        """
+        if self._old is None:
+            return None
         gradient, before = self._old[0](), self._old[1]
         if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
-            return False
-        return version(gradient) - before == passes + changes
+            return None
+        return version(gradient) - before
 
     def is_within(self, tensors: Collection[int]) -> bool:
         """Are all of its tensors among these, by identity?"""

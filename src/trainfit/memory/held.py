@@ -136,16 +136,23 @@ def _loss_sizes(recording: Recording, live: IntArray) -> frozenset[int]:
 def _kept(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:
     """Allocations that pass after pass of the script's loop leaves behind.
 
-    A pass begins with a copy of inputs to the GPU, or a backward pass.
+    A pass begins with a copy of inputs to the GPU, or a backward pass; that of an evaluation whose
+    data is on the GPU, with what the evaluation makes first.
     """
     events = outcome.stream.events[: outcome.peak_event + 1]
     made = (events[events % 4 == MALLOC] >> 2).tolist()
     passes, backward = [], False
+    evaluates, first = recording.in_evaluation(), None
     for alloc in made:
         operator = int(recording.alloc_op[alloc])
         before = backward
         backward = operator >= 0 and bool(recording.op_phase[operator] == _BACKWARD)
-        if recording.alloc_kind[alloc] == _INPUT or (backward and not before):
+        begins = recording.alloc_kind[alloc] == _INPUT or (backward and not before)
+        if operator >= 0 and evaluates[operator]:
+            place = int(recording.op_name[operator]), int(recording.alloc_line[alloc])
+            first = first or place
+            begins = begins or place == first
+        if begins:
             passes.append(alloc)
     if len(passes) < KEPT_PASSES:
         return frozenset()

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
@@ -23,7 +24,7 @@ from trainfit.plan.epoch_peak import (
     is_in_proportion,
     memory_at_the_end,
 )
-from trainfit.plan.growth_findings import of_epochs
+from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.remainder import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -45,6 +46,10 @@ _THIRD: Final = 32
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
+#: Where no DataLoader tells where an epoch ends: steps, and seconds, that its end is waited for.
+_MOST_STEPS: Final = 2000
+_BY_HAND_S: Final = 30.0
+_NO_LOADER: Final = "no DataLoader tells where an epoch ends"
 #: A run with one evaluation that lasts longer is not made again with several.
 _SLOW_S: Final = 60.0
 
@@ -110,7 +115,12 @@ class _Evaluations:
             if not _went_on(trace):
                 return ()
         free = job.memory_model.capacity_bytes - (present.device_bytes or 0)
-        return tuple(of_epochs(recording_of(trace), _STEPS, free))
+        recording = recording_of(trace)
+        found = tuple(of_epochs(recording, _STEPS, free))
+        if found or self._looked[0].cut is None or self._looked[0].cut.index is None:
+            return found
+        peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
+        return tuple(of_longer_epochs(peaks, _STEPS, free))
 
     @staticmethod
     def lengths(like: EpochEnd) -> tuple[int, ...]:
@@ -150,11 +160,15 @@ class _Evaluations:
         left = remainder_of(job.first, job.batch, batch) if index is not None else 0
         cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS, left)
         spec = job.sized(spec)
+        if index is None:  # evaluations are not cut
+            lengths = lengths[:1]
         try:
             cut, traces, last = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         failed = next((each for each in traces if not _went_on(each)), None)
+        if failed is not None and index is None and failed.outcome.status == "timeout":
+            return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
         if failed is not None:
             return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), ()
         self._looked = self._looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
@@ -162,8 +176,7 @@ class _Evaluations:
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
             if index is None and not ended:
-                why = "no DataLoader tells where an epoch ends"
-                return EpochEnd("not simulated", why, batch_size=batch), last
+                return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), last
             why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
@@ -182,15 +195,17 @@ class _Evaluations:
                 why = what_happened(traces[-1].outcome)
                 return EpochEnd("not simulated", why, batch_size=batch), ()
         end, findings = _measured(job, traces, lengths, whole)
+        findings = (*of_evaluation(coverage), *findings)
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 
 def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
+    by_hand = cut.index is None
     return dataclasses.replace(
         spec,
         cut=dataclasses.replace(cut, others=others),
-        steps=_STEPS * _EPOCHS,
-        time_limit_s=_LIMIT_S,
+        steps=_MOST_STEPS if by_hand else _STEPS * _EPOCHS,
+        time_limit_s=_BY_HAND_S if by_hand else _LIMIT_S,
         title=f"its evaluation ({others} batches)",
     )
 

@@ -42,6 +42,40 @@ def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Fin
     yield _finding(EPOCH_GROWTH, said, left, _COPY_LESS, subject=until)
 
 
+#: Peaks that differ by less are alike; an epoch that needs more by less is none that grows.
+_ALIKE = 0.01
+
+
+def of_longer_epochs(peaks: Sequence[int], steps: int, free_bytes: int) -> Iterator[Finding]:
+    """What each epoch's steps need more than those of the epoch before: a size that depends on the
+    epoch. ``peaks`` are those of the steps of three epochs of so many ``steps`` each; where steps
+    of one epoch differ among themselves, it is the data that does."""
+    first, second, third = (peaks[at * steps : (at + 1) * steps] for at in range(3))
+    if len(third) < steps or steps < 2:
+        return
+    if any(max(each) > (1 + _ALIKE) * min(each) for each in (second, third)):
+        return
+    # The optimizer's state comes with the very first step.
+    rises = second[0] - first[-1], third[0] - second[0]
+    if rises[0] <= _ALIKE * first[-1] or rises[1] <= _ALIKE * second[0]:
+        return
+    until = f"about {count(3 + max(0, free_bytes) // rises[1], 'epoch')} at the latest"
+    yield Finding(
+        EPOCH_GROWTH,
+        "critical",
+        f"Each epoch's steps need {size(rises[1])} more than those of the epoch before: full "
+        f"after {until}",
+        (Evidence("peaks", ", ".join(size(each[-1]) for each in (first, second, third))),),
+        "a size, a length or a number of layers that are trained follows the number of the epoch",
+        (
+            Fix(
+                "plan with the values of the last epoch: `trainfit plan` sizes for what it is given"
+            ),
+        ),
+        subject=until,
+    )
+
+
 def _finding(
     kind: str, said: str, sources: Sequence[GrowthSource], fix: Fix, subject: str = ""
 ) -> Finding:

@@ -6,9 +6,10 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.learning import of_learning
 from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
 from trainfit.hardware import GpuSpec, catalogue, device_constants
@@ -46,7 +47,13 @@ from trainfit.plan.notes import (
     note_steps,
     note_unused_gpus,
 )
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, with_stand_ins
+from trainfit.plan.runs.failures import (
+    NotSimulated,
+    ScriptError,
+    cause_of,
+    shortfall,
+    with_stand_ins,
+)
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
@@ -66,13 +73,14 @@ from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import Finding
+from trainfit.results.findings import FAILS_LATER, Finding
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
+from trainfit.results.text import count
 
 Say = Callable[[str], None]
 
@@ -401,6 +409,7 @@ def _built(
         sample_loading_s=first.outcome.sample_s,
         findings=(
             *_findings(job, present),
+            *of_habits(job.recording.makeup),
             *of_gpus(gpus, present.configuration.step_s),
             *ends.findings,
         ),
@@ -439,8 +448,9 @@ def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
 
 
 def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
-    """What spoils the learning, and what fills the memory: of a job that fits, by mistake."""
-    found = of_learning(job.first.outcome.learning)
+    """What ends the script, what spoils the learning, and what fills the memory: of a job that
+    fits, by mistake."""
+    found = (*_failure(job), *of_learning(job.first.outcome.learning))
     recording = recording_of(job.largest)
     shown = job.memory_model.unlimited(Stream.of(recording))
     full = of_full_memory(full_memory(recording, shown))
@@ -449,6 +459,18 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     if all(each.kind != TENSORS_KEPT for each in full):
         full = (*of_steps(job.pattern, job.memory_model), *full)
     return (*found, *full)
+
+
+def _failure(job: PlannedJob) -> Iterator[Finding]:
+    """What ends the script after its first steps."""
+    outcome, what = job.first.outcome, shortfall(job.first, job.command)
+    if what is None or outcome.status != "failed" or outcome.own_fault is not None:
+        return
+    cause = cause_of(outcome, job.first.output)
+    if cause is not None:
+        yield cause
+    after = f"after {count(outcome.steps, 'step')}"
+    yield Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

@@ -81,6 +81,8 @@ _NOWHERE = Place("", 0)
 
 #: The kind of the finding that an epoch's last batch fails, which a plan's first line tells.
 LAST_BATCH: Final = "last_batch_fails"
+#: … and of one that the script fails after its first steps.
+FAILS_LATER: Final = "fails_later"
 #: Likewise, that each epoch leaves memory behind; its subject is after how many the GPU is full.
 EPOCH_GROWTH: Final = "memory_grows_by_epoch"
 

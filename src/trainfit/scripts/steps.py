@@ -20,7 +20,7 @@ from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import loop_of, makeup_of
 from trainfit.simgpu.device.recorder import BACKWARD
-from trainfit.simgpu.device.user_location import frame_of_user
+from trainfit.simgpu.device.user_location import call_of_user, frame_of_user
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -62,6 +62,7 @@ class StepWatch:
         self.after_backward: Callable[[], None] = lambda: None
         """Called after each outermost pass that makes gradients of parameters."""
         self.feeds: list[StepFeed] = []
+        self._waits: list[set[str | None]] = []
         self.loop: Framework = ""
         self.where: str | None = None
         self._begin()
@@ -69,6 +70,7 @@ class StepWatch:
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         backward = ENGINE_RUN_BACKWARD.now
+        self._simulation.on_wait = lambda: self._waiting.add(call_of_user())
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             cycle = self._simulation.cycle
@@ -104,6 +106,7 @@ class StepWatch:
         """A training step is over."""
         if not self.feeds:
             self._look_around()
+        self._waits.append(self._waiting)
         calls = max(
             ((self._trained(module), each) for module, each in self._calls.items()),
             key=lambda pair: pair[0],
@@ -135,10 +138,17 @@ class StepWatch:
         found = makeup_of(self.feeds, batch_size)
         if found is None:
             return None
-        return dataclasses.replace(found, loop=self.loop, where=self.where)
+        # The first step has what comes before the loop, too.
+        each = set.intersection(*self._waits[1:]) if len(self._waits) > 2 else set()
+        waits = tuple(sorted(filter(None, each)))
+        trials = len([step for step in self._simulation.engine.steps_with_trials if step])
+        return dataclasses.replace(
+            found, loop=self.loop, where=self.where, waits=waits, trials=trials
+        )
 
     def _begin(self) -> None:
         self._batches: list[GivenBatch] = []
+        self._waiting: set[str | None] = set()
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
         self._calls = weakref.WeakKeyDictionary()
         self._backwards = 0

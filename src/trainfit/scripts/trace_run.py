@@ -64,6 +64,8 @@ _TELL_S = 0.5
 _INTERRUPTED = "interrupted"
 #: Steps after which a run may tell what it has, and seconds that the rest must last for that.
 _EARLY_STEPS, _EARLY_S = 2, 4.0
+#: Seconds that an evaluation may last before the third step.
+_EVALUATION_S = 15.0
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 
@@ -94,6 +96,7 @@ class Runner:
         self._coverage.trains_again = self._trains_again
         self._loaders.epochs.ended = self._epoch_ended
         self._has_epoch_ended = False
+        self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
@@ -225,6 +228,7 @@ class Runner:
         self._stopper.stop()
 
     def _after_batch(self) -> None:
+        self._leave_evaluation()
         if time.monotonic() - self._told >= _TELL_S:
             self._tell()
             self._tell_early()
@@ -275,8 +279,17 @@ class Runner:
             self._stopper.stop()
 
     def _before_evaluation(self) -> None:
-        """The training is over for now: a run of steps alone ends with the last of them."""
+        """The training is over for now: a run of steps alone ends with the last of them, where
+        they are enough to tell; else it waits for the evaluation, if that does not last."""
         if self._spec.only_training and self._simulation.steps >= _EARLY_STEPS and self._is_run():
+            self._evaluating_since = time.monotonic()
+            self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        since = self._evaluating_since
+        if since is None or not self._is_run():
+            return
+        if self._simulation.steps >= LEAST_STEPS or time.monotonic() - since > _EVALUATION_S:
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -289,13 +302,17 @@ class Runner:
     def _trains_again(self) -> None:
         """Training goes on after an evaluation of an epoch's end, or one that was made to come
         early: a run that was to have it ends."""
-        has_ended, cut = self._has_epoch_ended or self._periodic.entered, self._spec.cut
+        self._evaluating_since = None
+        has_ended, cut = self._has_epoch_ended or bool(self._periodic.entered), self._spec.cut
+        if cut is not None and cut.index is None:  # no DataLoader tells of an epoch's end
+            has_ended = has_ended or self._simulation.steps >= cut.batches
         if cut is not None and not cut.goes_on and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
     def _after_backward(self) -> None:
         """Maybe the last pass of a training that makes no step of an optimizer."""
+        self._coverage.differentiated()
         if self._spec.count == "steps" and self._inference.updates_by_itself():
             self._finish(ScriptOutcome("ended"))
             self._stopper.stop()

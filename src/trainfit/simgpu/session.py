@@ -204,6 +204,8 @@ class Simulation:
         self._alloc_conf = settings.to_conf()
         #: Says where a step is over.
         self.cycle = StepCycle()
+        #: Called where the host waits for the device, but for copies to it.
+        self.on_wait: Callable[[], None] = lambda: None
         self._recorder = Recorder()
         self._memory = DeviceMemory(
             [self._make_allocator(settings, number) for number in range(self.gpu.count)],
@@ -336,6 +338,8 @@ class Simulation:
     def _wait(self, stream: int | None) -> None:
         with self._time.simulating():
             self._kernels.host_waits(stream)
+        if not self.engine.uploads:
+            self.on_wait()
 
     # -- what is what ----------------------------------------------------------------------
 

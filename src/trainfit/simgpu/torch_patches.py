@@ -212,6 +212,8 @@ def _watched_apply(
 
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Pinning needs a real driver; the simulated copy takes any host memory."""
+    if isinstance(tensor, DeviceTensor):
+        raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
     tensor._trainfit_pinned = True  # type: ignore[attr-defined]
     return tensor
 

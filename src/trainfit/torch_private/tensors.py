@@ -19,6 +19,7 @@ with needed():
     #: PyTorch's own, whatever hooks the public ones have.
     item: Callable[[torch.Tensor], Any] = torch._C.TensorBase.item
     as_subclass: Callable[..., torch.Tensor] = torch._C.TensorBase.as_subclass
+    data: Callable[[torch.Tensor], torch.Tensor] = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
     set_data: Callable[..., None] = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
     make_subclass: Callable[..., Any] = torch.Tensor._make_subclass
     #: ``Tensor.__torch_function__`` of the class that it is given.

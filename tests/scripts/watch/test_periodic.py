@@ -73,6 +73,13 @@ def test_it_comes_once(tmp_path: Path, condition: str) -> None:
     assert _did(tmp_path, body, every=500) == [2]
 
 
+@pytest.mark.parametrize("condition", ["epoch == 40 and self.is_main", "epoch >= self.every"])
+def test_what_comes_with_a_later_epoch_comes_once(tmp_path: Path, condition: str) -> None:
+    body = f"epoch = number - 1\nif {condition}:\n    self.did.append(self.step)"
+    assert _did(tmp_path, body, every=500) == [2]
+    assert _did(tmp_path, body, every=500, is_main=False) == [2] * ("every" in condition)
+
+
 def test_of_a_callback(tmp_path: Path) -> None:
     assert _did(tmp_path, "pass", every=500, with_callback=True) == [("callback", 2)]
 

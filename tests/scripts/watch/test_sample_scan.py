@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -279,3 +281,26 @@ def test_samples_that_fail_are_left_out() -> None:
 )
 def test_shapes_of_a_sample(sample: object, shapes: dict[str, tuple[int, ...]]) -> None:
     assert shapes_of(sample) == shapes
+
+
+def test_a_rare_sample_is_found_by_the_size_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 2000 is huge, and the time is enough for twenty."""
+    clock = itertools.count()
+    passed = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: passed[0] + 1e-4 * next(clock))
+
+    def read(index: int) -> torch.Tensor:
+        passed[0] += 0.1
+        return torch.ones(files[index][0].stat().st_size)
+
+    files = [(tmp_path / f"{number}.txt", number % 2) for number in range(2000)]
+    for number, (path, _) in enumerate(files):
+        path.write_bytes(b"." * (500 if number == 1234 else 5 + number % 3))
+    samples = Samples(read, len(files))
+    samples.files = files  # type: ignore[attr-defined]
+    scan = scan_samples(DataLoader(samples, 8, shuffle=True, collate_fn=padded), 2.0)
+    assert scan.looked_at < 100
+    assert (scan.longest, scan.longest_elements, scan.typical_elements) == (1234, 500, 6)
+    assert scan.padded_elements < 10

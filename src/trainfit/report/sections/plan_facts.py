@@ -16,7 +16,7 @@ from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
-from trainfit.results.findings import EPOCH_GROWTH, LAST_BATCH
+from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH
 from trainfit.results.loader import BUSY, most_helpful_first
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
 from trainfit.results.runs.steps import PEER_COPY
@@ -63,9 +63,11 @@ def _fits(result: PlanResult) -> str:
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
-    if now.fits and (until := _by_epoch(result)):
+    if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
+    if now.fits and (later := _subject(result, FAILS_LATER)):
+        return f"Fits: {need} of {there}{at}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
         return f"Fits: {need} of {there}{at}, but {last}."
     if now.fits:
@@ -74,9 +76,9 @@ def _fits(result: PlanResult) -> str:
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
 
 
-def _by_epoch(result: PlanResult) -> str:
-    """After how many epochs the GPU is full, where each of them leaves memory behind."""
-    return next((each.subject for each in result.findings if each.kind == EPOCH_GROWTH), "")
+def _subject(result: PlanResult, kind: str) -> str:
+    """Of the finding of a kind; empty where there is none."""
+    return next((each.subject for each in result.findings if each.kind == kind), "")
 
 
 def _last_batch(result: PlanResult) -> str:

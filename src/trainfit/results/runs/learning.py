@@ -28,6 +28,7 @@ class LearningFacts:
     scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
     kept_gradients: Steps that began with the gradients of the step before.
+    used_again: Steps that used the gradients of the step before once more, as they were.
     zero_rates: Steps at which each learning rate was 0.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     anomaly: The anomaly mode of autograd was on.
@@ -53,6 +54,7 @@ class LearningFacts:
     scaler_on_half: bool = False
     small_eps: float | None = None
     kept_gradients: int = 0
+    used_again: int = 0
     zero_rates: int = 0
     vanished_rate: float | None = None
     anomaly: bool = False

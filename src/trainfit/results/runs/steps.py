@@ -30,7 +30,9 @@ class StepMakeup:
     ``loader_batches`` are the batches that the DataLoader gives for a step (``None``: it gives
     none). ``per_step`` are the micro-batches of each simulated step; ``varied`` says whether the
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
-    step, ``where`` the user's line that it is called from.
+    step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
+    the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
+    ``cudnn.benchmark`` timed algorithms, for sizes that had not come before.
     """
 
     micro_batch: int | None
@@ -42,6 +44,8 @@ class StepMakeup:
     varied: bool = False
     loop: Framework = ""
     where: str | None = None
+    waits: tuple[str, ...] = ()
+    trials: int = 0
     why: str = ""
 
 
@@ -99,7 +103,8 @@ class Coverage:
     its data the DataLoader had given by the last step, ``steps_per_epoch`` how many optimizer
     steps an epoch has at that pace (``None``: not known). ``evaluation_batches`` is the length of
     the longest DataLoader that was cut short in addition to the training's (``None``: none was, or
-    it has no length).
+    it has no length). ``graph_at`` is the user's line at which an evaluation calls the model with
+    gradients on (``None``: none does).
     """
 
     evaluated: bool
@@ -107,6 +112,7 @@ class Coverage:
     epochs: float | None = None
     steps_per_epoch: int | None = None
     evaluation_batches: int | None = None
+    graph_at: str | None = None
 
 
 # ---

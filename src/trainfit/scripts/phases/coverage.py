@@ -17,6 +17,7 @@ import torch
 
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
 
@@ -36,6 +37,8 @@ class CoverageWatch:
         self._called_at = 0
         self._trained: set[int] = set()
         self._evaluated = self._saved = False
+        #: Where an evaluation after the first step began with gradients on.
+        self._graph_at: str | None = None
         #: Does an evaluation go on?
         self._is_within = False
         #: Was the model called in this step as an evaluation does, and in each before?
@@ -86,6 +89,8 @@ class CoverageWatch:
             self.before_evaluation()
             self._evaluated = self._is_within = True
             self._spans.append([self._called_at, self._called_at])
+            if self._inferring and torch.is_grad_enabled():
+                self._graph_at = user_frame()
         else:
             self._has_inferred = True
 
@@ -98,6 +103,11 @@ class CoverageWatch:
         if not self._inferring:
             return not module.training and not self._has_inferred
         return not any(self._inferring[1:] or self._inferring)
+
+    def differentiated(self) -> None:
+        """A backward pass is over: an evaluation that has one needs gradients."""
+        if self._is_within:
+            self._graph_at = None
 
     def epoch_ended(self) -> None:
         """What was evaluated before does not count: it was none of an epoch's end."""
@@ -129,7 +139,7 @@ class CoverageWatch:
     def result(self) -> Coverage:
         """What was seen so far."""
         epochs, steps = self._epoch()
-        return Coverage(self._evaluated, self._saved, epochs, steps)
+        return Coverage(self._evaluated, self._saved, epochs, steps, graph_at=self._graph_at)
 
     def _epoch(self) -> tuple[float | None, int | None]:
         """Epochs that were done, and optimizer steps in one, where the data set's size is known.

@@ -1,8 +1,9 @@
 """Lets what a script does every so many steps happen once, within the few that are simulated.
 
-``if step % 500 == 0: evaluate()`` comes late in a run, and needs memory that no step does. The
-condition is found in the script's source as its line is reached; where all else in it holds, the
-script goes on with the body, as if the step's number were right. No file is changed.
+``if step % 500 == 0: evaluate()`` and ``if epoch == 5: unfreeze()`` come late in a run, and need
+memory that no step before does. The condition is found in the script's source as its line is
+reached; where all else in it holds, the script goes on with the body, as if the step's number were
+right. No file is changed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _Trace = Callable[[FrameType, str, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class PeriodicBlock:
-    """An ``if`` at ``line`` with a remainder in its condition.
+    """An ``if`` at ``line`` with a remainder in its condition, or the number of an epoch.
 
-    ``condition`` is the same without the remainder, ``number`` the steps that it divides by,
+    ``condition`` is the same without it, ``number`` the steps that it divides by (the epoch),
     ``target`` the line to go on with, and ``first`` to ``last`` the lines of what comes then, whose
     code is ``body`` where it stands on the line of the condition (``None``: it does not).
     """
@@ -215,6 +216,9 @@ class _WithoutRemainder(ast.NodeTransformer):
         match node.ops:
             case [ast.Eq() | ast.NotEq() | ast.Gt()] if _is_remainder(node.left):
                 return self._once(node.left, holds=isinstance(node.ops[0], ast.Eq))
+            case [ast.Eq() | ast.Gt() | ast.GtE()] if _counts_epochs(node.left):
+                self.numbers.append(node.comparators[0])
+                return ast.Constant(True)
         return self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -227,6 +231,12 @@ class _WithoutRemainder(ast.NodeTransformer):
         self.numbers.append(remainder.right)
         self.is_inverted |= not holds
         return ast.Constant(holds)
+
+
+def _counts_epochs(node: ast.expr) -> bool:
+    """``epoch``, ``self.current_epoch``."""
+    name = getattr(node, "id", getattr(node, "attr", ""))
+    return "epoch" in name.lower()
 
 
 def _is_remainder(node: ast.expr) -> bool:

@@ -289,6 +289,7 @@ class DeviceMemory:
                 self._free(self._pending.pop())
 
     def empty_cache(self) -> None:
+        self.on_wait(None)  # cudaFree waits for the device
         self.flush()
         with self._lock:
             for each in self.allocators:

@@ -67,6 +67,11 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     kwargs = dict(kwargs)
     if device is not None:
         device = kwargs["device"] = complete(device)
+        generator = kwargs.get("generator")
+        if device in GPUS and generator is not None and generator.device.type != "cuda":
+            # check_generator in ATen/core/Generator.h; C++ would hand on a generator of the CPU.
+            found = generator.device.type
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{found}'")
         if func is torch.sparse_coo_tensor and device in GPUS and len(args) > 1:
             del kwargs["device"]  # it is where the values are
             args = (*(torch.as_tensor(each, device=device) for each in args[:2]), *args[2:])

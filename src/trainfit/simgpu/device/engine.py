@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
@@ -97,6 +98,10 @@ class Engine(Hooks):
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
+        #: In which ``cudnn.benchmark`` timed algorithms.
+        self.steps_with_trials: set[int] = set()
+        #: Does the host wait for a copy to the device now?
+        self.uploads = False
         #: Bytes of the operands that the current operator made contiguous for its kernels.
         self.copied: list[tuple[str, int]] = []
         #: The GPU that the current operator copies from, where that is another than it runs on.
@@ -162,9 +167,14 @@ class Engine(Hooks):
         text = f"{text} (at {place})" if place else text
         self.assumptions[text] = self.assumptions.get(text, 0) + 1
 
-    def wait_for_device(self) -> None:
-        """The host waits until the current stream has done what was submitted to it."""
+    def wait_for_device(self, *, uploads: bool = False) -> None:
+        """The host waits until the current stream has done what was submitted to it.
+
+        ``uploads``: for a copy to the device, which has pinning as its own cure.
+        """
+        self.uploads = uploads
         self.memory.synchronize(self.memory.stream)
+        self.uploads = False
 
     # -- operators ---------------------------------------------------------------------
 
@@ -324,6 +334,8 @@ class Engine(Hooks):
         if info.kernel is not None:
             self.accounting.attempt(info.func, info.kernel, self, args, fresh)
         self.accounting.attempt(info.func, self.values.mutate, info, args, kwargs)
+        if info.of_lists and not torch.is_inference_mode_enabled():
+            increment_version(args[0])
         if kwargs:
             self._follow_out(kwargs)
         returned = [

@@ -192,6 +192,44 @@ def _convolution(args: Any, _: Any) -> None:
 CHECKS[aten.convolution.default] = _convolution
 
 
+def _of_one_dtype(words: str, *places: int) -> Callable[[Any, Any], None]:
+    """Operands that a kernel reads as numbers of the first one's type. ``words`` has {wanted} and
+    {given}, as CUDA's kernels (data_ptr) or TensorIterator name them."""
+
+    def check(args: Any, _: Any) -> None:
+        tensors = [args[at] for at in places if at < len(args) and args[at] is not None]
+        for each in tensors[1:]:
+            if each.dtype is not tensors[0].dtype:
+                names = {"wanted": _name_of(tensors[0]), "given": _name_of(each)}
+                raise RuntimeError(words.format(**names))
+
+    return check
+
+
+def _name_of(tensor: torch.Tensor) -> str:
+    """ "Float", "Half", …: the dtype, as C++ has it."""
+    return str(tensor.type()).rpartition(".")[2].removesuffix("Tensor")
+
+
+_DATA: Final = "expected scalar type {wanted} but found {given}"
+_ITERATED: Final = "Found dtype {given} but expected {wanted}"
+_PUT: Final = (
+    "Index put requires the source and destination dtypes match, got {wanted} for the destination "
+    "and {given} for the source."
+)
+for _words, _places, _funcs in (
+    (_DATA, (0, 2, 3), (aten.native_layer_norm.default,)),
+    (_DATA, (0, 1, 2), (aten.native_group_norm.default,)),
+    (_DATA, (0, 1), (aten._cdist_forward.default, aten.grid_sampler_2d.default)),
+    (_DATA, (0, 1), (aten.grid_sampler_3d.default,)),
+    (_ITERATED, (0, 1), (aten.binary_cross_entropy.default,)),
+    (_ITERATED, (1, 2), (aten.binary_cross_entropy_backward.default,)),
+    (_ITERATED, (1, 2), (aten.huber_loss_backward.default,)),
+    (_PUT, (0, 2), (aten.index_put.default, aten.index_put_.default)),
+):
+    CHECKS.update(dict.fromkeys(_funcs, _of_one_dtype(_words, *_places)))
+
+
 def _filled(at: int) -> Callable[[Any, Any], None]:
     """A number that the dtype cannot hold: -1e9 in float16, whose largest is 65504."""
 

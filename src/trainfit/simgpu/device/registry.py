@@ -84,7 +84,7 @@ class OperatorInfo:
 
     __slots__ = (
         "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
-        "library", "maker", "mutates", "name", "random", "returns", "view",
+        "library", "maker", "mutates", "name", "of_lists", "random", "returns", "view",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -99,6 +99,9 @@ class OperatorInfo:
         #: The operator as it is written in Python, where that is to be run.
         self.body = None if self.handler is not None else _body_of(func)
         self.mutates = schema.is_mutable
+        #: Does its kernel itself count that the tensors of a list were changed in place? (foreach,
+        #: ATen/native/cuda/Foreach*.cu; fused optimizers do not.)
+        self.of_lists = self.mutates and schema.name.startswith("aten::_foreach_")
         self.inplace_view = torch.Tag.inplace_view in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
         returned = [r.alias_info for r in schema.returns]

@@ -298,7 +298,7 @@ class DeviceTensor(torch.Tensor):
 
     def type(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is None:
-            return super().type().replace("torch.", "torch.cuda.", 1)
+            return f"torch.cuda.{super().type().rpartition('.')[2]}"
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
             dtype = dtype.replace("torch.cuda.", "torch.", 1)
             dtype = torch.empty(0).type(dtype).dtype
@@ -355,8 +355,8 @@ class DeviceTensor(torch.Tensor):
     def data(self) -> torch.Tensor:
         if is_lazy(self):  # it refuses whatever is not to move it
             with private.NoTorchFunction():
-                return self.detach()
-        return self.detach()
+                return private.data(self)
+        return private.data(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:

@@ -177,6 +177,7 @@ def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
     if ("cudnn.benchmark", key) in tried:
         return
     tried.add(("cudnn.benchmark", key))
+    engine.steps_with_trials.add(engine.recorder.step)
     engine.memory.empty_cache()
     engine.assume(
         "torch.backends.cudnn.benchmark times algorithms at each new shape; the temporary "

@@ -120,7 +120,7 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
     """Host to device: the host casts, then the bytes are copied."""
     source = _without_class(source)
     if not (kwargs.get("non_blocking") and source.is_pinned()):
-        engine.wait_for_device()
+        engine.wait_for_device(uploads=True)
     with engine.copying_input():
         engine.record(engine.info(func))
         with no_dispatch():
@@ -146,7 +146,7 @@ def _without_class(tensor: torch.Tensor) -> torch.Tensor:
 def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
     if type(target) is not type(source) and not (len(args) > 2 and args[2]):
-        engine.wait_for_device()
+        engine.wait_for_device(uploads=type(target) is SimulatedTensor)
     if type(target) is not SimulatedTensor:
         content = engine.values.read(source)
         if content is None:

@@ -75,6 +75,12 @@ def choose_backend(
     Raises ``RuntimeError`` where the script allows none of those that are possible.
     """
     tensors = (query, key, value)
+    if len({t.dtype for t in tensors}) > 1:  # validate_sdpa_input
+        names = [str(t.dtype).removeprefix("torch.") for t in tensors]
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{names[0]} key.dtype: {names[1]} and value.dtype: {names[2]} instead."
+        )
     if query.dim() != 4 or any(not isinstance(t, DeviceTensor) for t in tensors):
         return "math"
     grouped = len({t.shape[1] for t in tensors}) > 1

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.findings import habits
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies as copying
@@ -174,7 +175,7 @@ HOST_BOUND_LAUNCHES: Final = Rule(
 # Calls that wait for the GPU, after which it is idle until the host has launched again.
 
 
-_HIDDEN_SYNCS_KIND: Final = "hidden_syncs"
+_HIDDEN_SYNCS_KIND: Final = habits.WAITS_KIND
 
 
 def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
@@ -209,15 +210,8 @@ def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("waiting in them", main.sync * rank.seconds / len(rank.steps), "s/step"),
             Evidence("GPU idle, not for lack of input", idle, "of the time"),
         ),
-        "item(), cpu(), print(tensor) and the like wait until the GPU is done; it is idle until "
-        "the host has launched the next kernels",
-        (
-            Fix(
-                "read the loss every 50 steps only (loss.detach() in between), and compute "
-                "metrics on the GPU",
-                line="if step % 50 == 0: print(loss.item())",
-            ),
-        ),
+        habits.WAITS.cause,
+        (Fix(habits.WAITS.action, line=habits.WAITS.line),),
         "likely",
         idle,
     )

@@ -1,0 +1,27 @@
+"""Habits that simulated steps show."""
+
+from __future__ import annotations
+
+from trainfit.findings.habits import of_evaluation, of_steps
+from trainfit.results.runs.steps import Coverage, StepMakeup
+
+
+def test_waits_are_told_with_their_lines() -> None:
+    lines = tuple(f"/home/me/train.py:{number}" for number in range(1, 7))
+    (found,) = of_steps(StepMakeup(8, 1, 8, waits=lines))
+    assert (found.kind, found.severity) == ("hidden_syncs", "info")
+    assert "train.py:1, " in found.title and found.title.endswith("train.py:4, …")
+    assert found.place is not None and found.place.line == 1
+
+
+def test_trials_of_cudnn_in_step_after_step() -> None:
+    assert not list(of_steps(StepMakeup(8, 1, 8, trials=1)))  # a last batch that is shorter
+    (found,) = of_steps(StepMakeup(8, 1, 8, trials=2))
+    assert found.kind == "cudnn_trials" and "benchmark = False" in found.fix.action
+    assert not list(of_steps(None))
+
+
+def test_an_evaluation_with_gradients_on() -> None:
+    (found,) = of_evaluation(Coverage(True, False, graph_at="/home/me/train.py:9"))
+    assert found.place is not None and found.place.line == 9 and "no_grad" in found.fix.line
+    assert not list(of_evaluation(Coverage(True, False)))

@@ -1,0 +1,91 @@
+"""What a simulated operator refuses, and what autograd sees of it, is what a GPU would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import trainfit
+
+
+@pytest.fixture(autouse=True, scope="module")
+def simulated() -> Iterator[None]:
+    with trainfit.simulate("RTX 4090"):
+        yield
+
+
+def _versions(module: nn.Module) -> list[int]:
+    return [weight._version for weight in module.parameters()]
+
+
+def test_changes_in_place_are_counted_as_cuda_counts_them() -> None:
+    """foreach kernels do (ATen/native/cuda/Foreach*.cu), fused optimizers do not, and what .data
+    gives has a count of its own (Tensor::variable_data)."""
+    model = nn.Linear(4, 4).cuda()
+    began = _versions(model)
+    model.weight.data.add_(1)
+    assert _versions(model) == began
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    torch.optim.SGD(model.parameters(), 0.1, fused=True).step()
+    assert _versions(model) == began
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert _versions(model) == [each + 1 for each in began]
+    with torch.inference_mode():  # tensors of which nothing is counted
+        torch._foreach_add_([torch.zeros(2, device="cuda")], 1.0)
+
+
+def test_a_step_between_two_backward_passes_of_a_recurrent_network() -> None:
+    network = nn.LSTM(4, 4).cuda()
+    loss = network(torch.rand(3, 2, 4, device="cuda"))[0].sum()
+    loss.backward(retain_graph=True)
+    for weight in network.parameters():
+        weight.data.add_(1)
+    loss.backward(retain_graph=True)
+    torch.optim.Adam(network.parameters()).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def _made(dtype: torch.dtype) -> torch.Tensor:
+    return torch.rand(1, 8, 8, 8, device="cuda", dtype=dtype)
+
+
+_SCALAR = "expected scalar type Half but found Float"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda a, b: functional.layer_norm(a, (8,), b[0, 0, 0]), _SCALAR),
+        (lambda a, b: functional.group_norm(a, 2, b[0, 0, 0], b[0, 0, 0]), _SCALAR),
+        (lambda a, b: functional.grid_sample(a, b[..., :2]), _SCALAR),
+        (lambda a, b: torch.cdist(a, b), _SCALAR),
+        (functional.binary_cross_entropy, "Found dtype Float but expected Half"),
+        (lambda a, b: functional.huber_loss(a, b).backward(), "Found dtype Float but expected"),
+        (lambda a, b: a.clone().index_put((torch.tensor([0]),), b), "source and destination dty"),
+        (
+            lambda a, b: functional.scaled_dot_product_attention(a, b, b),
+            "query, key, and value to have the same dtype",
+        ),
+    ],
+)
+def test_operands_of_one_dtype(call: Callable[..., Any], said: str) -> None:
+    half = _made(torch.float16).requires_grad_()
+    with pytest.raises(RuntimeError, match=said):
+        call(half, _made(torch.float32))
+    call(half, _made(torch.float16))
+
+
+def test_what_the_device_cannot_do() -> None:
+    numbers = torch.rand(2, device="cuda")
+    with pytest.raises(RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor'"):
+        numbers.pin_memory()
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
+        torch.randperm(4, device="cuda", generator=torch.Generator())
+    torch.randperm(4, device="cuda", generator=torch.Generator("cuda"))
