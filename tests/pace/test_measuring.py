@@ -233,6 +233,9 @@ def test_a_rehearsal_that_does_not_fit_is_left_out_and_that_is_said() -> None:
     """18 ms for a cold call, twice, of 33."""
     found = measured(CACHES, ON_CPU, fix="rehearse")
     assert found.fix_trial is not None and not found.fix_trial.is_fixed
+    # What has just been tried in vain is not advised.
+    tried = f"--fix {found.fix_trial.fix}"
+    assert not any(tried in each.text for each in pace_subject(found).headline.commands)
     assert any("of the ticks had no rehearsal call" in note for note in found.notes)
 
 

@@ -121,7 +121,8 @@ def _headline(result: PaceResult) -> Headline:
     failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
     fixed = trial is not None and trial.is_fixed
-    own = next((each for each in result.advice if each.name), None)
+    tried = "" if trial is None else trial.fix
+    own = next((each for each in result.advice if each.name not in ("", tried)), None)
     commands = []
     if own is not None and not fixed:
         commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
