@@ -368,6 +368,18 @@ def rate_vanishes(device: str) -> None:
         schedule.step()
 
 
+def schedule_has_ended(device: str) -> None:
+    """It has come to 0, and the training goes on."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 5))
+    for _ in range(17):
+        model(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
 def annealed(device: str) -> None:
     """Warm restarts go down to nothing, again and again."""
     model = net(device)
@@ -443,6 +455,11 @@ def test_the_fault_alone_is_found(
     watched: Callable[..., LearningFacts], training: Training
 ) -> None:
     assert kinds(watched(training)) == [training.__name__]  # type: ignore[attr-defined]
+
+
+def test_a_schedule_that_has_ended(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(schedule_has_ended))
+    assert found.kind == "rate_vanishes" and "fallen to 0:" in found.title
 
 
 def test_detached(watched: Callable[..., LearningFacts]) -> None:

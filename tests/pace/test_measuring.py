@@ -107,6 +107,16 @@ def test_that_a_rate_cannot_be_held_is_the_headline() -> None:
     assert often.startswith("30 Hz cannot be held: one call in 3 needs 20")
 
 
+def test_calls_that_end_too_late_are_said_though_most_do_not() -> None:
+    """Other programs hold some up; the median, which is compared, tells nothing of these."""
+    found = measured(HEALTHY, ACT, hz=(30.0,))
+    (rate,) = found.rates
+    late = dataclasses.replace(found, rates=(dataclasses.replace(rate, missed_share=0.47),))
+    headline = pace_subject(late).headline
+    assert headline.text.startswith("At 30 Hz 47% of the calls end after the next one is due")
+    assert headline.tone == "warn" and pace_subject(found).headline.tone == "good"
+
+
 class Chunked(SimulatedCallee):
     """Runs the network in every ``period``-th call, and takes from a queue in the others."""
 
@@ -223,6 +233,9 @@ def test_a_rehearsal_that_does_not_fit_is_left_out_and_that_is_said() -> None:
     """18 ms for a cold call, twice, of 33."""
     found = measured(CACHES, ON_CPU, fix="rehearse")
     assert found.fix_trial is not None and not found.fix_trial.is_fixed
+    # What has just been tried in vain is not advised.
+    tried = f"--fix {found.fix_trial.fix}"
+    assert not any(tried in each.text for each in pace_subject(found).headline.commands)
     assert any("of the ticks had no rehearsal call" in note for note in found.notes)
 
 

@@ -212,8 +212,8 @@ def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "rate_vanishes",
         "critical",
-        f"The learning rate has fallen to {rate:.0e}: nothing is learned any more",
-        (Evidence("learning rate", f"{rate:.0e}"),),
+        f"The learning rate has fallen to {rate:.0g}: nothing is learned any more",
+        (Evidence("learning rate", f"{rate:.0g}"),),
         "a schedule whose lengths are epochs is stepped with each batch",
         (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
         confidence="likely",

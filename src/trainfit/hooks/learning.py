@@ -30,7 +30,7 @@ _NAMES: Final = 3
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
-#: and less); schedules end above it, or at 0.
+#: and less); schedules end above it, or at 0, but for the last of their steps only.
 _VANISHED: Final = 1e-8
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
@@ -328,7 +328,7 @@ class _Optimizer:
         known = [float(rate) for rate in rates if isinstance(rate, int | float)]
         if known and len(known) == len(rates):
             self.largest_rate = max(self.largest_rate, *known)
-            if 0 < max(known) < _VANISHED * self.largest_rate:
+            if max(known) < _VANISHED * self.largest_rate:
                 self.vanished.append(max(known))
             else:
                 self.vanished.clear()  # of a schedule that begins again

@@ -44,6 +44,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "slow_worker": "input",
     "epoch_start": "input",
     "no_workers": "input",
+    "sampler_share": "input",
     "unpinned_copies": "copy",
     "copies": "copy",
     "hidden_syncs": "sync",

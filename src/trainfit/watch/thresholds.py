@@ -10,14 +10,17 @@ from typing import Final
 from trainfit.results.watch import LEAST_STEPS as LEAST_STEPS
 
 # --- When anything is said ------------------------------------------------------------------------
-#: Samples of the machine or a GPU at least: two seconds at the 5 Hz that are left of 10 where the
-#: sampler's budget is small (two cores). NVML averages over up to 1 s.
+#: Samples of the machine or a GPU at least: of a run's first seconds in half a second, later in 10
+#: to 20. NVML averages over up to 1 s.
 LEAST_SAMPLES: Final = 10
-#: Of what is read twice a second only (each process, memory, disks): three seconds.
+#: Of what is read twice a second at most (each process, memory): three seconds.
 LEAST_SLOW_SAMPLES: Final = 6
 #: Of how long threads waited for cores, which the kernel adds up: what lies between two readings is
 #: measured, too.
 LEAST_WAIT_SAMPLES: Final = 3
+#: Looks at a line from which its share is told: of 5 that are 40% of all, one in ten is off by more
+#: than a half.
+LOOKS_AT_LINE: Final = 5
 #: Loss from which something is worth telling: Kineto's TensorBoard plug-in names a DataLoader
 #: above 5% of the step.
 NOTICEABLE: Final = 0.05
@@ -58,6 +61,9 @@ SECOND_THREAD: Final = 1.25
 #: Seconds of a batch that is as quickly made as taken from a worker: of 1 to 8 small tensors the
 #: main process needs 0.6 to 1.5 ms for that though the batch is ready (PyTorch 2.13, two cores).
 CHEAP_BATCH_S: Final = 0.001
+#: Bytes of a batch from which to copy it into and out of shared memory takes as long as that (some
+#: 5 GB/s each way).
+LARGE_BATCH_BYTES: Final = 2 * 2**20
 #: CPU seconds a second of a thread below which that ratio is noise.
 AT_ALL_BUSY: Final = 0.05
 #: CPU seconds a second of a thread that never waits. A thread with a core of its own reads 0.95

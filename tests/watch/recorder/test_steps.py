@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
 from trainfit.watch.recorder.job import ReadyBatches
+from trainfit.watch.recorder.looks.stacks import in_sampler, is_busy_elsewhere, users_stack
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
@@ -302,6 +305,43 @@ def test_a_second_training_is_told_and_its_first_step_has_no_length(tmp_path: Pa
 
 
 # -- evaluation, checkpoints ----------------------------------------------------------------------
+
+
+def test_an_evaluation_with_gradients_is_told_by_its_calls(tmp_path: Path) -> None:
+    """By far more calls of the model than usual, and no backward pass more."""
+    model, (samples, _) = Net(), DATA[:]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for step in range(30):
+            if step in (15, 25):
+                for _ in range(20):
+                    model(samples)
+            loss_of(model, DATA[:]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    steps = run.record.steps
+    told = steps[(steps["flags"] & tables.EVALUATION) != 0]
+    assert list(told["step"]) == [15, 25]
+    # One of 21 calls is the training's own.
+    assert told["evaluation_s"] == pytest.approx(20 * told["forward_s"], rel=1e-4)
+    path, _, line = run.events("evaluation")[0].text.rpartition(":")
+    assert path.endswith("test_steps.py")
+    assert "model(samples)" in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+def test_choosing_samples_is_neither_a_batch_nor_pytorch_s() -> None:
+    seen = []
+
+    class Sampler:
+        def __iter__(self) -> Iterator[list[int]]:
+            thread = threading.get_ident()
+            seen.append((in_sampler(users_stack(thread)), is_busy_elsewhere(thread)))
+            yield [0, 1]
+
+    next(iter(DataLoader(DATA, batch_sampler=Sampler())))
+    ((stack, busy),) = seen
+    assert stack is not None and not busy
+    assert stack[-1][1][0].co_filename == __file__ and stack[-1][1][0].co_name == "__iter__"
 
 
 def test_an_evaluation_takes_its_batches_with_it(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_ram_that_grows_without_a_variable_is_told_after_a_while() -> None:
     assert "ram_growth" in kinds(judge(growing(100 * MIB, steps=100, growing=(KEPT,))))
 
 
+def test_ram_that_is_full_before_the_data_set_was_read_once() -> None:
+    """What holds the data set levels off with its first epoch: if that fits."""
+    many, few = (dataclasses.replace(LOADER, batches=number) for number in (10**6, STEPS + 10))
+    assert finding(judge(growing(GIB, loaders=(many,))), "ram_growth").severity == "critical"
+    assert finding(judge(growing(GIB, loaders=(few,))), "ram_growth").severity == "warning"
+
+
 def test_of_what_kind_it_is() -> None:
     record = growing(50 * MIB, growing=(KEPT,))
     rows = memory_rows(record, anonymous_bytes=40 * MIB, shared_bytes=10 * MIB)
@@ -119,6 +126,7 @@ def forked(copied: float, method: str = "fork", held: int = GIB, rss: float = 0.
     """Workers whose own memory grows by so many bytes a second, and their RSS by ``rss``."""
     record = run(STEPS, header={"loaders": (dataclasses.replace(LOADER, start_method=method),)})
     worker = memory_rows(record, 1, private_bytes=copied, anonymous_bytes=rss)
+    worker["private_bytes"][::4] += MIB  # of a batch
     worker["private_bytes"][1::2] = -1  # it is counted now and then only
     main = memory_rows(record)
     main["anonymous_bytes"] = held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from helpers_watch import finding, loader, run_on_cpu
 from trainfit.report.watch import answer
@@ -56,6 +57,36 @@ def test_few_slow_samples_are_asked_before_cores_and_hand_off() -> None:
     found = finding(result, "input_bound")
     assert "few of them take long" in answer(result) and "samples 37, 137" in found.cause
     assert int(found.fix.settings["prefetch_factor"]) >= 4
+
+
+def test_the_line_that_most_of_a_batch_s_time_goes_to() -> None:
+    decodes = CodeLine("data.py:9", 90, (), "image.resize", "image.resize", "")
+    found = finding(waiting(decodes, fetches={"cpu_s": 0.39}), "input_bound")
+    assert not found.fix.settings and str(found.place) == "data.py:9"
+    assert found.value_of("data.py:9, share of a batch's time") == pytest.approx(90 / 105)
+    spread = [CodeLine(f"data{n}.py:9", 15, (), "", "", "") for n in range(7)]
+    found = finding(waiting(*spread, fetches={"cpu_s": 0.39}), "input_bound")
+    assert str(found.place) == "train.py:41"
+
+
+def test_a_small_batch_that_comes_late_is_late_by_other_programs() -> None:
+    """Nothing is won by sending less."""
+    fetches = {"fetch_s": 0.05, "cpu_s": 0.04, "bytes": 20_000}
+    fix = finding(waiting(fetches=fetches, queued=2), "input_bound").fix
+    assert "send less" not in fix.action and "stop them" in fix.action
+    fix = finding(waiting(fetches=fetches | {"bytes": 10**8}, queued=2), "input_bound").fix
+    assert "stop them" not in fix.action
+
+
+def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:
+    chosen = StackLooks(100, (CodeLine("sampler.py:3", 60, (), "random.sample", "random.sample"),))
+    result = waiting(header={"sampler_code": chosen}, fetches={"fetch_s": 0.001})
+    found = finding(result, "sampler_share")
+    assert found.share == 0.6 and str(found.place) == "sampler.py:3"
+    assert "60% of the time: sampler.py:3" in answer(result)
+    alone = finding(waiting(fetches={"fetch_s": 0.001}), "input_bound")
+    rest = [each.share or 0.0 for each in result.findings if each.kind == "input_bound"]
+    assert sum(rest) == pytest.approx((alone.share or 0.0) - 0.6, abs=0.01)
 
 
 def test_without_looks_it_is_as_before() -> None:

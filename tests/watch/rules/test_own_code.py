@@ -9,7 +9,7 @@ from trainfit.findings.own_code import habit_of
 from trainfit.report.watch import answer
 from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks
 from trainfit.watch.judge import judge
-from trainfit.watch.rules.own_code import costliest
+from trainfit.watch.rules.code_lines import costliest
 
 SAVES = CodeLine("save.py:9", 30, ("train.py:20",), "np.savez", "zipfile.write", "disk")
 LOGS = CodeLine("train.py:22", 4, (), "print", "print")

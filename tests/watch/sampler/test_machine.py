@@ -98,8 +98,7 @@ def test_the_clock_is_that_of_the_cpus_that_the_run_is_on(tmp_path: Path) -> Non
     counters(tmp_path, 1)
     machine = MachineCounters(77, tmp_path)
     assert machine.sample(100.0, 0.0, (0, 2))["cpu_hz"][0] == 2.5e9
-    # Once a second.
-    assert np.isnan(machine.sample(100.1, 0.0, (0, 2))["cpu_hz"][0])
+    assert np.isnan(machine.sample(100.1, 0.0, (0, 2), slow=False)["cpu_hz"][0])
     assert machine.sample(101.1, 0.0, (1,))["cpu_hz"][0] == 2.5e9
     assert np.isnan(machine.sample(103.0, 0.0, (9,))["cpu_hz"][0])
 

@@ -42,7 +42,6 @@ def test_each_process_by_kind_and_what_is_a_worker_s_own(tmp_path: Path) -> None
     assert list(rows["worker"]) == [-1, 0, 1, 2, 3]
     # Of the training process nobody asks; two workers tell it for all.
     assert list(rows["private_bytes"]) == [-1, (30 + 2048) * 1024, (30 + 2048) * 1024, -1, -1]
-    assert not memory.is_due(1.5) and memory.is_due(2.0)
 
 
 def test_a_process_that_is_gone_and_a_kernel_that_does_not_tell(tmp_path: Path) -> None:

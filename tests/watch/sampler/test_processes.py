@@ -173,19 +173,20 @@ def test_workers_by_how_multiprocessing_starts_them(method: str, tmp_path: Path)
 def test_processes_that_begin_and_end_meanwhile() -> None:
     program = """
 import subprocess, sys, time
-work = "import time\\nwhile time.process_time() < 0.2: pass\\ntime.sleep(600)"
+work = "import time\\nwhile time.process_time() < 0.2: pass\\nprint(flush=True)\\ntime.sleep(600)"
 print(flush=True)
 time.sleep(0.3)
-sub = subprocess.Popen([sys.executable, "-c", work])
-time.sleep(1.5)
+sub = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE)
+sub.stdout.readline()
+time.sleep(1.0)
 sub.kill(); sub.wait()
 time.sleep(600)
 """
     with child(program) as (pid, _):
         tree = ProcessTree(pid)
         counts, spent, before = [], 0.0, time.monotonic()
-        until = before + 4.0
-        while time.monotonic() < until:
+        until = before + 60.0
+        while time.monotonic() < until and not (2 in counts and counts[-1] == 1):
             now = time.monotonic()
             rows, cores = tree.sample(now)
             counts.append(len(rows))

@@ -380,10 +380,11 @@ def no_nvml() -> Any:
     raise ImportError("no GPU here")
 
 
-def test_samples_are_rarer_after_a_while(tmp_path: Path) -> None:
+def test_samples_are_rarer_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with child() as process:
         write_header(tmp_path, process.pid)
-        sampler = Sampler(tmp_path, process.pid, nvml=no_nvml, slow_from_s=1.5)
+        monkeypatch.setattr(sampling, "_OF_AGE", 0.5)
+        sampler = Sampler(tmp_path, process.pid, nvml=no_nvml)
 
         def rare() -> bool:
             table = tables.read_table(tmp_path / "machine.bin", tables.BY_NAME["machine"])

@@ -121,7 +121,8 @@ def _headline(result: PaceResult) -> Headline:
     failed = result.ended == "failed" or bool(result.unheld)
     trial = result.fix_trial
     fixed = trial is not None and trial.is_fixed
-    own = next((each for each in result.advice if each.name), None)
+    tried = "" if trial is None else trial.fix
+    own = next((each for each in result.advice if each.name not in ("", tried)), None)
     commands = []
     if own is not None and not fixed:
         commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
@@ -399,7 +400,7 @@ def verdict_line(result: PaceResult) -> str:
     """The answer: is a rate held, and are its calls slower than back to back?"""
     if result.ended == "failed":
         return "The call FAILED; below are the results so far"
-    said = [_cannot_hold(result), _compared(result)]
+    said = [_cannot_hold(result), _late(result), _compared(result)]
     return ". ".join(text for text in said if text)
 
 
@@ -440,6 +441,19 @@ def _cannot_hold(result: PaceResult) -> str:
     return (
         f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}, and the next is "
         f"due after {duration(result.period / hz)}"
+    )
+
+
+def _late(result: PaceResult) -> str:
+    """Of a rate that its usual call leaves time for, calls that end too late all the same; "" where
+    they are few."""
+    held = [row for row in result.rates if result.is_held(row)]
+    worst = max(held, key=lambda row: row.missed_share, default=None)
+    if result.period > 1 or worst is None or worst.missed_share < _NOTHING:
+        return ""
+    return (
+        f"At {worst.hz:g} Hz {percent(worst.missed_share)} of the calls end after the next one is "
+        f"due, though half of them need {duration(worst.calls.p50)} or less"
     )
 
 

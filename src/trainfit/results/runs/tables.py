@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import math
 import os
 from collections.abc import Callable
@@ -251,13 +252,18 @@ def loss_flag(loss: float) -> int:
 
 def empty_rows(kind: np.dtype[Any], count: int = 1) -> Table:
     """``count`` rows in which nothing is measured: NaN, -1, and no flags."""
-    rows = np.zeros(count, kind)
+    return np.repeat(_empty_row(kind), count)
+
+
+@functools.lru_cache
+def _empty_row(kind: np.dtype[Any]) -> Table:
+    row = np.zeros(1, kind)
     for name in kind.names or ():
         if kind[name].kind == "f":
-            rows[name] = np.nan
+            row[name] = np.nan
         elif kind[name].kind == "i":
-            rows[name] = -1
-    return rows
+            row[name] = -1
+    return row
 
 
 def read_table(path: Path, kind: np.dtype[Any]) -> Table:

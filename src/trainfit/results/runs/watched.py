@@ -221,6 +221,8 @@ class RunHeader(ResultFile):
     """Of the main thread, in the training: lines that belong to no phase."""
     fetch_code: StackLooks = NO_LOOKS
     """Of threads while they make batches: lines of the data set."""
+    sampler_code: StackLooks = NO_LOOKS
+    """Of the main thread, in the training: lines of what chooses the samples of batches."""
     copies: WorkerCopies = NO_COPIES
     """What workers have in common that each should have for itself."""
     growing: tuple[GrowingVariable, ...] = ()

@@ -33,7 +33,7 @@ from trainfit.watch.recorder.rows import Row, Segment, Sink, StepRows, new_row
 
 
 #: Share of the training's time that steps in detail may cost.
-SHARE: Final = 0.002
+SHARE: Final = 0.0005
 #: The first steps are all recorded in detail: what a script does shows in them.
 FIRST: Final = 50
 #: Costs whose median is taken: a thread that lost its core in a hook looks expensive.
@@ -317,6 +317,11 @@ class CurrentStep:
     def commit(self, *, may_be_light: bool = False) -> None:
         """The step is over; the next one ``may_be_light`` where an optimizer ended this one."""
         now = self.phases.update()
+        if extra := self.models.extra(self._backwards):
+            seconds = extra * self.phases.seconds[ph.FORWARD]
+            self.phases.seconds[ph.FORWARD] -= seconds
+            self.phases.seconds[ph.EVALUATION] += seconds
+            self._evaluated_at = self._evaluated_at or self.models.extra_at
         used, ahead = self._used.split(self._counts.given, self._backwards)
         row = self._row(now, used)
         gpu, phases = self._gpu, self.phases

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
+import math
 import operator
 import os
+import statistics
 import weakref
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -16,9 +19,20 @@ from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.data_loading import next_task, queues_of, tasks_of
 
+#: Steps whose calls of models are remembered, and that tell how many are usual; a step has by far
+#: more that has so many times as many, and so many more.
+_REMEMBERED: Final = 15
+_LEAST_REMEMBERED: Final = 8
+_TIMES_USUAL: Final = 2
+_MORE: Final = 2
+
 
 class CalledModels:
-    """Outermost modules that were called with gradients since :meth:`begin`."""
+    """Outermost modules that were called with gradients since :meth:`begin`.
+
+    By far more calls than usual in a step, with no backward pass more, are of an evaluation that is
+    made with gradients.
+    """
 
     def __init__(self) -> None:
         self._elements: weakref.WeakKeyDictionary[torch.nn.Module, int]
@@ -29,10 +43,36 @@ class CalledModels:
         self.samples = 0
         """First dimensions of what the largest model was given, their sum; 0: not known."""
         self._largest = 0
+        self._usual: collections.deque[tuple[int, int]] = collections.deque(maxlen=_REMEMBERED)
+        self._many = math.inf
+        self._calls = 0
+        self.extra_at = ""
+        """Where the script makes the calls that are more than usual."""
 
     def begin(self) -> None:
         """A step begins."""
-        self.samples = self._largest = 0
+        self.samples = self._largest = self._calls = 0
+
+    def counted(self) -> bool:
+        """One of these is called; are they by far more than usual?"""
+        self._calls += 1
+        if self._calls < self._many:
+            return False
+        if self._calls == self._many:
+            self.extra_at = script_place()
+        return True
+
+    def extra(self, backwards: int) -> float:
+        """At the end of a step with so many backward passes: of its calls, the share that is more
+        than usual and that none of these follows."""
+        if self._calls >= self._many:
+            usual, passes = (statistics.median(each) for each in zip(*self._usual, strict=True))
+            return 1 - usual / self._calls if backwards <= passes else 0.0
+        self._usual.append((self._calls, backwards))
+        if len(self._usual) >= _LEAST_REMEMBERED:
+            usual = statistics.median(calls for calls, _ in self._usual)
+            self._many = _TIMES_USUAL * int(usual) + _MORE
+        return 0.0
 
     def elements(self, module: torch.nn.Module) -> int:
         """Elements of its parameters that are trained, as when it was first seen."""

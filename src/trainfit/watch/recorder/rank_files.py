@@ -59,20 +59,20 @@ def whole_row(row: tuple[Any, ...]) -> tuple[Any, ...]:
 # ---
 # Rows on their way to a file: a ring of fixed size, emptied by a thread of its own.
 #
-# The training thread only hands over a row. A thread packs and writes them twice a second, so that
+# The training thread only hands over a row. A thread packs and writes them once a second, so that
 # a slow disk or a step of minutes holds up neither the training nor the file: what a killed process
-# leaves behind is at most a second old. A ring that is full (the disk hangs) drops rows and counts
-# them; so does a disk that is full, whose file keeps whole rows only.
+# leaves behind is a second old, or little more. A ring that is full (the disk hangs) drops rows and
+# counts them; so does a disk that is full, whose file keeps whole rows only.
 
 
-#: Rows that a ring holds: at 0.5 s between writes, of steps of 0.1 ms.
+#: Rows that a ring holds; it is written at once when it is half full.
 _ROWS: Final = 4096
 #: Rows that are packed and written at once.
 _AT_ONCE: Final = 256
 
 Row = tuple[Any, ...]
 #: Seconds between writes.
-INTERVAL_S: Final = 0.5
+INTERVAL_S: Final = 1.0
 #: ``struct``'s letters of the columns' types.
 _LETTERS: Final = {"i8": "q", "i4": "i", "i2": "h", "u2": "H", "f8": "d", "f4": "f"}
 

@@ -481,6 +481,7 @@ class Recorder:
         looks = [] if self._looks is None else [self._looks.fetch.summary()]
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
+            found["sampler_code"] = self._looks.sampler.summary()
             found["growing"] = self._looks.variables.found()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)

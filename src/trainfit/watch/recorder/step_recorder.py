@@ -112,10 +112,12 @@ class StepRecorder(CurrentStep):
         called in (transforms of a batch, what checkpointing calls again, a checkpoint)."""
         if self.cycle.awaits:
             self.cycle.called(module.parameters())
+        trains = torch.is_grad_enabled()
+        counts = trains and self.phases.current != ph.BACKWARD
+        many = counts and self.models.counted()
         if self.light:
-            trains = torch.is_grad_enabled()
-            if trains or module.training or not self.models.elements(module):
-                if trains and self._loader is None and self.phases.current != ph.BACKWARD:
+            if not many and (trains or module.training or not self.models.elements(module)):
+                if counts and self._loader is None:
                     self.models.note(module, given, True)
                 return _LIGHTLY
             self.look()
@@ -123,7 +125,7 @@ class StepRecorder(CurrentStep):
         if current in (ph.INPUT, ph.BACKWARD, ph.CHECKPOINT, ph.EVALUATION):
             return None
         trained = self.models.elements(module)
-        if not torch.is_grad_enabled():
+        if not trains:
             if trained and not module.training:
                 if self._segment.trains:
                     self.phases.update()
@@ -139,7 +141,7 @@ class StepRecorder(CurrentStep):
             self._sink.called(module)
         else:
             self._segment.calls = True
-        if torch.is_grad_enabled() and self.models.note(module, given, self._loader is None):
+        if trains and self.models.note(module, given, self._loader is None):
             self._sink.root_called(module)
         return ph.FORWARD, self.enter(ph.FORWARD)
 

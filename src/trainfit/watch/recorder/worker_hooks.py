@@ -135,7 +135,7 @@ class WorkerSink:
         self.ring = Ring(path, tables.FETCHES, _ROWS)
         self.shares = CostShares(known)
         self.code = FetchCode(stem)
-        self.fetching = False
+        self.fetching = self.collating = False
         self.began = 0.0
         """When the batch that is being made was begun."""
         self._written = 0.0
@@ -149,8 +149,9 @@ class WorkerSink:
     def _run(self) -> None:
         while not self._stop.wait(_LOOK_S):
             if self.fetching:
-                self.shares.look(self._target)
-                self.code.look(self._target, self.began, time.monotonic())
+                if not self.collating:  # which is timed
+                    self.shares.look(self._target)
+                self.code.look(self._target, self.began, time.monotonic(), self.collating)
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
@@ -189,8 +190,8 @@ class FetchCode:
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
 
-    def look(self, thread: int, began: float, now: float) -> None:
-        """While a batch is made that was begun at ``began``."""
+    def look(self, thread: int, began: float, now: float, collating: bool = False) -> None:
+        """While a batch is made that was begun at ``began``, or while its samples are collated."""
         stack = users_stack(thread)
         made = in_fetch(stack)
         if made is None:
@@ -198,7 +199,7 @@ class FetchCode:
         self._counts.looks += 1
         self._counts.count(made)
         length = now - began
-        if length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
+        if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
             index = fetched_index(stack)
             if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
                 self._slow[index] = self._slow.get(index, 0.0) + _LOOK_S
@@ -339,11 +340,13 @@ class FetchHooks:
             if fetcher.auto_collation and isinstance(samples, list | tuple):
                 self._samples = len(samples)
             if self._sink is not None:
-                self._sink.fetching = False
+                self._sink.collating = True
             try:
                 return collate(samples)
             finally:
                 self._collate_s = time.monotonic() - began
+                if self._sink is not None:
+                    self._sink.collating = False
 
         timed._trainfit_watch = self  # type: ignore[attr-defined]
         fetcher.collate_fn = timed

@@ -18,7 +18,8 @@ from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader
 from trainfit.watch import checks, thresholds
-from trainfit.watch.rules import fetch_code
+from trainfit.watch.rules import code_lines
+from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.view import RankView, known, median, percentile
 
@@ -44,7 +45,7 @@ _CORES_OF_WAITING: Final = 0.1
 _FAIR: Final = 0.5
 #: Seconds that a slow batch takes longer than most, at least.
 _NOTICED_S: Final = 0.01
-#: Of the time of all batches, what few slow ones take, from which they are the cause.
+#: Of the time of all batches, what few slow ones, or few lines, take that are the cause.
 _MOSTLY_SLOW: Final = 0.5
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
@@ -188,10 +189,19 @@ class Fetching:
         times = [each for each in (self.cost_s, self.fetch_s) if each]
         return bool(times) and min(times) <= max(thresholds.CHEAP_BATCH_S, self._hand_off_s())
 
+    @property
+    def is_large(self) -> bool:
+        """Is a batch so large that taking it from a worker is work? Unless measured otherwise."""
+        size = median(self.rank.fetches["bytes"])
+        return size is None or size >= thresholds.LARGE_BATCH_BYTES
+
     def _hand_off_s(self) -> float:
         """Seconds that the main process takes for a batch that is ready, on average, without those
-        in which other threads have its core; 0 where that is not told."""
+        in which other threads have its core; 0 where that is not told, as of a small one next to
+        other programs."""
         if not self.workers or (self.queued_while_waiting or 0) < 1 or self.turns is None:
+            return 0.0
+        if self.others_press and not self.is_large:
             return 0.0
         waits = (self.waited - self.waited * self._of_slow_worker)[self.rank.steps["queued"] >= 1]
         return float(np.mean(waits)) / self.batches_per_step / self.turns
@@ -252,12 +262,12 @@ class Fetching:
     @property
     def was_looked_at(self) -> bool:
         """Do looks tell what is waited for? Else storage is the likeliest."""
-        return self.rank.header.fetch_code.looks >= fetch_code.LEAST_LOOKS
+        return self.rank.header.fetch_code.looks >= code_lines.LEAST_LOOKS
 
     @functools.cached_property
     def waits_for(self) -> tuple[WaitsFor, float, CodeLine | None]:
-        """What batches wait for most: see :func:`.fetch_code.waits_for`."""
-        return fetch_code.waits_for(self.rank.header.fetch_code)
+        """What batches wait for most: see :func:`.code_lines.waits_for`."""
+        return code_lines.waits_for(self.rank.header.fetch_code)
 
     @property
     def is_locked(self) -> bool:
@@ -314,6 +324,13 @@ class Fetching:
         return found or checks.loader_place(self.rank.header)
 
     @functools.cached_property
+    def slow_line(self) -> CostlyLine | None:
+        """The script's line that most of a batch's time goes to; ``None``: no few lines have it."""
+        looks = self.rank.header.fetch_code
+        line = costliest(looks) if looks.looks >= code_lines.LEAST_LOOKS else None
+        return line if line is not None and line.count >= _MOSTLY_SLOW * looks.looks else None
+
+    @functools.cached_property
     def unevenness(self) -> float | None:
         """90th percentile of a fetch over its median."""
         usual, high = median(self.own_times), percentile(self.own_times, 90)
@@ -362,10 +379,20 @@ class Fetching:
         return found
 
     @functools.cached_property
+    def sampler(self) -> tuple[CostlyLine | None, float]:
+        """The line that chooses samples, and the share of the time that this takes."""
+        looks = self.rank.header.sampler_code
+        line = costliest(looks)
+        return line, 0.0 if line is None else line.count / max(1, looks.looks)
+
+    @functools.cached_property
     def waited(self) -> checks.Seconds:
-        """Seconds a step of waiting for batches, but for what epochs' starts cost."""
-        lost = np.nan_to_num(checks.input_lost(self.rank))
-        return lost - checks.epoch_start_lost(self.rank)
+        """Seconds a step of waiting for batches, but for what epochs' starts and the choice of
+        samples cost."""
+        lost = np.nan_to_num(checks.input_lost(self.rank)) - checks.epoch_start_lost(self.rank)
+        share = checks.share_of(self.rank, lost)
+        found: checks.Seconds = lost * (max(0.0, 1 - self.sampler[1] / share) if share else 1.0)
+        return found
 
     @functools.cached_property
     def lost(self) -> checks.Seconds:

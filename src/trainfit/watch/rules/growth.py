@@ -36,6 +36,8 @@ _LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
 _SOON_S: Final = 24 * 3600
 #: Seconds of growth without a cause from which nothing else is expected.
 _LASTING_S: Final = 120
+#: Times the growth that was seen, within which it fills the RAM as surely.
+_TIMES_SEEN: Final = 10.0
 #: … and what files that were counted some time ago must have come to.
 _COUNTED: Final = 1 / 3
 #: Of a growth, what a part of it must be to be the cause.
@@ -101,10 +103,10 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         for name, part in kinds.items()
         if part > 0.1 * rate
     ]
-    soon = len(left) > 0 and float(left[-1]) < rate * _SOON_S
+    full_s = float(left[-1]) / rate if len(left) else math.inf
     if len(left):
-        evidence.append(Evidence("RAM used up in", float(left[-1]) / rate, "s"))
-    sure = variable is not None or seconds >= _LASTING_S
+        evidence.append(Evidence("RAM used up in", full_s, "s"))
+    sure = variable is not None or seconds >= _LASTING_S or _outgrows(view, full_s, seconds)
     title = f"RAM of {who} grows by {size(rate * step_s)} a step"
     if variable is not None:
         cause, fix = what_keeps(variable)
@@ -113,7 +115,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         cause, fix = _WHO_KEEPS[role]
     yield Finding(
         "ram_growth",
-        "critical" if sure and soon else "warning",
+        "critical" if sure and full_s < _SOON_S else "warning",
         title,
         tuple(evidence),
         cause,
@@ -121,6 +123,16 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         "certain" if variable is not None else "likely",
         place=None if variable is None else Place.parse(variable.place),
     )
+
+
+def _outgrows(view: RankView, full_s: float, seconds: float) -> bool:
+    """Is the RAM full soon, and long before the data set has been read once? A cache that holds the
+    data set would level off with its first epoch."""
+    loader = checks.training_loader(view.header)
+    if loader is None or loader.batches is None or full_s > _TIMES_SEEN * seconds:
+        return False
+    left = loader.batches - len(view.record.steps)
+    return left * view.seconds / len(view.steps) > full_s
 
 
 #: Cause and fix where nothing tells what it is, of the training process and of workers.
@@ -185,7 +197,9 @@ RAM_GROWTH: Final = Rule(("ram_growth",), _find_ram_growth, each_rank=True)
 def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
     view = run.judged
     loader = checks.loader_settings(view.header)
-    table = view.memory[(view.memory["role"] == 1) & (view.memory["private_bytes"] >= 0)]
+    # From the workers' first batches on, not only within the steady steps: most is copied then.
+    every = view.run.memory[view.run.memory["rank"] == view.header.rank]
+    table = every[(every["role"] == 1) & (every["private_bytes"] >= 0)]
     if loader is None or loader.start_method != "fork" or not len(view.steps):
         return
     parts = [part for pid in np.unique(table["pid"]) if (part := _copied(table, int(pid)))]
@@ -231,7 +245,9 @@ def _copied(table: Table, pid: int) -> tuple[float, float, float] | None:
     """Bytes that became a worker's own, by how much its RSS grew meanwhile, and in how long;
     ``None``: fewer than three looks, or it did not go on."""
     rows = table[table["pid"] == pid]
-    if len(rows) < 3 or (np.diff(rows["private_bytes"]) < 0).any():
+    changes = np.diff(rows["private_bytes"])
+    # Batches come and go.
+    if len(rows) < 3 or changes.sum() < _MOSTLY * np.abs(changes).sum():
         return None
     rss = rows["anonymous_bytes"] + rows["file_bytes"] + rows["shared_bytes"]
     return (

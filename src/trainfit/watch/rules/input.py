@@ -66,6 +66,9 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
         return
     cause, fix, confidence = _why(fetching)
+    # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
+    is_late = (fetching.queued_while_waiting or 0) >= 1
+    slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
     if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
     yield Finding(
@@ -77,7 +80,7 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         confidence,
         share,
-        fetching.place,
+        fetching.place if slow is None else slow.place,
     )
 
 
@@ -108,6 +111,9 @@ def _evidence(fetching: Fetching, share: float) -> Iterator[Evidence]:
     part, of_fetch = fetching.part
     if part:
         yield Evidence(f"{part}, share of a batch's time", of_fetch)
+    if (line := fetching.slow_line) is not None:
+        share = line.count / fetching.rank.header.fetch_code.looks
+        yield Evidence(f"{line}, share of a batch's time", share)
     if fetching.workers is not None:
         yield Evidence("num_workers", float(fetching.workers))
     if fetching.cores is not None:
@@ -191,6 +197,8 @@ def _transfer(fetching: Fetching, which: str) -> _Why:
             ),
             "likely",
         )
+    if fetching.others_press and not fetching.is_large:
+        return _without_cores(fetching, f"{which} reach the main process late")
     return (
         cause,
         Fix(
@@ -331,6 +339,7 @@ RULES: Final[tuple[Rule, ...]] = (
     workers.SLOW_WORKER,
     workers.SLOW_EPOCH_START,
     workers.NO_WORKERS,
+    workers.SAMPLER_SHARE,
     workers.TOO_MANY_WORKERS,
     copies.UNPINNED_COPIES,
 )

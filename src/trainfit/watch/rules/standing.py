@@ -28,7 +28,7 @@ _CONSEQUENCE: Final = re.compile(
     r"[Cc]onnection (?:closed|reset|refused)|[Bb]roken pipe|NCCL|gloo|[Tt]imed? ?out|socket"
     r"|DistBackendError|DistNetworkError|remote process|SignalException"
 )
-#: Seconds without a sample of a process from which it is gone: it is sampled twice a second, more
+#: Seconds without a sample of a process from which it is gone: every two seconds there is one, more
 #: rarely on a busy machine.
 _GONE_S: Final = 5.0
 

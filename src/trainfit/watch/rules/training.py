@@ -204,8 +204,8 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         "The training waits while the model is evaluated",
         (
             Fix(
-                "evaluate less often or on fewer samples, if that is more than you want; a "
-                "larger batch fits without gradients"
+                "evaluate less often or on fewer samples, if that is more than you want, and under "
+                "torch.no_grad(), where a larger batch fits"
             ),
         ),
         "certain",

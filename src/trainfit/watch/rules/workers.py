@@ -121,6 +121,49 @@ SLOW_WORKER: Final = Rule((_SLOW_WORKER_KIND,), _find_slow_worker, each_rank=Tru
 
 
 # ---
+# Samples are chosen in the training process, whoever makes the batches.
+
+
+_SAMPLER_KIND: Final = "sampler_share"
+
+
+def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    line, share = Fetching(rank).sampler
+    few = len(rank.steps) < thresholds.LEAST_STEPS
+    if (
+        few
+        or line is None
+        or line.count < thresholds.LOOKS_AT_LINE
+        or share < thresholds.NOTICEABLE
+    ):
+        return
+    yield Finding(
+        _SAMPLER_KIND,
+        severity(share),
+        f"Choosing the samples of batches costs {checks.in_percent(share)} of the time: {line}",
+        (
+            Evidence("looks at the main thread", float(rank.header.sampler_code.looks)),
+            Evidence("of them at this line", float(line.count)),
+        ),
+        "A sampler runs in the training process, which waits for it, also where workers make the "
+        "batches",
+        (
+            Fix(
+                "choose the indices of an epoch at once, by tensors or arrays (torch.randperm, "
+                "torch.multinomial), instead of a loop in Python for each batch"
+            ),
+        ),
+        "likely",
+        share,
+        line.place,
+    )
+
+
+SAMPLER_SHARE: Final = Rule((_SAMPLER_KIND,), _find_sampler_share, each_rank=True)
+
+
+# ---
 # More workers than the training needs, which cost it cores or memory.
 
 

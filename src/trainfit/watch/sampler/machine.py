@@ -23,8 +23,6 @@ from trainfit.watch.sampler.threads import tick_s
 
 #: Devices that pass on to others, which are counted themselves, and those that are no storage.
 _NO_DISKS: Final = re.compile(r"loop|ram|zram|dm-|md|sr|fd")
-#: Seconds between readings of clocks and a cgroup's memory, which are dear.
-_SLOW_EVERY_S: Final = 1.0
 #: CPUs whose clock is read: on kernels before 5.19 one that was idle makes its reader wait 10 ms
 #: (arch/x86/kernel/cpu/aperfmperf.c).
 _MOST_CLOCKS: Final = 4
@@ -55,13 +53,19 @@ class MachineCounters:
         self._pressure = {name: self._find_pressure(pid, name) for name in ("memory", "io")}
         self._clocks: dict[int, KeptFile] = {}
         self._before: Counts = {}
-        self._sampled_at = self._all_at = self._slow_at = math.nan
+        self._sampled_at = self._all_at = math.nan
         self._limited: tuple[int, int] | None = None
 
     def sample(
-        self, now: float, cores_ours: float, cpus: Sequence[int], whole: bool = True
+        self,
+        now: float,
+        cores_ours: float,
+        cpus: Sequence[int],
+        whole: bool = True,
+        slow: bool = True,
     ) -> Table:
-        """One row; unless it shall be ``whole`` only with cores, run queue and throttling.
+        """One row; unless it shall be ``whole`` only with cores, run queue and throttling, and what
+        changes slowly or is dear to read only where ``slow`` says so.
 
         Counters are of the time since the last sample that had them.
 
@@ -72,9 +76,7 @@ class MachineCounters:
         """
         row = empty_rows(MACHINE)
         row["time_s"], row["cores_ours"] = now, cores_ours
-        is_slow = whole and not now - self._slow_at < _SLOW_EVERY_S
-        if is_slow:
-            self._slow_at = now
+        if slow:
             _put(row, "cpu_hz", self._clock_hz(cpus))
         queue = proc_files.run_queue(self._read("loadavg"))
         # This process runs while it reads that.
@@ -84,7 +86,8 @@ class MachineCounters:
             row["interval_s"] = now - self._sampled_at
         self._sampled_at = now
         if whole:
-            self._put_memory(row, is_slow)
+            self._put_memory(row, slow)
+        if slow:
             self._put_shm(row)
             self._put_counters(row, self._other_counts(), now - self._all_at)
             self._all_at = now

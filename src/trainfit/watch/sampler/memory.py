@@ -12,8 +12,6 @@ from trainfit.watch.sampler import proc_files
 from trainfit.watch.sampler.proc_files import KeptFiles
 from trainfit.watch.sampler.roles import WORKER, Role
 
-#: Seconds between two readings of all processes.
-EVERY_S: Final = 1.0
 #: Workers whose private pages are counted: all of them read the same data set.
 _COUNTED: Final = 2
 #: Seconds between two such counts of a worker at least, and the CPU seconds a second that they may
@@ -50,10 +48,6 @@ class MemoryByKind:
         self._sampled_at = float("-inf")
         self.counting_s = 0.0
         """CPU seconds that counting private pages took, all in all."""
-
-    def is_due(self, now: float) -> bool:
-        """Is it time to read again?"""
-        return now - self._sampled_at >= EVERY_S
 
     def sample(self, now: float, members: Mapping[int, Role]) -> Table:
         """A row for each process that can be read, at ``now`` (``time.monotonic()``)."""

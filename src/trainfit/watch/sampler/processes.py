@@ -29,10 +29,11 @@ _THREADS_A_SAMPLE: Final = 300
 #: How much longer another process waits for its turn than a rank's, whose main thread everything
 #: else waits for.
 _RANKS_WEIGHT: Final = 50
-#: Seconds between two searches for new processes, and after which all of them are looked at again
-#: (a number may have been given to another).
+#: Seconds between two searches for new processes, between those among all of the machine, and after
+#: which each of these is looked at again (a number may have been given to another).
 _SEARCH_EVERY_S: Final = 0.2
 _SEARCH_ALL_EVERY_S: Final = 10.0
+_FORGET_EVERY_S: Final = 120.0
 #: Seconds after which what a process is does not change any more: a child is its parent's copy
 #: until it calls exec.
 _SETTLED_S: Final = 1.0
@@ -73,7 +74,9 @@ class _Process:
         self.read_bytes: int | None = None
         self.threads_at = -math.inf
         self._files = files
-        self._stat, self._io = files.file(f"/proc/{pid}/stat"), files.file(f"/proc/{pid}/io")
+        self._stat, self._io, self._children = (
+            files.file(f"/proc/{pid}/{name}") for name in ("stat", "io", f"task/{pid}/children")
+        )
         self.threads = Threads(files, pid, tick_s())
 
     def look(self) -> bool:
@@ -88,6 +91,11 @@ class _Process:
         """Bytes read from storage; ``None`` where that may not be read."""
         content = self._io.read()
         return proc_files.keyed(content, b"read_bytes:") if content is not None else None
+
+    def children(self) -> set[int] | None:
+        """That its first thread has started; ``None``: not told."""
+        content = self._children.read()
+        return None if content is None else {int(each) for each in content.split()}
 
     def settle(self, now: float) -> None:
         """Read what it is, until that does not change any more."""
@@ -104,6 +112,7 @@ class _Process:
     def close(self) -> None:
         self._stat.close()
         self._io.close()
+        self._children.close()
         self.threads.close()
 
 
@@ -131,7 +140,7 @@ class ProcessTree:
         self._loadavg = self._files.file("/proc/loadavg")
         self._processes: dict[int, _Process] = {}
         self._strangers: set[int] = {os.getpid()}
-        self._searched_at = self._searched_all_at = -math.inf
+        self._searched_at = self._searched_all_at = self._forgot_at = -math.inf
         self._searched_before = math.nan
         self._last_pid: int | None = None
         self._sampled_at = math.nan
@@ -139,6 +148,8 @@ class ProcessTree:
         self._clocks: dict[int, float] = {}
         self._clocks_at = math.nan
         self._has_new = True
+        self.changed_at = -math.inf
+        """When a process came or went last."""
         self.left_out = 0
         """Processes at the last sample that were beyond the limit."""
         self.core_waits = empty_rows(CORE_WAITS, 0)
@@ -202,18 +213,21 @@ class ProcessTree:
         return self._has_new
 
     # --- Sampling ---------------------------------------------------------------------------------
-    def sample(self, now: float) -> tuple[Table, float]:
+    def sample(self, now: float, switches: bool = True) -> tuple[Table, float]:
         """A row a process, and the CPU seconds a second of all of them together, also of those that
-        are new (NaN: there is no sample before). ``now`` is in seconds of ``time.monotonic()``."""
+        are new (NaN: there is no sample before). ``now`` is in seconds of ``time.monotonic()``;
+        context switches are read where ``switches`` says so."""
         interval = now - self._sampled_at
-        self._drop([pid for pid, process in self._processes.items() if not process.look()])
+        if gone := [pid for pid, process in self._processes.items() if not process.look()]:
+            self._drop(gone)
+            self.changed_at = now
         self._search(now)
         chosen = self._chosen()
         spent = {pid: self._spent(process, now) for pid, process in self._processes.items()}
         rows = empty_rows(PROCESSES, len(chosen))
         self.core_waits = empty_rows(CORE_WAITS, 0)
         if chosen:
-            self._fill(rows, chosen, spent, now)
+            self._fill(rows, chosen, spent, now, switches)
         self._sampled_at = now
         measured = [each.cpu_s for each in spent.values() if each is not None]
         return rows, sum(measured) / interval if interval > 0 and measured else math.nan
@@ -237,9 +251,10 @@ class ProcessTree:
         chosen: list[_Process],
         spent: dict[int, _Spent | None],
         now: float,
+        switches: bool,
     ) -> None:
         cores = {each.pid: _rate(spent[each.pid]) for each in chosen}
-        threads = self._threads_of(chosen, cores, now)
+        threads = self._threads_of(chosen, cores, now, switches)
         _put_members(rows, chosen, now)
         told = [place for place, each in enumerate(threads) if not math.isnan(each.waits)]
         self.core_waits = empty_rows(CORE_WAITS, len(told))
@@ -277,7 +292,7 @@ class ProcessTree:
         return every[: self._most]
 
     def _threads_of(
-        self, chosen: list[_Process], cores: dict[int, float], now: float
+        self, chosen: list[_Process], cores: dict[int, float], now: float, switches: bool
     ) -> list[ThreadTimes]:
         """Of those whose turn it is; ranks' turns come more often."""
         found = {each.pid: ThreadTimes() for each in chosen}
@@ -290,7 +305,7 @@ class ProcessTree:
             if self._credit <= 0:
                 break
             found[process.pid] = times = process.threads.read(
-                now, process.stat.threads, cores[process.pid]
+                now, process.stat.threads, cores[process.pid], switches
             )
             process.threads_at = now
             self._credit -= times.cost
@@ -299,7 +314,7 @@ class ProcessTree:
     # --- Which processes there are ----------------------------------------------------------------
     def _search(self, now: float) -> None:
         """Add new children. The kernel says which number it gave out last: mostly there is nothing
-        to search for."""
+        to search for, or only what other programs have started."""
         if now - self._searched_at < _SEARCH_EVERY_S:
             return
         self._searched_before, self._searched_at = self._searched_at, now
@@ -310,18 +325,35 @@ class ProcessTree:
         self._last_pid = queue[1] if queue is not None else None
         if every:
             self._searched_all_at = now
-            self._strangers = {os.getpid()}
-        self._add(self._files.names("/proc"), now)
+            if now - self._forgot_at > _FORGET_EVERY_S:
+                self._forgot_at = now
+                self._strangers = {os.getpid()}
+        elif (children := self._children()) is not None:
+            # Those of other threads than the first are found by the next search of all.
+            while children is not None and self._add(children | self._strangers, now):
+                children = self._children()
+            return
+        self._add({int(name) for name in self._files.names("/proc") if name.isdigit()}, now)
 
-    def _add(self, names: Iterable[str], now: float) -> None:
-        numbers = {int(name) for name in names if name.isdigit()}
+    def _children(self) -> set[int] | None:
+        """Of the known processes' first threads; ``None``: this kernel does not tell."""
+        found = set()
+        for process in self._processes.values():
+            children = process.children()
+            if children is None:
+                return None
+            found |= children
+        return found
+
+    def _add(self, numbers: set[int], now: float) -> bool:
+        """Of these processes, those below the known ones; are there any that were not known?"""
         self._strangers &= numbers
         stats = {}
         for pid in numbers - self._strangers - self._processes.keys():
             stat = proc_files.process_stat(self._files.content(f"/proc/{pid}/stat") or b"")
             if stat is not None:
                 stats[pid] = stat
-        found = True
+        known, found = len(self._processes), True
         while found:  # children of children
             found = False
             for pid in [pid for pid, stat in stats.items() if stat.parent in self._processes]:
@@ -330,6 +362,10 @@ class ProcessTree:
                     self._processes[pid] = self._new(pid, stat, now)
                     found = self._has_new = True
         self._strangers |= stats.keys()
+        if len(self._processes) == known:
+            return False
+        self.changed_at = now
+        return True
 
     def _new(self, pid: int, stat: proc_files.ProcessStat, now: float) -> _Process:
         process = _Process(self._files, pid, stat, now)

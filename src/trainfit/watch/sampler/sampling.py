@@ -1,4 +1,4 @@
-"""The sampler's loop: samples at their times, written twice a second, until the run has ended."""
+"""The sampler's loop: samples at their times, written now and then, until the run has ended."""
 
 from __future__ import annotations
 
@@ -86,16 +86,19 @@ class TableFile:
         self._file.close()
 
 
-#: Seconds between samples, and from when on (seconds after the start) a run has shown its short
-#: events and is sampled less often.
+#: Seconds between samples, at least and at most, and of the time since the run began or a process
+#: of it came or went: what has just begun shows its short events, and what goes on as it did costs
+#: the training less. Each wake finds its code and data out of the caches: 0.5 to 1 ms.
 FAST_S: Final = 0.1
-SLOW_S: Final = 1.0
-SLOW_FROM_S: Final = 600.0
-#: Seconds between readings of what costs more: each process, memory, disks, network.
+SLOW_S: Final = 2.0
+_OF_AGE: Final = 0.05
+#: Seconds between readings of what costs more, each process and memory; of these, one in so many
+#: reads what is dear or changes slowly, too: memory by kind, disks, network, context switches.
 WHOLE_S: Final = 0.5
+_SLOW_TIMES: Final = 2
 #: Share of the machine's cores that sampling may take; where there is more to read, samples are
 #: rarer, the dear ones first.
-_MOST_CPU: Final = 0.0015
+_MOST_CPU: Final = 0.0005
 #: CPU seconds above that share that a run may take in all before samples get rarer: a short run is
 #: sampled at full rate, and in a long one they do not count.
 _CREDIT_S: Final = 0.1
@@ -105,10 +108,12 @@ _RAREST: Final = 20.0
 #: By how many times the dear readings are rarer before the others become rarer, too.
 _DEAR_FIRST: Final = 4.0
 #: Seconds between looks into the folder, and between writes.
-_LOOK_EVERY_S: Final = 1.0
-_WRITE_EVERY_S: Final = 1.0
+_LOOK_EVERY_S: Final = 2.0
+_WRITE_EVERY_S: Final = 2.0
 #: Seconds that a thread may take to end: a driver or a file system that hangs is left alone.
 _PATIENCE_S: Final = 1.0
+#: Samples for each look at what fills folders.
+_FOLDERS_PERIODS: Final = 4.0
 _NONE: Final[Mapping[str, float]] = {}
 #: Signals that ask for the end.
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -123,7 +128,6 @@ class Sampler:
         started_ticks: when it was started, as /proc/PID/stat says; ``None``: not checked.
         parent: the process whose end also ends the sampler; ``None``: none.
         nvml: gives the module `pynvml` or what stands in for it.
-        slow_from_s: seconds after which samples are rarer.
 
     Raises ``OSError`` where the folder cannot be written to.
     """
@@ -135,10 +139,9 @@ class Sampler:
         started_ticks: int | None = None,
         parent: int | None = None,
         nvml: Callable[[], Any] = load_nvml,
-        slow_from_s: float = SLOW_FROM_S,
     ) -> None:
         self._began, self._started_cpu_s = time.monotonic(), time.process_time()
-        self._parent, self._load_nvml, self._slow_from_s = parent, nvml, slow_from_s
+        self._parent, self._load_nvml = parent, nvml
         self._tree = ProcessTree(pid, started_ticks)
         self._folder = RunFolder(folder, self._tree.started_s or 0.0)
         self._tables = {name: TableFile(folder / f"{name}.bin", BY_NAME[name]) for name in SAMPLED}
@@ -147,8 +150,9 @@ class Sampler:
         self._pid = pid
         self._gpus: GpuCounters | None = None
         self._stop = threading.Event()
-        self._period, self._whole_s, self._stretch = FAST_S, WHOLE_S, 1.0
-        self._whole_at = self._measured_at = float("-inf")
+        self._period = self._gpu_period = FAST_S
+        self._whole_s, self._stretch = WHOLE_S, 1.0
+        self._whole_at = self._slow_at = self._measured_at = float("-inf")
         self._measured_cpu_s, self._measured_samples = 0.0, 0
         self._credit_s = _CREDIT_S
         self._most_cpu = _MOST_CPU * (os.cpu_count() or 1)
@@ -195,10 +199,13 @@ class Sampler:
     def _sample(self, now: float) -> None:
         # Those that come at their time, and are not late by a little.
         whole = now - self._whole_at >= self._whole_s - FAST_S / 2
+        slow = whole and now - self._slow_at >= _SLOW_TIMES * self._whole_s - FAST_S / 2
+        if slow:
+            self._slow_at = now
         if whole:
             self._whole_at = now
-            self._guarded("processes", self._sample_processes, now)
-        self._guarded("the machine", self._sample_machine, now, whole)
+            self._guarded("processes", self._sample_processes, now, slow)
+        self._guarded("the machine", self._sample_machine, now, whole, slow)
         if now - self._looked_at >= _LOOK_EVERY_S or self._tree.has_new:
             self._looked_at = now
             self._guarded("the run's folder", self._look)
@@ -208,29 +215,36 @@ class Sampler:
         self._samples += 1
         self._set_periods(now)
 
-    def _sample_processes(self, now: float) -> None:
-        rows, self._cores = self._tree.sample(now)
+    def _sample_processes(self, now: float, slow: bool) -> None:
+        rows, self._cores = self._tree.sample(now, slow)
         self._tables["processes"].add(rows)
         self._tables["core_waits"].add(self._tree.core_waits)
         if self._tree.left_out:
             text = f"of more than {MOST_PROCESSES} processes, the other ones are not sampled"
             self._tell("not_sampled", text, {"left_out": self._tree.left_out}, once=True)
-        if self._memory.is_due(now):
+        if slow:
             self._tables["memory"].add(self._memory.sample(now, self._tree.roles))
 
-    def _sample_machine(self, now: float, whole: bool) -> None:
+    def _sample_machine(self, now: float, whole: bool, slow: bool) -> None:
         if self._machine is None:
             self._machine = MachineCounters(self._pid)
         cores, cpus = self._tree.cores(now), self._tree.cpus() if whole else ()
         if whole and math.isnan(cores):
             cores = self._cores
-        self._tables["machine"].add(self._machine.sample(now, cores, cpus, whole))
+        self._tables["machine"].add(self._machine.sample(now, cores, cpus, whole, slow))
 
     def _look(self) -> None:
         self._folder.look()
         self._roles |= self._tree.assign(self._folder.ranks, self._folder.workers)
 
     def _set_periods(self, now: float) -> None:
+        self._set_stretch(now)
+        unchanged_s = now - max(self._began, self._tree.changed_at)
+        self._gpu_period = FAST_S * max(1.0, self._stretch / _DEAR_FIRST)
+        self._period = max(self._gpu_period, min(SLOW_S, _OF_AGE * unchanged_s))
+        self._whole_s = max(self._period, WHOLE_S * self._stretch)
+
+    def _set_stretch(self, now: float) -> None:
         if now - self._measured_at < _MEASURE_S:
             return
         # Counting private pages has a limit of its own.
@@ -246,9 +260,6 @@ class Sampler:
         # Half of the way, so that one dear look into the folder does not count for long.
         wanted = self._stretch * spent / seconds / self._most_cpu if self._credit_s <= 0 else 1.0
         self._stretch = min(_RAREST, max(1.0, (self._stretch + wanted) / 2))
-        is_long = now - self._began >= self._slow_from_s
-        self._period = (SLOW_S if is_long else FAST_S) * max(1.0, self._stretch / _DEAR_FIRST)
-        self._whole_s = max(self._period, WHOLE_S * self._stretch)
         if self._stretch > _DEAR_FIRST:
             text = "there is so much to read that samples are taken less often"
             self._tell("not_sampled", text, {"period_s": self._period}, once=True)
@@ -259,7 +270,7 @@ class Sampler:
         found, due = Folders(temporary_folder(environment), self._tell), 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)
-            due = folders.EVERY_S
+            due = max(folders.EVERY_S, _FOLDERS_PERIODS * self._period)
 
     def _sample_folders_once(self, found: Folders) -> None:
         self._tables["folders"].add(found.sample(time.monotonic()))
@@ -276,7 +287,7 @@ class Sampler:
         self._gpus, due = gpus, time.monotonic()
         while not self._stop.is_set() and gpus.devices:
             self._guarded("GPUs", self._sample_gpus_once, gpus)
-            due = max(due + self._period, time.monotonic())
+            due = max(due + self._gpu_period, time.monotonic())
             self._stop.wait(max(0.0, due - time.monotonic()))
         gpus.close()
 

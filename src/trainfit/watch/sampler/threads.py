@@ -12,9 +12,6 @@ from typing import Final
 from trainfit.watch.sampler import proc_files
 from trainfit.watch.sampler.proc_files import KeptFile, KeptFiles
 
-#: Seconds between two readings of context switches, which the kernel tells at ten times the cost
-#: of a thread's CPU time.
-_SWITCHES_EVERY_S: Final = 1.0
 #: Where CPU time is told in clock ticks only, shorter intervals tell nothing.
 _LEAST_TICKS: Final = 50
 #: Cost of reading a thread's context switches, in readings of its CPU time.
@@ -62,16 +59,18 @@ class Threads:
         self._with_schedstat = True
         self._read_at = self._switches_at = math.nan
 
-    def read(self, now: float, count: int, cores: float) -> ThreadTimes:
+    def read(self, now: float, count: int, cores: float, switches: bool = True) -> ThreadTimes:
         """At ``now``, in seconds of ``time.monotonic()``.
 
         Args:
             count: threads that the process has; a single one need not be read.
             cores: CPU seconds a second of the process.
+            switches: read context switches as well, which the kernel tells at ten times the cost of
+                a thread's CPU time.
         """
         found = ThreadTimes()
         if count == 1 and not math.isnan(cores):
-            return self._of_one(now, cores)
+            return self._of_one(now, cores, switches)
         if not self._with_schedstat and now - self._read_at < _LEAST_TICKS * self._tick_s:
             return found
         names = self._files.names(self._folder)
@@ -82,11 +81,12 @@ class Threads:
             found.waits = sum(waited for _, waited in rates.values())
             _, found.main_waits = rates.get(self._first, (math.nan, math.nan))
         found.cost += len(names)
-        self._put_switches(found, names, now)
+        if switches:
+            self._put_switches(found, names, now)
         self._read_at = now
         return found
 
-    def _of_one(self, now: float, cores: float) -> ThreadTimes:
+    def _of_one(self, now: float, cores: float, switches: bool) -> ThreadTimes:
         """Of a process with one thread, whose number is the process'."""
         found = ThreadTimes(cores)
         self._forget({self._first})
@@ -95,14 +95,14 @@ class Threads:
         elif not self._with_schedstat:
             # Should there be more threads later, what it has done until then is not theirs.
             self._threads.setdefault(self._first, _Thread(self._open(self._first))).cpu_s = None
-        self._put_switches(found, [self._first], now)
+        if switches:
+            self._put_switches(found, [self._first], now)
         self._read_at = now
         return found
 
     def _put_switches(self, found: ThreadTimes, names: list[str], now: float) -> None:
-        if not now - self._switches_at < _SWITCHES_EVERY_S:
-            found.voluntary, found.involuntary = self._switched(names, now)
-            found.cost += _SWITCHES_COST * len(names)
+        found.voluntary, found.involuntary = self._switched(names, now)
+        found.cost += _SWITCHES_COST * len(names)
 
     def close(self) -> None:
         self._forget(set())

@@ -21,6 +21,7 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     in_fetch,
+    in_sampler,
     is_busy_elsewhere,
     is_in_phase,
     stack_text,
@@ -32,7 +33,7 @@ from trainfit.watch.recorder.rank_files import UnlistedThread
 #: Seconds between two looks: at first and, for some hundreds of them, where they find something,
 #: so that a short run shows its lines; and then.
 _OFTEN_S: Final = 0.04
-_SELDOM_S: Final = 0.25
+_SELDOM_S: Final = 1.0
 _AT_FIRST: Final = 50
 _WHILE_USEFUL: Final = 400
 #: Of the looks, those that found the script's own code, from which more of them are useful.
@@ -86,7 +87,7 @@ class MainThreadLooks:
         changed: Callable[[], None],
     ) -> None:
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
-        self.other, self.fetch = StackCounts(), StackCounts()
+        self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
         self.variables = VariableLooks()
@@ -98,7 +99,7 @@ class MainThreadLooks:
         self._told_looks = 10
         self._progress: Any = None
         self._since = time.monotonic()
-        self._longest = 0.0
+        self._longest = self._silent = 0.0
         self._told_s = 0.0
         self._thread = UnlistedThread(self._run)
 
@@ -136,6 +137,7 @@ class MainThreadLooks:
             return
         self._looks += 1
         self.other.looks += 1
+        self.sampler.looks += 1
         # Of a light step the phase is not known: its stack tells.
         if training.light or training.phases.current in (ph.OTHER, ph.INPUT):
             self._look_at_stack(training.thread)
@@ -152,6 +154,9 @@ class MainThreadLooks:
             self._found += 1
             self.fetch.looks += 1
             self.fetch.count(made)
+        elif (chosen := in_sampler(stack)) is not None:
+            self._found += 1
+            self.sampler.count(chosen)
         elif stack and not is_in_phase(stack):
             self._found += 1
             self.other.count(stack, self.loop)
@@ -178,10 +183,11 @@ class MainThreadLooks:
         progress = training.count, training.phases.since, training.phases.current
         if progress != self._progress:
             if training.count >= _LEAST_STEPS:
-                self._longest = max(self._longest, now - self._since)
-            self._progress, self._since, self._told_s = progress, now, 0.0
+                self._longest = max(self._longest, self._silent)
+            self._progress, self._since, self._told_s, self._silent = progress, now, 0.0, 0.0
             return
-        silent = now - self._since
+        # Between two looks nothing is known: a pause is as long as they show.
+        self._silent = silent = now - self._since
         least = _PATIENT_S if training.phases.current in _PATIENT else _STANDSTILL_S
         if training.count < _LEAST_STEPS or silent < max(least, _TIMES_LONGEST * self._longest):
             return

@@ -15,6 +15,7 @@ from typing import Final
 from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
 from trainfit.scripts.call_sites import Seen, called_in, stack_of
 from trainfit.simgpu.device.user_location import is_library
+from trainfit.torch_private.data_loading import NEXT_INDEX
 from trainfit.watch.recorder.job import short_place
 
 #: Frames of a stack that are looked at, and lines that are kept.
@@ -104,8 +105,8 @@ def is_busy_elsewhere(thread: int) -> bool:
         kind = _kinds.get(code)
         if kind is None:
             name = code.co_filename
-            kind = 1 if name.endswith(_FETCH) else 2 if name.endswith(_PHASES) else 0
-            _kinds[code] = kind
+            makes = name.endswith(_FETCH) or code.co_name == NEXT_INDEX.name
+            kind = _kinds[code] = 1 if makes else 2 if name.endswith(_PHASES) else 0
         if kind == 1:
             return False
         found |= kind
@@ -124,6 +125,13 @@ def in_fetch(stack: Sequence[Seen]) -> Sequence[Seen] | None:
         if _file(each).endswith(_FETCH):
             return stack[:number]
     return None
+
+
+def in_sampler(stack: Sequence[Seen]) -> Sequence[Seen] | None:
+    """The part of a stack within the choice of a batch's indices; ``None``: none are chosen."""
+    names = (each[1][0].co_name for each in stack)
+    inside = next((n for n, name in enumerate(names) if name == NEXT_INDEX.name), None)
+    return None if inside is None else stack[:inside]
 
 
 def code_below(frame: FrameType | None) -> frozenset[CodeType]:

@@ -1,0 +1,125 @@
+"""What looks at stacks tell: the line that costs most, and what those who make batches wait for."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from trainfit.results.findings import Place
+from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
+from trainfit.watch import thresholds
+
+#: Looks that tell what batches wait for; of them, those at a lock from which it is what holds
+#: batches up.
+LEAST_LOOKS: Final = 10
+_LOCKED: Final = 0.2
+
+
+def waits_for(looks: StackLooks) -> tuple[WaitsFor, float, CodeLine | None]:
+    """What batches wait for most: its share of the looks, and the line. "" where too few looks
+    found them waiting."""
+    if looks.looks < LEAST_LOOKS:
+        return "", 0.0, None
+    counts: Counter[WaitsFor] = Counter()
+    for line in looks.lines:
+        counts[line.waits_for] += line.count
+    # Whoever holds a lock computes, reads or sleeps: the others' wait is what limits.
+    if counts["lock"] >= _LOCKED * looks.looks:
+        kind: WaitsFor = "lock"
+    else:
+        waits: list[WaitsFor] = ["sleep", "network", "disk", "lock"]
+        kind = max(waits, key=lambda each: counts[each])
+    share = counts[kind] / looks.looks
+    if share < thresholds.CRITICAL_SHARE and kind != "lock":
+        return "", 0.0, None
+    lines = [each for each in looks.lines if each.waits_for == kind]
+    return kind, share, max(lines, key=lambda each: each.count, default=None)
+
+
+# ---
+# The line that costs most.
+
+
+#: Of the looks at a line, those at one that it calls (or so many of one function), from which that
+#: is the one to name.
+_MOSTLY: Final = 0.6
+_FEW_LINES: Final = 3
+#: What the step computes, also where no module is called for it: Python's functions, and those in C
+#: that they stand for.
+_OF_MODEL: Final = re.compile(r"torch\.(?:nn\.functional|\w+\._nn)\.")
+#: As a script calls them; some of them stand for a function in C of the same name.
+_FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
+
+
+@dataclass(frozen=True)
+class CostlyLine:
+    """A line that looks found the thread at, with what it calls; ``count`` are these looks.
+
+    Where they are of several lines of one function, it is the one with most of them; ``lines`` are
+    the first and the last.
+    """
+
+    place: Place
+    count: int
+    calls: tuple[CodeLine, ...]
+    lines: tuple[int, int]
+
+    @property
+    def most(self) -> CodeLine:
+        """What it was found in most often."""
+        return max(self.calls, key=lambda each: each.count)
+
+    def __str__(self) -> str:
+        """ "train.py:12", and of several lines "train.py:10-14"."""
+        first, last = self.lines
+        return str(self.place) if first == last else f"{self.place.file}:{first}-{last}"
+
+
+def costliest(looks: StackLooks) -> CostlyLine | None:
+    """The line with the most looks: from the training loop inwards, as long as one line has most
+    of them, or few lines of the function that it calls; ``None``: none of the script was found."""
+    within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
+    found, depth = None, 0
+    while within:
+        counts: Counter[Place] = Counter()
+        for each in within:
+            if (place := _at(each, depth)) is not None:
+                counts[place] += each.count
+        if not counts:
+            break
+        place, count = counts.most_common(1)[0]
+        if found is None or count >= _MOSTLY * found.count:
+            within = [each for each in within if _at(each, depth) == place]
+            found = CostlyLine(place, count, tuple(within), (place.line, place.line))
+            depth += 1
+            continue
+        # What one line calls is one function: the lines of one file are its.
+        own = {each: n for each, n in counts.most_common(_FEW_LINES) if each.file == place.file}
+        if sum(own.values()) >= _MOSTLY * found.count:
+            lines = min(each.line for each in own), max(each.line for each in own)
+            calls = tuple(each for each in within if _at(each, depth) in own)
+            found = CostlyLine(place, sum(own.values()), calls, lines)
+        break
+    return found
+
+
+def _is_of_model(line: CodeLine) -> bool:
+    """Is it a function of neural networks, called outside of modules: mostly the loss?"""
+    if _OF_MODEL.match(line.inner) is not None:
+        return True
+    named = _FUNCTIONAL.search(line.calls)
+    return named is not None and line.inner == f"torch.{named[1]}"
+
+
+def _at(line: CodeLine, depth: int) -> Place | None:
+    """The line so far inwards from the training loop."""
+    chain = _chain(line)
+    return Place.parse(chain[depth]) if depth < len(chain) else None
+
+
+def _chain(line: CodeLine) -> tuple[str, ...]:
+    """From the training loop inwards."""
+    return (*reversed(line.callers), line.place)
