@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.generation import GeneratedText
+from trainfit.scripts.samples.context_length import positions_of
 
 #: Names of the tensors that a call was given, and their shapes.
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -55,6 +56,7 @@ class DecodeLoop:
             prompt=shape[1],
             rows=shape[0],
             sequences=shape[0],
+            limit=positions_of(getattr(self.module, "config", None)),
             by="the script's loop",
         )
 

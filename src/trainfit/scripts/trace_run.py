@@ -263,7 +263,7 @@ class Runner:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
         if self._generation.is_counting:
-            if self._is_late():
+            if self._generation.is_full or self._is_late():
                 self._generation.cut_short()
                 self._text_over()
         elif self._spec.count == "calls":

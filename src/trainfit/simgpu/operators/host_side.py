@@ -220,6 +220,7 @@ def _truth(engine: Engine, usual: bool, text: str) -> bool:
 
 def _number(engine: Engine, usual: float) -> float:
     """Likewise a number."""
+    engine.assumed_number = True
     found = condition(of_number=True)
     if found is None:
         return usual
