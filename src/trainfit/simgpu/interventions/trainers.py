@@ -203,7 +203,8 @@ class FourBits(_OfTrainer):
             if user_frame() in self.targets and named.get("quantization_config") is None:
                 import transformers
 
-                named["quantization_config"] = transformers.BitsAndBytesConfig(**_NF4)
+                made: Any = transformers.BitsAndBytesConfig
+                named["quantization_config"] = made(**_NF4)
                 self.changed += 1
             return load(kind, *args, **named)
 
