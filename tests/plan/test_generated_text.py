@@ -19,7 +19,6 @@ from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
-from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch
 
 pytestmark = [
@@ -72,7 +71,7 @@ def test_its_cache_is_a_kind_of_memory_of_its_own() -> None:
 
 
 def test_a_length_that_gpu_data_tells_is_the_models() -> None:
-    model = SimpleNamespace(get_text_config=lambda: SimpleNamespace(max_position_embeddings=512))
+    model = SimpleNamespace(max_position_embeddings=512)
     for assumed, length in ((False, 101), (True, 512)):
         simulation: Any = SimpleNamespace(engine=SimpleNamespace(assumed_number=assumed))
         watch, config = GenerationWatch(simulation), SimpleNamespace(max_length=101)
@@ -84,12 +83,11 @@ def test_a_length_that_gpu_data_tells_is_the_models() -> None:
 def test_a_loop_without_end_ends_with_the_models_positions() -> None:
     module: Any = torch.nn.Identity()
     module.config = SimpleNamespace(n_positions=130)
-    loop, simulation = DecodeLoop(), SimpleNamespace()
+    watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
     for call in range(21):
-        loop.given(module, (("ids", (4, 1 if call else 100)),))
-        loop.called(call + 1)
-    watch = GenerationWatch(simulation)  # type: ignore[arg-type]
-    watch.text = loop.text()
+        watch._loop.given(module, (("ids", (4, 1 if call else 100)),))
+        watch.called(call + 1)
+    assert watch.text is not None
     assert (watch.text.prompt, watch.text.decodes, watch.text.limit) == (100, 20, 130)
     while not watch.is_full:
         watch._add_call()

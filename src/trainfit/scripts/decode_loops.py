@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from trainfit.results.runs.generation import GeneratedText
-from trainfit.scripts.samples.context_length import positions_of
 
 #: Names of the tensors that a call was given, and their shapes.
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
@@ -56,7 +55,6 @@ class DecodeLoop:
             prompt=shape[1],
             rows=shape[0],
             sequences=shape[0],
-            limit=positions_of(getattr(self.module, "config", None)),
             by="the script's loop",
         )
 

@@ -19,6 +19,7 @@ from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
 from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, signature_of
+from trainfit.scripts.samples.context_length import positions_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -138,7 +139,8 @@ class GenerationWatch:
         if self._depth:
             self._call_of_generate(steps)
         elif self._loop.called(steps):
-            text = dataclasses.replace(self._loop.text(), **self._of_cache())
+            limit = positions_of(getattr(self._loop.module, "config", None))
+            text = dataclasses.replace(self._loop.text(), limit=limit, **self._of_cache())
             if self.text is not None and self.text.prefill != text.prefill:
                 self._earlier.append(self.text)
             self.text = text
@@ -229,7 +231,7 @@ class GenerationWatch:
         rows = int(inputs.shape[0]) if isinstance(inputs, torch.Tensor) else None
         beams = int(getattr(config, "num_beams", None) or 1)
         several = int(getattr(config, "num_return_sequences", None) or 1)
-        limit = getattr(model.get_text_config(), "max_position_embeddings", None)
+        limit = positions_of(model)
         new, by = max(1, int(config.max_length) - prompt), "generate()"
         if new == 1 and limit and self._simulation.engine.assumed_number:
             # That is what a number of GPU data is assumed to be.
