@@ -65,7 +65,7 @@ def loading(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                 assert quantization_config.load_in_4bit
                 model.hf_quantizer = quantization_config
                 model.requires_grad_(False)
-            return model
+            return (model, {}) if name == "trained" else model  # output_loading_info=True
 
     for name, parts in {
         "transformers": {"BitsAndBytesConfig": lambda **named: types.SimpleNamespace(**named)},
@@ -101,7 +101,7 @@ def test_adapters_leave_the_weights_without_optimizer_states(trainer: Any) -> No
 def test_weights_of_four_bits_where_the_trained_model_is_loaded(trainer: Any, loading: Any) -> None:
     def train() -> None:
         loading.from_pretrained("another")
-        model = loading.from_pretrained("trained")
+        model, _ = loading.from_pretrained("trained")
         trainer.Trainer(model, types.SimpleNamespace(optim="adamw_torch")).train()
 
     found = run(train, survey=True).findings["qlora"]

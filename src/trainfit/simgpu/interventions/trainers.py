@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
@@ -147,7 +148,7 @@ class FourBits(_OfTrainer):
 
     def __init__(self, targets: tuple[str, ...] = ()) -> None:
         super().__init__(targets)
-        self._loaded: dict[int, str] = {}
+        self._loaded: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
@@ -177,7 +178,7 @@ class FourBits(_OfTrainer):
         return f"there, quantization_config=BitsAndBytesConfig({values})  # from transformers"
 
     def _place(self, model: Any) -> str | None:
-        return next((at for m in model.modules() if (at := self._loaded.get(id(m)))), None)
+        return next((at for each in model.modules() if (at := self._loaded.get(each))), None)
 
     def _on_loading(self, scene: Scene, make: Callable[[Any], Any]) -> None:
         def seen(module: ModuleType) -> None:
@@ -190,10 +191,11 @@ class FourBits(_OfTrainer):
     def _noted(self, load: Any) -> Any:
         @functools.wraps(load)
         def from_pretrained(kind: Any, *args: Any, **named: Any) -> Any:
-            model, place = load(kind, *args, **named), user_frame()
+            found, place = load(kind, *args, **named), user_frame()
+            model = found[0] if isinstance(found, tuple) else found  # output_loading_info=True
             if place is not None and getattr(model, "hf_quantizer", None) is None:
-                self._loaded[id(model)] = place
-            return model
+                self._loaded[model] = place
+            return found
 
         return from_pretrained
 
