@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
@@ -19,6 +20,10 @@ from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten
+
+#: What checkpoints consist of, and bytes from which on such a tensor has no values on the host.
+_OF_CHECKPOINTS: Final = ("parameter", "optimizer_state")
+_LARGE: Final = 1 << 20
 
 
 # -- between host and device ---------------------------------------------------------------
@@ -102,9 +107,24 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
     dtype = kwargs.get("dtype") or source.dtype
     is_new = content is None
     if content is None:
-        content = _plausible(source._meta, source._life.fill)
+        is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
+        is_large = source._spec.nbytes >= _LARGE
+        content = (
+            _untouched(source._meta)
+            if is_held and is_large
+            else _plausible(source._meta, source._life.fill)
+        )
     with no_dispatch():
         return content.to(dtype, copy=not is_new)
+
+
+def _untouched(meta: torch.Tensor) -> torch.Tensor:
+    """Zeros in pages that nobody has written to, which take no RAM: a checkpoint of a large model
+    is as large as that, and its values are not looked at."""
+    with no_dispatch():
+        like = torch.empty_like(meta)
+        flat = torch.from_numpy(np.zeros(like.numel() * like.itemsize, dtype=np.uint8))
+        return flat.view(like.dtype).as_strided(like.shape, like.stride())
 
 
 def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
