@@ -15,6 +15,7 @@ from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
 from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
@@ -107,6 +108,7 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
     dtype = kwargs.get("dtype") or source.dtype
     is_new = content is None
     if content is None:
+        engine.assumed_number |= not source.dtype.is_floating_point
         is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
         is_large = source._spec.nbytes >= _LARGE
         content = (
@@ -249,6 +251,19 @@ def _number(engine: Engine, usual: float) -> float:
     if ends or value != usual:
         engine.assume(_ENDED if ends else _NOTES[found.kind])
     return value
+
+
+@handles(aten.split_with_sizes.default)
+def split(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Into parts whose lengths may be of GPU data (images of each text): then into even ones."""
+    call = by_name(func, args, kwargs)
+    length, parts = call["self"].shape[call["dim"]], len(call["split_sizes"])
+    if engine.assumed_number and parts and sum(call["split_sizes"]) != length:
+        engine.assume("lengths of a tensor's parts, of GPU data, were assumed to be even")
+        rest = length - (parts - 1) * (length // parts)
+        sizes = [length // parts] * (parts - 1) + [rest]
+        args, kwargs = (call["self"], sizes, call["dim"]), {}
+    return engine.generic(engine.info(func), args, kwargs)
 
 
 @handles(aten.equal.default)
