@@ -341,9 +341,24 @@ def names_of_a_wrapper() -> None:
     model.load_state_dict({f"module.{name}": it for name, it in model.state_dict().items()})
 
 
+def no_hub() -> None:  # as transformers/utils/hub.py raises it
+    raise OSError("We couldn't connect to 'https://huggingface.co' to load the files, and …")
+
+
+def gated() -> None:
+    raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at …")
+
+
+def no_padding() -> None:  # transformers/tokenization_utils_base.py
+    raise ValueError("Asking to pad but the tokenizer does not have a padding token. Please …")
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "fix"),
     [
+        (no_hub, "hub_unreachable", "hf download"),
+        (gated, "hub_refused", "hf auth login"),
+        (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),
         (used_twice, "graph_used_twice", "detach()"),
         (changed_in_place, "changed_in_place", "x = x + y"),

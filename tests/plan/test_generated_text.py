@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from helpers_cli import trainfit
 from trainfit.hardware import find_gpu
@@ -16,6 +19,7 @@ from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
+from trainfit.scripts.generation import GenerationWatch
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -64,6 +68,31 @@ def test_its_cache_is_a_kind_of_memory_of_its_own() -> None:
     cache = recording.alloc_bytes[recording.alloc_kind == KINDS.index("kv_cache")]
     # Keys and values of the last call are half of that each.
     assert int(cache[-1]) == SEQUENCES * (PROMPT + 2999) * TOKEN_BYTES // 2
+
+
+def test_a_length_that_gpu_data_tells_is_the_models() -> None:
+    model = SimpleNamespace(max_position_embeddings=512)
+    for assumed, length in ((False, 101), (True, 512)):
+        simulation: Any = SimpleNamespace(engine=SimpleNamespace(assumed_number=assumed))
+        watch, config = GenerationWatch(simulation), SimpleNamespace(max_length=101)
+        watch._begin(model, config, {"input_ids_length": 100})
+        assert watch.text is not None and config.max_length == length
+        assert (watch.text.calls_left, "GPU data" in watch.text.by) == (length - 100, assumed)
+
+
+def test_a_loop_without_end_ends_with_the_models_positions() -> None:
+    module: Any = torch.nn.Identity()
+    module.config = SimpleNamespace(n_positions=130)
+    watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
+    for call in range(21):
+        watch._loop.given(module, (("ids", (4, 1 if call else 100)),))
+        watch.called(call + 1)
+    assert watch.text is not None
+    assert (watch.text.prompt, watch.text.decodes, watch.text.limit) == (100, 20, 130)
+    while not watch.is_full:
+        watch._add_call()
+    watch.cut_short()
+    assert watch.text.positions == 130 and watch.text.by.endswith("the model's last position")
 
 
 @pytest.mark.slow

@@ -908,3 +908,18 @@ def test_a_mode_that_a_script_leaves_behind_is_not_taken_for_ours(
     assert torch._C._len_torch_function_stack() == 1
     mode.__exit__(None, None, None)
     assert_untouched(pytorch_before)
+
+
+def test_a_checkpoint_of_large_parameters_takes_no_ram() -> None:
+    def anonymous_bytes() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+    with trainfit.simulate("custom:8GiB"):
+        model = torch.nn.Linear(16384, 8192, bias=False, device="cuda", dtype=torch.bfloat16)
+        model(torch.ones(1, 16384, device="cuda", dtype=torch.bfloat16))
+        before = anonymous_bytes()
+        state = {name: value.cpu() for name, value in model.state_dict().items()}
+        assert anonymous_bytes() - before < (64 << 20) < state["weight"].nbytes
+        assert state["weight"].is_contiguous() and state["weight"].dtype == torch.bfloat16
+        assert torch.nn.Linear(2, 2, bias=False, device="cuda").weight.cpu().sum() == 4

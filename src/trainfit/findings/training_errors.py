@@ -193,6 +193,27 @@ _KNOWN: Final = (
         "before the training; ImageFile.LOAD_TRUNCATED_IMAGES = True reads what is there of a "
         "truncated image",
     ),
+    # transformers/utils/hub.py, huggingface_hub/errors.py
+    _Known(
+        "hub_unreachable",
+        re.compile(r"couldn't connect to '[^']*' to load|cannot find the requested files in the"),
+        "A model, tokenizer or data set is not on this machine, and its hub cannot be reached",
+        "hf download NAME --local-dir FOLDER where there is a network, and that folder's path "
+        "instead of the name; or a copy of its cache (HF_HOME)",
+    ),
+    _Known(
+        "hub_refused",
+        re.compile(r"gated repo|is not a valid model identifier listed on"),
+        "The hub does not give this model: it is gated, private, or has another name",
+        "accept its terms on its page, then `hf auth login` (or HF_TOKEN); check the name",
+    ),
+    # transformers/tokenization_utils_base.py
+    _Known(
+        "no_padding_token",
+        re.compile(r"tokenizer does not have a padding token"),
+        "Samples of different lengths are to be padded, and the tokenizer has no token for that",
+        "tokenizer.pad_token = tokenizer.eos_token after it was made",
+    ),
 )
 #: Their kinds.
 KINDS: Final = tuple(each.kind for each in _KNOWN)

@@ -242,13 +242,7 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
 def note_context(notes: Notes, context: ContextSeen) -> None:
     """That sequences are longer than the model is made for."""
     if context.too_long:
-        notes.add(
-            f"sequences of {context.longest:,} tokens are longer than the {context.positions:,} "
-            "positions that the model is made for: learned positions raise an error on the GPU; "
-            f"cut them to {context.positions:,}",
-            CHANGES,
-            first=True,
-        )
+        notes.add(context.warning(), CHANGES, first=True)
 
 
 def _is_interrupted(remedies: Remedies) -> bool:

@@ -19,6 +19,7 @@ from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
 from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, signature_of
+from trainfit.scripts.samples.context_length import positions_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -32,6 +33,10 @@ _LISTS: Final = ("key_cache", "value_cache")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
                   "Linear": "recurrent"}  # fmt: skip
+#: When a loop is left that has not come to its end by itself.
+_LATE: Final = "after half of the time limit: at least"
+#: What ends a text whose length only GPU data tells.
+_BY_DATA: Final = "the model's positions, as the script asks for a length that GPU data tells"
 
 
 class GenerationWatch:
@@ -134,7 +139,8 @@ class GenerationWatch:
         if self._depth:
             self._call_of_generate(steps)
         elif self._loop.called(steps):
-            text = dataclasses.replace(self._loop.text(), **self._of_cache())
+            limit = positions_of(getattr(self._loop.module, "config", None))
+            text = dataclasses.replace(self._loop.text(), limit=limit, **self._of_cache())
             if self.text is not None and self.text.prefill != text.prefill:
                 self._earlier.append(self.text)
             self.text = text
@@ -178,10 +184,18 @@ class GenerationWatch:
         told = json.loads(as_json(text))
         return dataclasses.replace(recording, header={**recording.header, "generation": told})
 
+    @property
+    def is_full(self) -> bool:
+        """Has a loop whose calls are counted come to the end of the model's positions?"""
+        text = self.text
+        return bool(text and text.limit and text.positions and text.positions >= text.limit)
+
     def cut_short(self) -> None:
-        """The loop whose calls are counted has not ended by the time that there was for it."""
+        """The loop whose calls are counted has not ended where the model's positions do, or by the
+        time that there was for it."""
         if self.text is not None:
-            by = "the script's loop, which had not ended after half of the time limit: at least"
+            by = "the script's loop, which had not ended "
+            by += "at the model's last position" if self.is_full else _LATE
             self.text = dataclasses.replace(self.text, by=by)
 
     def _add_call(self) -> None:
@@ -217,7 +231,12 @@ class GenerationWatch:
         rows = int(inputs.shape[0]) if isinstance(inputs, torch.Tensor) else None
         beams = int(getattr(config, "num_beams", None) or 1)
         several = int(getattr(config, "num_return_sequences", None) or 1)
-        new = max(1, int(config.max_length) - prompt)
+        limit = positions_of(model)
+        new, by = max(1, int(config.max_length) - prompt), "generate()"
+        if new == 1 and limit and self._simulation.engine.assumed_number:
+            # That is what a number of GPU data is assumed to be.
+            config.max_length, by = max(limit, prompt + 1), _BY_DATA
+            new = config.max_length - prompt
         key = (id(model), rows, beams, several, prompt, new)
         if key in self._seen or len(self._seen) >= _TEXTS:
             self.is_repeated()
@@ -225,7 +244,6 @@ class GenerationWatch:
         self._uneven = ""
         if getattr(config, "prefill_chunk_size", None):
             self._uneven = "the prompt is read in chunks"
-        text = model.get_text_config()
         if self.text is not None:
             self._earlier.append(self.text)
         sequences = None if rows is None else rows * (several if beams == 1 else 1)
@@ -236,8 +254,8 @@ class GenerationWatch:
             prompt=prompt,
             rows=None if rows is None else rows * max(beams, several),
             sequences=sequences,
-            limit=getattr(text, "max_position_embeddings", None),
-            by="generate()",
+            limit=limit,
+            by=by,
         )
 
     def _call_of_generate(self, steps: int) -> None:

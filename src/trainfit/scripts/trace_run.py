@@ -52,7 +52,7 @@ from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
-from trainfit.simgpu.device.settling import LEAST_STEPS, judge
+from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
@@ -267,7 +267,7 @@ class Runner:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
         if self._generation.is_counting:
-            if self._is_late():
+            if self._generation.is_full or self._is_late():
                 self._generation.cut_short()
                 self._text_over()
         elif self._spec.count == "calls":
@@ -348,7 +348,8 @@ class Runner:
         if not spec.until_settled:
             return steps >= spec.steps
         steps -= min(simulation.warm_up_steps, spec.steps)
-        if steps >= spec.steps:
+        passes = min((feed.backwards for feed in self._step.feeds), default=1)
+        if steps >= enough_steps(spec.steps, passes):
             return True
         if steps < LEAST_STEPS:
             return False

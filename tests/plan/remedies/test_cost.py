@@ -21,6 +21,7 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     source_line,
 )
+from trainfit.plan.changes.remedies import combinations
 from trainfit.report.remedies import remedies_sections
 from trainfit.report.sections.plan import gradients_facts
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
@@ -109,9 +110,17 @@ def test_what_wins_comes_before_what_does_not(rows: list[tuple[str, float, float
 # -- what there is -----------------------------------------------------------------------------
 
 
+def test_what_saves_most_is_tried_where_the_cheaper_of_two_does_not_suffice() -> None:
+    lora, checkpoint, qlora = remedy("lora", 6), remedy("checkpoint", 6.5), remedy("qlora", 4)
+    wins = [lora, checkpoint, qlora]
+    assert combinations(wins, 3 * GIB) == [("lora", "checkpoint"), ("qlora", "checkpoint")]
+    assert combinations(wins, 5 * GIB) == [("qlora", "checkpoint"), ("lora", "checkpoint")]
+    assert combinations([lora, qlora], 5 * GIB) == []
+
+
 def test_every_remedy_has_an_intervention_or_needs_none() -> None:
     without = {"amp-bf16", "amp-fp16", "expandable-segments", "allocator-settings"}
-    without |= {"qlora", "paged-optimizer", "shorter-sequences"}  # options of the script
+    without |= {"shorter-sequences"}  # an option of the script
     assert set(NAMES) - without == set(INTERVENTIONS) - {"forward-grad"}
     assert all(kind.changes_detail for kind in KINDS if kind.changes != "nothing")
 

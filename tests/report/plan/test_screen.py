@@ -288,7 +288,7 @@ def test_what_fits_only_together_and_what_does_not() -> None:
     together = Combination(("checkpoint", "sgd"), MEMORY, True, None, None, "python train.py")
     remedies = dataclasses.replace(REMEDIES, items=alone, combination=together)
     plan = dataclasses.replace(NO_FIT, remedies=remedies, other_gpus=())
-    assert "- checkpoint + sgd: 7.39 GiB" in words(plan)
+    assert "- checkpoint + sgd: 7.39 GiB; each line to change: --explain" in words(plan)
     nothing = with_now(plan, largest_batch=0, recommended_batch=0)
     nothing = dataclasses.replace(nothing, remedies=None, other_amp=None, recommended=None)
     text = words(nothing)

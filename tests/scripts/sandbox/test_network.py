@@ -88,18 +88,27 @@ def test_arguments_do_not_switch_them_on(name: str, tmp_path: Path) -> None:
     run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}", tmp_path)
 
 
-def test_uploads_to_the_hub_are_skipped(tmp_path: Path) -> None:
+def test_uploads_to_the_hub_are_skipped_and_nothing_waits_for_one_without_address(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("huggingface_hub")
     code = """
-    from huggingface_hub import HfApi, create_repo, upload_file
+    import time
+    from huggingface_hub import HfApi, create_repo, hf_hub_download, upload_file
+    from huggingface_hub.errors import LocalEntryNotFoundError
     assert create_repo("me/model").repo_id == "me/model"
     api = HfApi()
     done = api.upload_folder(repo_id="me/model", folder_path=".", run_as_future=True)
     assert done.result().oid == "0" * 40
     upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="me/model")
     api.delete_repo("me/model")
+    time.sleep = None  # what waits for another try
+    try:
+        hf_hub_download("gated/model", "config.json")
+    except LocalEntryNotFoundError:
+        pass
     """
-    ran = run(code, tmp_path)
+    ran = run(code, tmp_path, HF_ENDPOINT="http://hub.invalid")
     assert ran.protection is not None
     assert set(ran.protection.notes) == {
         f"{name} on the Hugging Face Hub was skipped"

@@ -187,3 +187,14 @@ def test_moves_from_the_host_with_a_dtype_and_a_memory_format(mode: Any) -> None
                 expected = on_host.to(**keywords)
                 assert (moved.device.type, moved.dtype) == ("cuda", expected.dtype)
                 assert moved.stride() == expected.stride()
+
+
+def test_parts_whose_lengths_gpu_data_tells_are_even() -> None:
+    source = torch.zeros(10, 8, device="cuda", requires_grad=True)
+    counts = (torch.randn(3, 4, device="cuda") > 0).sum(1)
+    parts = torch.split(source * 2, counts.tolist())
+    assert [len(each) for each in parts] == [3, 3, 4]
+    torch.stack([each.sum() for each in parts]).sum().backward()
+    assert source.grad is not None and source.grad.shape == source.shape
+    assert [len(each) for each in torch.split(source, [4, 6])] == [4, 6]
+    assert any("to be even" in text for text in current_engine().assumptions)

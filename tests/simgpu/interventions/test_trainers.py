@@ -53,6 +53,32 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.fixture
+def loading(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A stand-in for a class of models that Transformers loads, in 4 bits where it is told to."""
+
+    class PreTrainedModel(torch.nn.Linear):
+        @classmethod
+        def from_pretrained(cls, name: str, quantization_config: Any = None) -> Any:
+            model = cls(WIDTH, WIDTH, bias=False).cuda()
+            if quantization_config is not None:
+                assert quantization_config.load_in_4bit
+                model.hf_quantizer = quantization_config
+                model.requires_grad_(False)
+            return (model, {}) if name == "trained" else model  # output_loading_info=True
+
+    for name, parts in {
+        "transformers": {"BitsAndBytesConfig": lambda **named: types.SimpleNamespace(**named)},
+        "transformers.modeling_utils": {"PreTrainedModel": PreTrainedModel},
+        "bitsandbytes": {},
+    }.items():
+        module: Any = types.ModuleType(name)
+        module.__spec__ = types.SimpleNamespace(name=name)
+        vars(module).update(parts)
+        monkeypatch.setitem(sys.modules, name, module)
+    return PreTrainedModel
+
+
 def training(trainer: Any, **args: Any) -> Callable[[], None]:
     def train() -> None:
         model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
@@ -70,6 +96,38 @@ def test_adapters_leave_the_weights_without_optimizer_states(trainer: Any) -> No
     states = 2 * 2 * WIDTH * 16 * 4  # two of each adapter's matrices
     assert before.live("optimizer_state") >= 2 * WIDTH * WIDTH * 4
     assert states <= after.live("optimizer_state") < states + 4096
+
+
+def test_weights_of_four_bits_where_the_trained_model_is_loaded(trainer: Any, loading: Any) -> None:
+    def train() -> None:
+        loading.from_pretrained("another")
+        model, _ = loading.from_pretrained("trained")
+        trainer.Trainer(model, types.SimpleNamespace(optim="adamw_torch")).train()
+
+    found = run(train, survey=True).findings["qlora"]
+    assert found.applies and "load_in_4bit=True" in found.detail
+    (line,) = found.targets
+    with open(__file__) as source:
+        assert '"trained"' in source.readlines()[int(line.rpartition(":")[2]) - 1]
+    requests = InterventionRequest("qlora", found.targets), InterventionRequest("lora")
+    after = run(train, *requests)
+    assert after.changed == {"qlora": 1, "lora": 1}
+    assert not run(training(trainer), survey=True).findings["qlora"].applies
+
+
+def test_the_trainers_own_switch_for_a_paged_optimizer(trainer: Any, loading: Any) -> None:
+    args = types.SimpleNamespace(optim="adamw_torch")
+
+    def train() -> None:
+        trainer.Trainer(torch.nn.Linear(WIDTH, WIDTH).cuda(), args).train()
+
+    found = run(train, survey=True).findings["paged-optimizer"]
+    assert found.applies and 'optim="paged_adamw_8bit"' in found.detail
+    assert run(train, "paged-optimizer").changed["paged-optimizer"] == 1
+    assert args.optim == "paged_adamw_8bit"
+    assert "adafactor" in run(
+        training(trainer, optim="adafactor"), survey=True
+    ).findings["paged-optimizer"].reason  # fmt: skip
 
 
 def test_a_trainer_that_takes_adapters_is_given_them() -> None:

@@ -10,7 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainfit.results.runs.recording import FREE, MALLOC, STEP_END
-from trainfit.simgpu.device.settling import MOST_STEPS, CourseFinding, StepUse, judge, step_uses
+from trainfit.simgpu.device.settling import (
+    MOST_STEPS,
+    CourseFinding,
+    StepUse,
+    enough_steps,
+    judge,
+    step_uses,
+)
 
 SIZES = st.integers(1, 1 << 40).map(lambda size: size * 512)
 STEP = st.builds(StepUse, SIZES, SIZES, SIZES, st.integers(1, 10_000))
@@ -72,6 +79,13 @@ def test_uneven_growth_is_measured_on_average(start: int, growths: list[int]) ->
     assert judgement.course == "growing"
     if len(set(growths[-4:])) > 1:
         assert judgement.growth_bytes == round(sum(growths) / len(growths))
+
+
+def test_fewer_steps_of_several_passes_see_as_many_batches() -> None:
+    assert [enough_steps(12, passes) for passes in (0, 1, 4)] == [12, 12, 7]
+    assert enough_steps(3, 4) == 3
+    grown = ends(*itertools.accumulate(512 * step**2 for step in range(1, 8)))
+    assert judge(grown).course == "growing" and judge(grown[:-1]).course == "irregular"
 
 
 @given(values=st.lists(SIZES, min_size=5, max_size=MOST_STEPS, unique=True))

@@ -16,6 +16,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import as_switch
 from trainfit.plan.command.words import OFF, ON, Candidate, write_switch, write_texts, written
 from trainfit.results.runs.script import ScriptOption
+from trainfit.simgpu.interventions.trainers import ADAMW, PAGED
 
 #: By remedy: switches that ask for it.
 _SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -24,8 +25,6 @@ _SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: An optimizer's name, by which Transformers makes it, and the one whose states are paged.
 _OPTIMIZERS: Final = ("optim", "optimizer_type")
-_ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
-_PAGED: Final = "paged_adamw_8bit"
 #: What each remedy needs in addition.
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"qlora": ("lora",)}
 #: Names of these remedies.
@@ -47,9 +46,9 @@ def with_switches(command: Command, options: Sequence[ScriptOption]) -> Command:
         if writing is not None:
             writings[name], present[name] = writing, now
     found = [each for each in there if _is_named(each, _OPTIMIZERS)]
-    if len(found) == 1 and _ADAMW.fullmatch(str(found[0].option.value).rpartition(".")[2].lower()):
+    if len(found) == 1 and ADAMW.fullmatch(str(found[0].option.value).rpartition(".")[2].lower()):
         text = str(found[0].option.value)
-        texts = {OFF: text, ON: _PAGED}
+        texts = {OFF: text, ON: PAGED}
         writings["paged-optimizer"] = write_texts(command, found[0], texts)
         present["paged-optimizer"] = OFF
     if not writings:

@@ -90,6 +90,10 @@ def _shrunk(finding: Applicability) -> tuple[str, ...]:
     return (f"resize in the data set's transform: {finding.detail}",)
 
 
+def _switched_on(finding: Applicability) -> tuple[str, ...]:
+    return (finding.detail or "as in the command below",)
+
+
 def _pooled(finding: Applicability) -> tuple[str, ...]:
     _, channels, outputs = (text.split()[0] for text in finding.detail.split(", "))
     path = finding.targets[0].partition(":")[2]
@@ -232,7 +236,7 @@ KINDS = (
         "adapters (LoRA) instead of all weights",
         "training",
         "small matrices next to the frozen weights are trained",
-        lambda finding: (finding.detail or "as in the command below",),
+        _switched_on,
         frozenset({"weights"}),
     ),
     RemedyKind(
@@ -247,7 +251,7 @@ KINDS = (
         "4-bit weights with adapters (QLoRA)",
         "training",
         "the frozen weights are rounded to 4 bits, small matrices next to them are trained",
-        _says("as in the command below (pip install bitsandbytes)"),
+        _switched_on,
         frozenset({"weights"}),
     ),
     RemedyKind(
@@ -255,7 +259,7 @@ KINDS = (
         "paged optimizer with 8-bit states",
         "precision",
         "the optimizer's states are quantized in blocks, and move to RAM where the GPU is full",
-        _says("as in the command below (pip install bitsandbytes)"),
+        _switched_on,
         frozenset({"optimizer"}),
     ),
     RemedyKind(

@@ -34,8 +34,8 @@ from trainfit.results.text import count
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
 _WORTH_A_LAW = 0.05
-#: Simulated combinations.
-_MOST_COMBINATIONS = 4
+#: Combinations that are simulated at most in the order of their price, before what saves most.
+_MOST_COMBINATIONS = 3
 #: Numbers of micro-batches that are tried until one fits.
 _MOST_SPLITS = 3
 #: A run that is longer than this is not repeated for the largest batch.
@@ -245,23 +245,12 @@ class _Remedies:
         """Remedies added in their order until they fit; ``None`` where one suffices."""
         if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
             return None
-        chain: list[Remedy] = []
-        taken: set[str] = set()
-        for item in items:
-            kind = BY_NAME[item.name]
-            if item.status == "estimated" or not kind.combines:
-                continue
-            if self._wins(item) and not kind.slots & taken:
-                chain.append(item)
-                taken |= kind.slots
+        wins = [item for item in items if self._wins(item) and item.status != "estimated"]
         missing = self._before.device_bytes - self._memory_model.capacity_bytes
-        saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
-        sufficient = [n for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
-        sizes = [n for n in (*sufficient, len(chain)) if n > 1]
         latest: Combination | None = None
-        for size in list(dict.fromkeys(sizes))[:_MOST_COMBINATIONS]:
+        for names in combinations(wins, missing):
             try:
-                latest = self._together([trials[item.name] for item in chain[:size]])
+                latest = self._together([trials[name] for name in names])
             except NotSimulated:
                 break
             if latest.fits:
@@ -295,6 +284,38 @@ class _Remedies:
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
         figures, change = memory_model.figures(outcome), self._step_change(trace)
         return Combination(names, figures, fits, batch, extra, launch, step_change=change)
+
+
+def combinations(wins: Sequence[Remedy], missing: int) -> list[tuple[str, ...]]:
+    """Names of remedies to try together, of those that each save something, best first.
+
+    They are added in their order until they should save ``missing`` bytes. What saves most comes
+    last, for the cheaper of two that exclude each other (adapters, with weights of 4 bits or
+    without) may be too little whatever comes with it.
+    """
+    by_price = _compatible(wins)
+    by_saving = _compatible(sorted(wins, key=lambda item: -(item.saved_bytes or 0)))
+    tried = _sufficient(by_price, missing)[:_MOST_COMBINATIONS]
+    tried += [*_sufficient(by_saving, missing)[:1], by_price, by_saving]
+    return list(dict.fromkeys(tuple(i.name for i in chain) for chain in tried if len(chain) > 1))
+
+
+def _compatible(items: Sequence[Remedy]) -> list[Remedy]:
+    """As many of them as go together, the first ones first."""
+    chain: list[Remedy] = []
+    taken: set[str] = set()
+    for item in items:
+        kind = BY_NAME[item.name]
+        if kind.combines and not kind.slots & taken:
+            chain.append(item)
+            taken |= kind.slots
+    return chain
+
+
+def _sufficient(chain: Sequence[Remedy], missing: int) -> list[Sequence[Remedy]]:
+    """Its beginnings that save ``missing`` bytes, if savings add up."""
+    saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
+    return [chain[:n] for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
 
 
 #: Remedies that lower activations alone.

@@ -12,8 +12,8 @@ from trainfit.memory.affine import AffineStream
 from trainfit.memory.peak import by_kind
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
-from trainfit.plan.changes.by_options import BY_OPTIONS, switched_on
-from trainfit.plan.changes.catalogue import RemedyKind, instructions
+from trainfit.plan.changes.by_options import BY_OPTIONS, NEEDS, switched_on
+from trainfit.plan.changes.catalogue import BY_NAME, RemedyKind, instructions
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.launch_line import launch, renamed
@@ -245,13 +245,21 @@ class Trials:
         if values is None:
             found = self._findings.get(kind.name)
             if found is not None and found.applies:
-                spec = self._variant(kind, found.targets)
-                return Trial(kind, found, spec, self._job.batch, how=instructions(kind, found))
+                return self._with_needs(kind, found)
             why = "no option of the command switches it on, or it is on"
             raise NotApplicable(why if found is None else f"{why}; {found.reason}")
         spec = self._job.sized(RunSpec(values=values, title=kind.name))
         finding = Applicability(kind.name, True)
         return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
+
+    def _with_needs(self, kind: RemedyKind, found: Applicability) -> Trial:
+        """With what it needs in addition, where the script has none of that."""
+        wanted = [(BY_NAME[name], self._findings[name]) for name in NEEDS.get(kind.name, ())]
+        all_ = [(kind, found), *(pair for pair in wanted if pair[1].applies)]
+        requests = tuple(InterventionRequest(k.name, f.targets) for k, f in all_)
+        spec = self._job.sized(RunSpec(interventions=requests, title=kind.name))
+        how = tuple(line for pair in all_ for line in instructions(*pair))
+        return Trial(kind, found, spec, self._job.batch, how=how)
 
     def _require_states(self) -> None:
         """Raise :class:`NotApplicable` where the optimizer's states are little of the peak, as with

@@ -138,6 +138,8 @@ def _described(
         header["protection"] = json.loads(as_json(protection))
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
+    if warning := trace.outcome.context.warning():
+        header["notes"] = [warning, *(header.get("notes") or ())]
     header["script"], header["template"] = command.name, line_of(command.words)
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader

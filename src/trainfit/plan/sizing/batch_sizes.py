@@ -234,6 +234,8 @@ class BatchSizes:
             free_with_headroom_bytes=self._memory_model.usable_bytes - context,
             most=data_set or LARGEST,
         )
+        if found.recommended is None and not self._attempts.trial(batch, present).fits:
+            return self._only_present(present, batch, f"{why}; {_tried(found)}")
         memory = None if found.recommended is None else rounded(found.recommended, self._tile)
         at_least = found.too_large is None and found.largest == found.recommended
         bounds = Bounds(memory, data_set, at_least, drops_last(present))

@@ -14,7 +14,7 @@ from trainfit.report.sections.launch import change_text, left_out_text, removed_
 from trainfit.report.sections.loading import effect_text, helps, input_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
-from trainfit.results.changes import LaunchPart, Remedies, Remedy
+from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH
 from trainfit.results.loader import BUSY, most_helpful_first
@@ -518,10 +518,21 @@ def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[st
     lines = [_fix(each, grows=grows) for each in won]
     together = remedies.combination
     if not lines and together is not None and together.memory is not None:
-        fits = "" if together.fits else " (does not fit either)"
-        names = " + ".join(together.names)
-        lines.append(f"{names}: {size(together.memory.device_bytes)}{fits}")
+        lines.append(_together(together, remedies))
     return lines
+
+
+def _together(combination: Combination, tried: Remedies) -> str:
+    """Several at once, and where the lines to change stand."""
+    assert combination.memory is not None
+    fits = "" if combination.fits else " (does not fit either)"
+    parts = [f"{size(combination.memory.device_bytes)}{fits}"]
+    if combination.step_change is not None:
+        parts.append(f"a step {round(100 * combination.step_change):+d}%")
+    if any(each.changes == "training" for each in tried.items if each.name in combination.names):
+        parts.append("changes training")
+    how = "; each line to change: --explain" if combination.fits else ""
+    return f"{' + '.join(combination.names)}: {', '.join(parts)}{how}"
 
 
 def _fix(remedy: Remedy, *, grows: bool) -> str:

@@ -308,6 +308,16 @@ class ContextSeen:
         """Was a model given more than it is made for?"""
         return bool(self.longest and self.positions and self.longest > self.positions)
 
+    def warning(self) -> str:
+        """That it was, in a sentence; empty where it was not."""
+        if not self.too_long:
+            return ""
+        return (
+            f"sequences of {self.longest:,} tokens are longer than the {self.positions:,} "
+            "positions that the model is made for: learned positions raise an error on the GPU, "
+            f"rotary ones were not trained that far; cut them to {self.positions:,}"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class OwnFault:

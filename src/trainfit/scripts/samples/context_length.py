@@ -54,11 +54,16 @@ class ContextWatch:
             self._longest = max(self._longest or 0, int(ids.shape[1]))
 
     def _made_for(self, config: Any) -> None:
-        if config is None:
-            return
-        text = getattr(config, "get_text_config", lambda: config)()
-        found = (getattr(text, name, None) for name in _POSITIONS)
-        positions = next((each for each in found if type(each) is int and each > 0), None)
+        positions = positions_of(config)
         # The model and its parts say the same; of two models the smaller counts.
         if positions is not None:
             self._positions = min(positions, self._positions or positions)
+
+
+def positions_of(config: Any) -> int | None:
+    """The positions that a model of this configuration is made for; ``None``: it does not say."""
+    with contextlib.suppress(Exception):  # an object of the user's, whatever it raises
+        text = getattr(config, "get_text_config", lambda: config)()
+        found = (getattr(text, name, None) for name in _POSITIONS)
+        return next((each for each in found if type(each) is int and each > 0), None)
+    return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
 from urllib.parse import urlparse
+from urllib.request import getproxies
 
 from trainfit.scripts.sandbox.layer import note
 from trainfit.simgpu.patching import ImportHook, PatchSet
@@ -106,7 +107,41 @@ def _result(module: Any, api: Any, name: str, repo: str, message: str) -> Any:
     return None
 
 
-HUB_PATCHES: dict[str, Patch] = {"huggingface_hub.hf_api": _hf_api}
+# Where this machine does not know the hub's address it is offline: five retries of each file, half
+# a minute together, would change nothing.
+
+
+def _hf_http(module: Any) -> None:
+    for name in ("http_backoff", "http_stream_backoff"):
+        if hasattr(module, name):
+            _patches.hook(module, name, _once_where_offline)
+
+
+def _once_where_offline(request: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(request)
+    def requested(method: Any, url: str, *args: Any, **more: Any) -> Any:
+        if _is_unknown(_host(url)):
+            more["max_retries"] = 0
+        return request(method, url, *args, **more)
+
+    return requested
+
+
+def _is_unknown(host: str | None) -> bool:
+    """Has the host no address here? (A proxy would look it up itself.)"""
+    if host is None or getproxies():
+        return False
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return True
+    return False
+
+
+HUB_PATCHES: dict[str, Patch] = {
+    "huggingface_hub.hf_api": _hf_api,
+    "huggingface_hub.utils._http": _hf_http,
+}
 
 
 # ---

@@ -83,6 +83,8 @@ class Engine(Hooks):
         self.modules = modules
         self.values = Values()
         self.rounds = Rounds()
+        #: Was the host given a number of GPU data that is not known?
+        self.assumed_number = False
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import numpy as np
@@ -149,6 +149,11 @@ class Recorder:
             self._marked[number] = (_KIND[kind], module)
         elif known[1] < 0 <= module:
             self._marked[number] = (known[0], module)
+
+    def is_for(self, number: int, kinds: Container[str]) -> bool:
+        """Was allocation ``number`` said to be for one of ``kinds`` so far?"""
+        known = self._marked.get(number)
+        return known is not None and KINDS[known[0]] in kinds
 
     def step_end(self) -> None:
         self._events.append(self.step * 4 + STEP_END)

@@ -17,6 +17,8 @@ from trainfit.simgpu.allocator.settings import MIN_BLOCK
 #: Steps that are simulated at least, and at most where memory does not settle.
 LEAST_STEPS = 3
 MOST_STEPS = 12
+#: So many steps tell growth (:func:`judge`), the first left out.
+_TELLING_STEPS = 7
 #: Longest period in steps that is looked for: an epoch of a few batches, say.
 _LONGEST_PERIOD = 5
 #: Steps that must be alike where not all after the first are: batches of a few different
@@ -53,6 +55,12 @@ class CourseFinding:
     first: int | None = None
     period: int | None = None
     growth_bytes: int | None = None
+
+
+def enough_steps(most: int, passes: int) -> int:
+    """Steps to simulate where memory does not settle, of ``most`` with one backward pass each:
+    where a step accumulates several ``passes``, fewer steps see as many batches."""
+    return min(most, max(_TELLING_STEPS, -(-most // max(1, passes))))
 
 
 def step_uses(events: IntArray, alloc_bytes: IntArray) -> list[StepUse]:

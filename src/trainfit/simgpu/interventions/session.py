@@ -21,7 +21,7 @@ from trainfit.simgpu.interventions.optimizer_step import Accumulation, Optimizer
 from trainfit.simgpu.interventions.optimizers import Adafactor, Adam, EightBit, Fused, Momentum, Sgd
 from trainfit.simgpu.interventions.script_state import Intervention, OperatorWatch, Scene
 from trainfit.simgpu.interventions.smaller_model import SmallerModel
-from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss
+from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss, FourBits, PagedOptimizer
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -36,8 +36,10 @@ _KINDS: tuple[type[Intervention], ...] = (
     InplaceActivations,
     AttentionWithoutWeights,
     WrittenAttention,
+    FourBits,
     Adapters,
     ChunkedLoss,
+    PagedOptimizer,
     Checkpointing,
     NoGradInEvaluation,
     ForwardGrad,

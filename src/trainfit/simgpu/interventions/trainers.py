@@ -1,14 +1,19 @@
-"""Interventions on Hugging Face's ``Trainer``, and on what is made of it (TRL): adapters, and a
-cross-entropy without all logits at once."""
+"""Interventions on Hugging Face's ``Trainer``, and on what is made of it (TRL): adapters, weights
+of 4 bits, a paged optimizer, and a cross-entropy without all logits at once."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable
+import re
+import weakref
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Final
+
+import torch
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
@@ -16,8 +21,19 @@ from trainfit.simgpu.interventions.script_state import Intervention, Scene
 from trainfit.simgpu.patching import ImportHook
 
 _TRAINER: Final = "transformers.trainer"
+_LOADING: Final = "transformers.modeling_utils"
+#: Names of AdamW in ``TrainingArguments``, and of the one whose states of 8 bits are paged.
+ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
+PAGED: Final = "paged_adamw_8bit"
 #: What PEFT's own documentation begins with.
 _RANK: Final = 16
+#: How QLoRA quantizes (Dettmers 2023): values and scales, computing in 16 bits.
+_NF4: Final[Mapping[str, Any]] = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": torch.bfloat16,
+}
 
 
 class _OfTrainer(Intervention):
@@ -49,7 +65,7 @@ class _OfTrainer(Intervention):
         if why:
             self._why = why
         else:
-            self._places.setdefault(user_frame() or "")
+            self._places.setdefault(self._place(model) or "")
             self._detail = self._words(trainer)
         return model
 
@@ -60,6 +76,10 @@ class _OfTrainer(Intervention):
         hook = ImportHook(_TRAINER, seen)
         hook.install()
         scene.at_end.append(hook.remove)
+
+    def _place(self, model: Any) -> str | None:
+        """The user's line that is to be changed: the one that makes the trainer."""
+        return user_frame()
 
     # -- the subclasses' -----------------------------------------------------------------------
 
@@ -116,6 +136,104 @@ class Adapters(_OfTrainer):
         self.changed += 1
         config = peft.LoraConfig(r=_RANK, lora_alpha=2 * _RANK, target_modules="all-linear")
         return peft.get_peft_model(model, config)
+
+
+class FourBits(_OfTrainer):
+    """The trained model's weights loaded in 4 bits, as Transformers does it with bitsandbytes.
+
+    Adapters, without which nothing could be trained, are the script's or :class:`Adapters`'.
+    """
+
+    name = "qlora"
+
+    def __init__(self, targets: tuple[str, ...] = ()) -> None:
+        super().__init__(targets)
+        self._loaded: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def watch(self, scene: Scene) -> None:
+        super().watch(scene)
+        self._on_loading(scene, self._noted)
+
+    def apply(self, scene: Scene) -> None:
+        self.scene = scene
+        self._on_loading(scene, self._quantized)
+
+    def finding(self) -> Applicability:
+        found = super().finding()
+        return dataclasses.replace(found, targets=found.places)
+
+    def _refusal(self, model: Any, args: Any) -> str:
+        for package in ("bitsandbytes", "peft"):
+            if importlib.util.find_spec(package) is None:
+                return f"{package} is not installed here: pip install {package}"
+        if self._place(model) is None:
+            return "the trained model's weights are not loaded by from_pretrained, or quantized"
+        return ""
+
+    def _words(self, trainer: Any) -> str:
+        values = ", ".join(
+            f"{name}={value if isinstance(value, torch.dtype) else repr(value)}"
+            for name, value in _NF4.items()
+        )
+        return f"there, quantization_config=BitsAndBytesConfig({values})  # from transformers"
+
+    def _place(self, model: Any) -> str | None:
+        return next((at for each in model.modules() if (at := self._loaded.get(each))), None)
+
+    def _on_loading(self, scene: Scene, make: Callable[[Any], Any]) -> None:
+        def seen(module: ModuleType) -> None:
+            scene.patches.hook(module.PreTrainedModel, "from_pretrained", make)
+
+        hook = ImportHook(_LOADING, seen)
+        hook.install()
+        scene.at_end.append(hook.remove)
+
+    def _noted(self, load: Any) -> Any:
+        @functools.wraps(load)
+        def from_pretrained(kind: Any, *args: Any, **named: Any) -> Any:
+            found, place = load(kind, *args, **named), user_frame()
+            model = found[0] if isinstance(found, tuple) else found  # output_loading_info=True
+            if place is not None and getattr(model, "hf_quantizer", None) is None:
+                self._loaded[model] = place
+            return found
+
+        return from_pretrained
+
+    def _quantized(self, load: Any) -> Any:
+        @functools.wraps(load)
+        def from_pretrained(kind: Any, *args: Any, **named: Any) -> Any:
+            if user_frame() in self.targets and named.get("quantization_config") is None:
+                import transformers
+
+                made: Any = transformers.BitsAndBytesConfig
+                named["quantization_config"] = made(**_NF4)
+                self.changed += 1
+            return load(kind, *args, **named)
+
+        return from_pretrained
+
+
+class PagedOptimizer(_OfTrainer):
+    """bitsandbytes' AdamW with states of 8 bits in managed memory, by the trainer's own switch."""
+
+    name = "paged-optimizer"
+
+    def _refusal(self, model: Any, args: Any) -> str:
+        if importlib.util.find_spec("bitsandbytes") is None:
+            return "bitsandbytes is not installed here: pip install bitsandbytes"
+        present = getattr(args, "optim", None)
+        if not ADAMW.fullmatch(str(getattr(present, "value", present))):
+            return f"the trainer's optimizer is {present}, of which there is no paged one"
+        return ""
+
+    def _words(self, trainer: Any) -> str:
+        return f'in its arguments: optim="{PAGED}" (pip install bitsandbytes)'
+
+    def _change(self, trainer: Any, model: Any, args: Any) -> Any:
+        if not self._refusal(model, args):
+            self.changed += 1
+            args.optim = type(args.optim)(PAGED)
+        return model
 
 
 class ChunkedLoss(_OfTrainer):

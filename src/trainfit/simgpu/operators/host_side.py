@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
@@ -14,11 +15,16 @@ from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
 from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten
+
+#: What checkpoints consist of, and bytes from which on such a tensor has no values on the host.
+_OF_CHECKPOINTS: Final = ("parameter", "optimizer_state")
+_LARGE: Final = 1 << 20
 
 
 # -- between host and device ---------------------------------------------------------------
@@ -102,9 +108,25 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
     dtype = kwargs.get("dtype") or source.dtype
     is_new = content is None
     if content is None:
-        content = _plausible(source._meta, source._life.fill)
+        engine.assumed_number |= not source.dtype.is_floating_point
+        is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
+        is_large = source._spec.nbytes >= _LARGE
+        content = (
+            _untouched(source._meta)
+            if is_held and is_large
+            else _plausible(source._meta, source._life.fill)
+        )
     with no_dispatch():
         return content.to(dtype, copy=not is_new)
+
+
+def _untouched(meta: torch.Tensor) -> torch.Tensor:
+    """Zeros in pages that nobody has written to, which take no RAM: a checkpoint of a large model
+    is as large as that, and its values are not looked at."""
+    with no_dispatch():
+        like = torch.empty_like(meta)
+        flat = torch.from_numpy(np.zeros(like.numel() * like.itemsize, dtype=np.uint8))
+        return flat.view(like.dtype).as_strided(like.shape, like.stride())
 
 
 def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
@@ -220,6 +242,7 @@ def _truth(engine: Engine, usual: bool, text: str) -> bool:
 
 def _number(engine: Engine, usual: float) -> float:
     """Likewise a number."""
+    engine.assumed_number = True
     found = condition(of_number=True)
     if found is None:
         return usual
@@ -228,6 +251,19 @@ def _number(engine: Engine, usual: float) -> float:
     if ends or value != usual:
         engine.assume(_ENDED if ends else _NOTES[found.kind])
     return value
+
+
+@handles(aten.split_with_sizes.default)
+def split(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Into parts whose lengths may be of GPU data (images of each text): then into even ones."""
+    call = by_name(func, args, kwargs)
+    length, parts = call["self"].shape[call["dim"]], len(call["split_sizes"])
+    if engine.assumed_number and parts and sum(call["split_sizes"]) != length:
+        engine.assume("lengths of a tensor's parts, of GPU data, were assumed to be even")
+        rest = length - (parts - 1) * (length // parts)
+        sizes = [length // parts] * (parts - 1) + [rest]
+        args, kwargs = (call["self"], sizes, call["dim"]), {}
+    return engine.generic(engine.info(func), args, kwargs)
 
 
 @handles(aten.equal.default)
