@@ -505,9 +505,13 @@ def _copied(tensor: SimulatedTensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
-    """A simulated tensor over ``meta``'s storage (no allocation happens here)."""
+    """A simulated tensor over ``meta``'s storage (no allocation happens here).
+
+    It has CUDA's dispatch keys, for autocast, yet C++ finds it on "meta": a class that is asked for
+    its device (``dispatch_device``) would be asked twice as often as it runs operators.
+    """
     tensor: SimulatedTensor = private.make_subclass(
-        SimulatedTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
+        SimulatedTensor, meta, False, device_for_backend_keys=CUDA
     )
     tensor._meta = meta
     tensor._spec = spec
