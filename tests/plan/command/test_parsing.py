@@ -320,6 +320,8 @@ def test_console_scripts_name_their_interpreter(
         ("ls -l", "is not a Python program"),
         ("horovodrun train.py", "'horovodrun' starts the training in its own processes"),
         ("bash -c 'python train.py'", "'bash' runs a shell's script"),
+        ("'python train.py --lr 1'", "write the training command without quotes around it"),
+        ("'cd src && python train.py'", "write the training command without quotes around it"),
     ],
 )
 def test_commands_that_cannot_be_run(line: str, says: str) -> None:
