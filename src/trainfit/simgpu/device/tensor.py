@@ -288,8 +288,8 @@ class DeviceTensor(torch.Tensor):
     def data_ptr(self) -> int:
         if not is_library(sys._getframe(1).f_code.co_filename):
             current_engine().assume(
-                "the script reads the address of a GPU tensor: kernels that it runs there by "
-                "other means than PyTorch are not simulated"
+                "data_ptr() of a GPU tensor is read: if that is for a kernel of another library "
+                "than PyTorch (CuPy, ctypes), its time and memory are left out"
             )
         simulated = plain(self)
         block = simulated._life.block
