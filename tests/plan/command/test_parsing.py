@@ -324,6 +324,7 @@ def test_console_scripts_name_their_interpreter(
         ("bash -c 'python train.py'", "'bash' runs a shell's script"),
         ("'python train.py --lr 1'", "write the training command without quotes around it"),
         ("'cd src && python train.py'", "write the training command without quotes around it"),
+        ("python 'python no.py'", "write the training command without quotes around it"),
     ],
 )
 def test_commands_that_cannot_be_run(line: str, says: str) -> None:

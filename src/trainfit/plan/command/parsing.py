@@ -275,6 +275,7 @@ def _check_script(name: str) -> None:
     if path.is_dir():
         raise CommandError(f"script {name!r} is a folder; name the file in it")
     if not path.is_file():
+        refuse(name)
         raise CommandError(
             f"script {name!r}: there is no such file; check the path "
             f"(the working directory is {os.getcwd()})"
