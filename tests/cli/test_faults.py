@@ -165,7 +165,7 @@ def test_of_the_script(case: str, tmp_path: Path) -> None:
             marks=pytest.mark.slow,
         ),
         ("import sys; sys.exit('no data')", "exit code 1 (no data)", "that is all it printed"),
-        ("import os; os._exit(4)", "ended with exit code 4", "printed nothing"),
+        ("import os; os._exit(4)", "exit code 4 (os._exit at train.py:1)", "printed nothing"),
         ("import sys; print('hello'); sys.exit(3)", "exit code 3", "its own message is below"),
         pytest.param(
             *("import os; os.system('echo hello'); os._exit(4)", "exit code 4"),

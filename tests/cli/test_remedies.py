@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+from trainfit.cli.parser import read_words
 from trainfit.plan.changes.catalogue import NAMES
 
 SCRIPT = str(SCRIPTS / "remedies.py")
@@ -222,3 +223,18 @@ def test_a_script_that_never_calls_a_model_is_still_refused(tmp_path: Path) -> N
     done = plan("--gpu", "T4", "--", "python", "script.py", cwd=tmp_path)
     assert done.returncode == 2
     assert "without an optimizer step" in error_line(done)
+
+
+@pytest.mark.parametrize(
+    ("words", "remedies"),
+    [
+        ("--remedies amp --", "amp"),
+        ("--remedies amp --gpu T4 --", "amp"),
+        ("--remedies --gpu T4 --", "all"),
+        ("--remedies", "all"),
+    ],
+)
+def test_a_name_may_stand_behind_the_option(words: str, remedies: str) -> None:
+    command = ["python", "train.py", "--", "-x"]
+    _, options, rest = read_words(["plan", *words.split(), *command])
+    assert (options.remedies, rest) == (remedies, command)

@@ -114,7 +114,7 @@ def test_variables_before_the_command_reach_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fewer_steps_than_asked_for(tmp_path: Path) -> None:
-    script = write(tmp_path, STEPS + "step()\n")
+    script = write(tmp_path, STEPS + "step()\nimport os; os._exit(0)\n")
     done = trainfit("simulate", *GPU, "--json", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json_of(done)["steps"] == 1

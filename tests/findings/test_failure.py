@@ -221,6 +221,12 @@ FULL = (
 )
 
 
+def test_a_line_that_only_a_notebook_runs() -> None:
+    fault = cause(lambda: eval("get_ipython().run_line_magic('matplotlib', 'inline')"))
+    assert fault is not None and fault.kind == "notebook_line" and fault.kind in KINDS
+    assert "delete the line" in fault.fixes[0].action
+
+
 def test_out_of_gpu_memory() -> None:
     message = FULL.format(tried="2.00 GiB", held="22.80 GiB", unused="310.52 MiB")
     fault = of_failure(Failure("OutOfMemoryError", message, ""))

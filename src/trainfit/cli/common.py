@@ -170,23 +170,28 @@ def split_command(
 
     The command begins behind the first ``--``, or with the first word that is neither one
     of the parser's options nor the value of one. With ``module`` it may begin with ``-m`` too.
+    An option that may do without its value (``--remedies``) has the next word where that leads
+    to a ``--``.
     """
     with_value = options_with_value(parser)
-    at = 0
-    while at < len(words):
-        word = words[at]
-        if word == "--":
+    for valued in (with_value | options_with_value(parser, "?"), with_value):
+        at = 0
+        while at < len(words) and words[at] != "--":
+            if not words[at].startswith("-") or (module and words[at].startswith("-m")):
+                break
+            at += 2 if words[at] in valued and words[at + 1 : at + 2] != ["--"] else 1
+        if words[at : at + 1] == ["--"]:
             return list(words[:at]), list(words[at + 1 :])
-        if not word.startswith("-") or (module and word.startswith("-m")):
-            break
-        at += 2 if word in with_value else 1
     return list(words[:at]), list(words[at:])
 
 
-def options_with_value(parser: argparse.ArgumentParser) -> frozenset[str]:
-    """Of the parser's options those whose next word is their value."""
+def options_with_value(parser: argparse.ArgumentParser, nargs: str | None = None) -> frozenset[str]:
+    """Of the parser's options those whose next word is their value (``nargs`` "?": may be)."""
     return frozenset(
-        name for action in parser._actions if action.nargs is None for name in action.option_strings
+        name
+        for action in parser._actions
+        if action.nargs == nargs
+        for name in action.option_strings
     )
 
 

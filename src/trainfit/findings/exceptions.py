@@ -298,6 +298,12 @@ def _port(raised: ParsedException, _: FailureContext) -> Finding | None:
     return _fault("port_in_use", summary, f"end that process, or use another port; {look}")
 
 
+def _notebook(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if "name 'get_ipython' is not defined" not in raised.message:
+        return None
+    return _fault("notebook_line", "A line of a notebook that only IPython runs", fixes.NOTEBOOK)
+
+
 _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None], ...]] = (
     _gpu_in_worker,
     _nested,
@@ -309,6 +315,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _dtypes,
     _unscaled,
     _port,
+    _notebook,
     environment.mismatch,
     environment.gpu_not_seen,
     training_errors.known,

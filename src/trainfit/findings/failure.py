@@ -29,6 +29,7 @@ KINDS: Final = (
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "gpu_not_seen"),
+    "notebook_line",
     *training_errors.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).

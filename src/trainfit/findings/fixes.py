@@ -29,6 +29,10 @@ HANGS: Final[Mapping[str, str]] = {
     "no download, no lock, no GPU",
 }
 
+NOTEBOOK: Final = (
+    "delete the line: nbconvert writes get_ipython() for a notebook's % and ! lines; what they "
+    "install or set, do in the shell before the run"
+)
 NOT_RESTARTABLE: Final = (
     "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "
     "iterator each time (or a list)"

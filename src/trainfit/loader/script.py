@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -38,7 +38,8 @@ _PATIENCE_SHARE = 0.5
 class LoaderObservation:
     """What a script showed until its first step.
 
-    ``loader`` is ``None`` where none gave a batch, ``recording`` where none was wanted.
+    ``loader`` is ``None`` where none gave a batch, ``recording`` where none was wanted; ``handles``
+    are what its data set held open before it was asked for a sample, path → type.
     Nothing of the simulation is left, and no worker of the script's; ``sys.modules["__main__"]``
     is the script still.
     """
@@ -47,6 +48,7 @@ class LoaderObservation:
     loader: DataLoader[Any] | None
     on_gpu: bool
     recording: Recording | None = None
+    handles: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Script:
@@ -188,7 +190,8 @@ class Script:
         if self._records:
             recording = with_makeup(self._simulation.recording, self._step.makeup())
         loader, on_gpu = self._loaders.loader(), self._loaders.gives_gpu_tensors()
-        return LoaderObservation(self._outcome, loader, on_gpu, recording)
+        handles = self._loaders.handles()
+        return LoaderObservation(self._outcome, loader, on_gpu, recording, handles)
 
 
 def workload_of(found: LoaderObservation) -> Workload:
@@ -216,7 +219,7 @@ def workload_of(found: LoaderObservation) -> Workload:
             "its DataLoader returns batches already on the GPU, which only the "
             "main process can do; move them in the loop with .to(device, non_blocking=True) instead"
         )
-    return Workload(loader)
+    return Workload(loader, handles=found.handles)
 
 
 def workload_from(place: str, batch_size: int | None) -> Workload:

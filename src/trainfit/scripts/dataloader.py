@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from trainfit.hooks.held_objects import open_handles
 from trainfit.results.runs.trace import (
     CallSite,
     LoaderCut,
@@ -119,6 +120,8 @@ class _Made:
         self._data = type(data), _length(data)
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
+        #: What the data set held open before the loader asked it for a sample: path → type.
+        self.handles: Mapping[str, str] = {}
 
     def is_again(self, other: _Made) -> bool:
         """Was it made by the same calls as ``other``, of the same data set or one like it, as a
@@ -311,6 +314,9 @@ class LoaderTracker:
         def _get_iterator(loader: Any) -> Any:
             """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
             made = tracker._find(loader)
+            if made is not None and tracker._keep and not made.batches:
+                with contextlib.suppress(Exception):  # a library's object may raise anything
+                    made.handles = open_handles(loader.dataset)
             with tracker._epochs.making(made):
                 batches = make(loader)
             if made is not None:
@@ -420,6 +426,11 @@ class LoaderTracker:
         """
         made = self._feeding or self._latest
         return self._original(made).held if made is not None else None
+
+    def handles(self) -> Mapping[str, str]:
+        """What its data set held open before its first batch: path → type. With ``keep``."""
+        made = self._feeding or self._latest
+        return made.handles if made is not None else {}
 
     def gives_gpu_tensors(self) -> bool:
         """Are tensors of its batches on the GPU already, as it gives them? With ``keep``."""

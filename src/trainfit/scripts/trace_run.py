@@ -126,6 +126,7 @@ class Runner:
             self._step.install(self._patches)
             self._coverage.install(self._patches)
             self._generation.install(self._patches)
+            self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
             self._interventions.before_call(self._learning.called)
@@ -320,6 +321,21 @@ class Runner:
     def _late(self, place: str | None) -> bool:
         stacks = self._stacks.text() if not self._simulation.steps and self._is_run() else ""
         return self._finish(ScriptOutcome("timeout", location=place, stacks=stacks))
+
+    def _told_exit(self, end_process: Callable[[int], None]) -> Callable[[int], None]:
+        """``os._exit``, which ends the process with nothing of its run written."""
+
+        def _exit(status: int) -> None:
+            place = None if self._stem is not None and self._stem.waits else user_frame()
+            if place is not None and not self._done.is_set() and self._is_run():
+                end = ScriptOutcome("exited", message=f"exit code {status}: os._exit at {place}")
+                if not status:
+                    self._simulation.script_ended()
+                    end = ScriptOutcome("ended") if self._simulation.steps else end
+                self._finish(end)
+            end_process(status)
+
+        return _exit
 
     def _why_stopped(self) -> str:
         asked = self._spec.outcome.with_name(INTERRUPT_FILE).exists()

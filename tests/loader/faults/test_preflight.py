@@ -135,6 +135,15 @@ def test_a_handle_that_is_open_before_the_workers_is_opened_in_them(tmp_path: Pa
     assert check_start(workload(Reopens(env=Environment())), spawn) == ()
 
 
+def test_what_the_first_sample_opened_was_not_open_before_the_workers() -> None:
+    """The script took a batch without workers; with workers each of them opens it."""
+    late = DataLoader(Reopens(env=Environment()), 2)
+    assert check_start(Workload(late, handles={}), FORK) == ()
+    both = DataLoader(Reopens(env=Environment(), db=Environment()), 2)
+    fault = check_start(Workload(both, handles={"dataset.db": "lmdb.Environment"}), FORK)[0]
+    assert fault.kind == "shared_handle" and "dataset.db (lmdb.Environment) is" in fault.title
+
+
 def test_a_handle_and_a_lambda_are_two_faults() -> None:
     found = check_start(workload(Samples(env=Environment(), f=lambda: 1)), LoaderSettings(2))
     assert [each.kind for each in found] == ["shared_handle", "not_picklable"]

@@ -23,6 +23,7 @@ from trainfit.results.files.command_line import quote
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "cells.ipynb").touch()
     monkeypatch.chdir(tmp_path)
 
 
@@ -312,6 +313,7 @@ def test_console_scripts_name_their_interpreter(
         ("python -", "put it into a script"),
         ("python nowhere.py", "'nowhere.py': there is no such file"),
         ("python folder", "'folder' is a folder"),
+        ("python cells.ipynb", "is a notebook, which Python does not run; write its cells"),
         ("./nowhere/python train.py", "'./nowhere/python': there is no such program"),
         ("train.py", "begin the command with `python train.py`"),
         ("./train.py", "'./train.py': is not executable; begin the command with `python ./train"),
@@ -320,6 +322,9 @@ def test_console_scripts_name_their_interpreter(
         ("ls -l", "is not a Python program"),
         ("horovodrun train.py", "'horovodrun' starts the training in its own processes"),
         ("bash -c 'python train.py'", "'bash' runs a shell's script"),
+        ("'python train.py --lr 1'", "write the training command without quotes around it"),
+        ("'cd src && python train.py'", "write the training command without quotes around it"),
+        ("python 'python no.py'", "write the training command without quotes around it"),
     ],
 )
 def test_commands_that_cannot_be_run(line: str, says: str) -> None:

@@ -23,7 +23,7 @@ import torch
 from trainfit.findings import fixes
 from trainfit.findings.worker_copies import shared_handle
 from trainfit.findings.worker_start import unguarded_line
-from trainfit.hooks.held_objects import held, open_handles
+from trainfit.hooks.held_objects import held
 from trainfit.loader.faults.held import described
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
@@ -113,7 +113,7 @@ def _pickled(workload: Workload) -> PickleReport:
     context.set_spawning_popen(standing_in)
     try:
         culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
-        handles = open_handles(workload.dataset)
+        handles = workload.open_handles()
         if culprits:
             return PickleReport(None, None, culprits, handles=handles)
         sink = _Sink()

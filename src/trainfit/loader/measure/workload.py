@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from trainfit.hooks.held_objects import open_handles
 from trainfit.loader.measure import processes
 from trainfit.results.dataloader import DatasetKind, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
@@ -40,11 +41,19 @@ class Workload:
     Args:
         loader: the user's DataLoader; it is neither iterated nor changed.
         library_threads: what libraries in workers are held to where settings do not say.
+        handles: what the data set held open before this process took samples from it, path → type
+            (``None``: it took none).
     """
 
-    def __init__(self, loader: DataLoader[Any], library_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        library_threads: int | None = None,
+        handles: Mapping[str, str] | None = None,
+    ) -> None:
         self._loader = loader
         self._library_threads = library_threads
+        self._handles = handles
         self.kind: DatasetKind = "iterable" if is_iterable(loader.dataset) else "map"
         self.sampler_seconds: list[float] = []
         """What the sampler took for each batch's indices, in this process, so far."""
@@ -65,11 +74,23 @@ class Workload:
 
     def held_to(self, library_threads: int) -> Workload:
         """The same, where libraries in workers have so many threads."""
-        return Workload(self._loader, library_threads)
+        return Workload(self._loader, library_threads, self._handles)
 
     @property
     def dataset(self) -> Any:
         return self._loader.dataset
+
+    def open_handles(self) -> dict[str, str]:
+        """What the data set holds open when its workers start: path → type.
+
+        Not what it opened at its first sample, in this process: with workers that happens there.
+        """
+        now = open_handles(self.dataset)
+        return {
+            path: kind
+            for path, kind in now.items()
+            if self._handles is None or path in self._handles
+        }
 
     @property
     def name(self) -> str:

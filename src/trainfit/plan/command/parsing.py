@@ -275,9 +275,15 @@ def _check_script(name: str) -> None:
     if path.is_dir():
         raise CommandError(f"script {name!r} is a folder; name the file in it")
     if not path.is_file():
+        refuse(name)
         raise CommandError(
             f"script {name!r}: there is no such file; check the path "
             f"(the working directory is {os.getcwd()})"
+        )
+    if path.suffix == ".ipynb":
+        raise CommandError(
+            f"script {name!r} is a notebook, which Python does not run; write its cells into a "
+            "script: jupyter nbconvert --to script, then plan the .py file"
         )
     if not os.access(path, os.R_OK):
         raise CommandError(f"script {name!r} cannot be read; check its permissions")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -228,9 +229,16 @@ REFUSED: Final[Mapping[str, str]] = {
 
 
 def refuse(name: str) -> None:
-    """Raise :class:`CommandError` where ``name`` is known to start no single process here."""
+    """Raise :class:`CommandError` where ``name`` is known to start no single process here, or is
+    a whole command in quotes."""
     if reason := REFUSED.get(Path(name).name):
         raise CommandError(f"{name!r} {reason}")
+    first, _, rest = name.partition(" ")
+    if rest and not Path(name).exists() and (shutil.which(first) or first == "cd"):
+        raise CommandError(
+            f"{name!r} is one word, as its quotes say, and no shell reads it; write the training "
+            "command without quotes around it: -- python train.py …"
+        )
 
 
 # ---

@@ -43,8 +43,8 @@ _GRACE_S = 20.0
 _OVERTIME_S = 30.0
 #: Seconds that an interrupted run gets to tell what it has.
 _INTERRUPT_S = 10.0
-#: Seconds between looks at a running process.
-_TICK_S = 0.02
+#: Seconds between looks at a running process: each is a few calls of the system.
+_TICK_S = 0.05
 #: Seconds between looks at how far a run is.
 _LOOK_S = 0.25
 #: Bytes of the script's output that are kept.

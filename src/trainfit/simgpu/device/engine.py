@@ -222,8 +222,6 @@ class Engine(Hooks):
 
     def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Likewise where an argument is of a class of the user's own (`subclasses`)."""
-        if func is torch.ops.prim.device.default:
-            return META
         given: dict[int, Any] = {}
         plain_args = without_subclasses(args, given)
         plain_kwargs = {name: without_subclasses(each, given) for name, each in kwargs.items()}

@@ -72,8 +72,6 @@ def held_by_autograd_alone() -> tuple[int, int]:
         def __torch_dispatch__(  # type: ignore[override]
             cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            if func is torch.ops.prim.device.default:
-                return META
             if func is aten.add.Tensor:
                 seen.append((use_count(args[0]), storage_uses(args[0]._meta)))
             plain = [each._meta if type(each) is cls else each for each in args]
@@ -81,9 +79,7 @@ def held_by_autograd_alone() -> tuple[int, int]:
                 return watched(func(*plain, **(kwargs or {})))
 
     def watched(meta: torch.Tensor) -> Any:
-        tensor = make_subclass(
-            Watched, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
-        )
+        tensor = make_subclass(Watched, meta, False, device_for_backend_keys=CUDA)
         tensor._meta = meta
         return tensor
 

@@ -47,8 +47,6 @@ def make_sparse(shape: tuple[int, ...], indices: Any, values: Any, coalesced: bo
     """A sparse tensor over these indices and values; nothing is copied."""
     with no_dispatch():
         meta = torch.empty(shape, dtype=values.dtype, layout=torch.sparse_coo, device=META)
-    made: SparseTensor = make_subclass(
-        SparseTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
-    )
+    made: SparseTensor = make_subclass(SparseTensor, meta, False, device_for_backend_keys=CUDA)
     made.parts, made.coalesced = (indices, values), coalesced
     return made

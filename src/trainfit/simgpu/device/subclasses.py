@@ -88,7 +88,7 @@ def make_subclass(kind: Any, data: Any, require_grad: bool = False, **options: A
 
 def _over(meta: torch.Tensor, kind: type, requires_grad: bool = False) -> torch.Tensor:
     made: torch.Tensor = private.make_subclass(
-        kind, meta, requires_grad, dispatch_device=True, device_for_backend_keys=CUDA
+        kind, meta, requires_grad, device_for_backend_keys=CUDA
     )
     return made
 

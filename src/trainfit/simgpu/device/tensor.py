@@ -288,8 +288,8 @@ class DeviceTensor(torch.Tensor):
     def data_ptr(self) -> int:
         if not is_library(sys._getframe(1).f_code.co_filename):
             current_engine().assume(
-                "the script reads the address of a GPU tensor: kernels that it runs there by "
-                "other means than PyTorch are not simulated"
+                "data_ptr() of a GPU tensor is read: if that is for a kernel of another library "
+                "than PyTorch (CuPy, ctypes), its time and memory are left out"
             )
         simulated = plain(self)
         block = simulated._life.block
@@ -505,9 +505,13 @@ def _copied(tensor: SimulatedTensor, memo: dict[int, Any]) -> torch.Tensor:
 
 
 def wrap(meta: torch.Tensor, spec: Spec, life: Any) -> SimulatedTensor:
-    """A simulated tensor over ``meta``'s storage (no allocation happens here)."""
+    """A simulated tensor over ``meta``'s storage (no allocation happens here).
+
+    It has CUDA's dispatch keys, for autocast, yet C++ finds it on "meta": a class that is asked for
+    its device (``dispatch_device``) would be asked twice as often as it runs operators.
+    """
     tensor: SimulatedTensor = private.make_subclass(
-        SimulatedTensor, meta, False, dispatch_device=True, device_for_backend_keys=CUDA
+        SimulatedTensor, meta, False, device_for_backend_keys=CUDA
     )
     tensor._meta = meta
     tensor._spec = spec

@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import indexed_on_host
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
-from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor, spec_of, wrap
+from trainfit.simgpu.device.tensor import CPU, SimulatedTensor, spec_of, wrap
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
@@ -184,12 +184,6 @@ MIXED_DEVICE |= {
     private.fused_adam_.default,
     private.fused_adamw_.default,
 }
-
-
-@handles(torch.ops.prim.device.default)
-def device(engine: Engine, func: Any, args: Any, kwargs: Any) -> torch.device:
-    """C++ asks for the device: see :mod:`trainfit.simgpu.device.tensor` why this is meta."""
-    return META
 
 
 @handles(private.pack_padded_sequence.default)

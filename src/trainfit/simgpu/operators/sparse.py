@@ -20,7 +20,7 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.sparse_tensor import SparseTensor, make_sparse
-from trainfit.simgpu.device.tensor import CUDA, META, SimulatedTensor
+from trainfit.simgpu.device.tensor import CUDA, SimulatedTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.data_dependent import contents_of
 from trainfit.torch_private import operators as private
@@ -93,11 +93,6 @@ def embedding_bag_backward(engine: Engine, func: Any, args: Any, kwargs: Any) ->
 
 
 # -- what a sparse tensor consists of -------------------------------------------------------
-
-
-@_kernel(torch.ops.prim.device.default)
-def _device(engine: Engine, args: Any, kwargs: Any) -> torch.device:
-    return META
 
 
 @_kernel(private.indices.default, aten.indices.default)
