@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
@@ -184,6 +185,21 @@ def check_json(path: str) -> None:
         raise ValueError(f"configuration {path!r}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"configuration {path!r} is not valid JSON: {error}") from None
+
+
+#: Words by which launchers tell a script which of their processes on the machine it is.
+_WORDS_OF_RANK = ("--local-rank", "--local_rank")
+
+
+def as_rank(rank: int, gpus: int, target: Target) -> Target:
+    """Let this process be rank ``rank`` of the job, of which each machine has ``gpus`` GPUs: its
+    environment, and the words that its script gets."""
+    machine, local = divmod(rank, int(os.environ.get("LOCAL_WORLD_SIZE", gpus)))
+    os.environ["LOCAL_RANK"] = str(local)
+    numbers = {"RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": machine, "CROSS_RANK": machine}
+    os.environ.update({k: str(v) for k, v in numbers.items() if k in os.environ})
+    words = {f"{name}=0": f"{name}={local}" for name in _WORDS_OF_RANK}
+    return dataclasses.replace(target, args=tuple(words.get(each, each) for each in target.args))
 
 
 def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:

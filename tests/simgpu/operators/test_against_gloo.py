@@ -82,6 +82,8 @@ KINDS_OF: Final = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "scatter_": "send_receive",
+    "send": "send",
+    "recv_": "receive",
     "all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
     "reduce_scatter_tensor": "reduce_scatter",
