@@ -69,7 +69,8 @@ def _other_of(first: Trace) -> RunSpec | None:
     groups: set[tuple[int, ...]] = {each.group for each in met if each.kind not in _OF_TWO}
     if first.ranks or not groups:
         return None
-    rank = max(min(groups, key=lambda group: len(group)))
+    smallest = min(groups, key=len)
+    rank = max(smallest)
     over = first.outcome.status == "ended"
     steps = first.outcome.steps + 1 if over else max(1, min(_STEPS, first.outcome.steps))
     return RunSpec(rank=rank, steps=steps, title=f"as rank {rank}")

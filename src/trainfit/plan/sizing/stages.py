@@ -152,13 +152,15 @@ def pipeline(traces: Mapping[int, Trace], machine: Machine, memory_model: Memory
     if len(recordings) < 2 or len(recordings) < len(traces):
         return Pipeline()
     works = {rank: steady_work(each) for rank, each in recordings.items()}
+    sends = [int(_sends(each).sum()) // each.steps for each in works.values()]
+    if not any(sends):  # they sent to each other before the steps alone
+        return Pipeline()
     step = pipeline_step(works, machine) if has_rates(machine.gpu) else None
     computing = {} if step is None else step.computing_s
     stages = tuple(
         _stage(rank, each, memory_model, computing.get(rank), works[rank])
         for rank, each in recordings.items()
     )
-    sends = [int(_sends(each).sum()) // each.steps for each in works.values()]
     return Pipeline(stages, None if step is None else step.seconds, max(1, min(sends)))
 
 
