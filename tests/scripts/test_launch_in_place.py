@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.simgpu.patching import PatchSet
 
 _LAUNCHER = """
+import subprocess
 import sys
 from accelerate.commands.launch import launch_command, launch_command_parser
 
@@ -91,3 +93,28 @@ def test_a_console_script_that_launches_is_simulated(
     failed = trainfit(*words, cwd=tmp_path)
     assert failed.returncode != 0
     assert "train.py:1 (ValueError: mine)" in error_line(failed)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_a_script_starts_by_subprocess(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them runs here; the others, which would wait for it, are not started."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "")  # put back at the end
+    ran: list[tuple[Target, str]] = []
+    launch = LaunchInPlace(lambda target: ran.append((target, os.environ["RANK"])), rank)
+    patches = PatchSet()
+    launch.install(patches)
+    try:
+        for number in range(2):
+            given = {**os.environ, "RANK": str(number), "WORLD_SIZE": "2"}
+            process = subprocess.Popen([sys.executable, "-u", "train.py", "--x"], env=given)
+            assert process.wait() == process.poll() == 0
+        other = subprocess.run([sys.executable, "-c", "print(3)"], capture_output=True, text=True)
+    finally:
+        launch.remove()
+        patches.restore()
+        os.environ.pop("RANK", None)
+    assert ran == [(Target("script", "train.py", ("--x",)), str(rank))]
+    assert other.stdout == "3\n"

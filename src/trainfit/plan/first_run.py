@@ -19,6 +19,7 @@ from trainfit.plan.runs.option_proof import proven
 from trainfit.plan.runs.options import CommandOptions, observed_settings, read_options
 from trainfit.plan.runs.progress import MAY_CHANGE, FirstAnswer, Notes, Progress
 from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, allocator_settings, recording_of
 from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.plan.sizing.memory_model import MemoryModel
@@ -137,12 +138,14 @@ class FirstRun:
 
     def _once(self) -> Trace:
         text = self._command.present.get("batch_size")
-        if text is None:
-            return self._runs.trace(None, AS_WRITTEN)
-        batch = int(text)
+        batch = None if text is None else int(text)
         self._runs.start(batch, AS_WRITTEN)
-        # Most plans need it: it runs meanwhile on the second core.
-        self._runs.start(next(pairs_of(batch, None))[1], AS_WRITTEN)
+        if batch is not None:
+            # Most plans need it: it runs meanwhile on the second core.
+            self._runs.start(next(pairs_of(batch, None))[1], AS_WRITTEN)
+        alone = self._runs.attempt(batch, AS_WRITTEN)
+        if not alone.ranks and (ranks := pipeline_of(alone.outcome)):
+            self._runs.side_by_side(ranks)
         return self._runs.trace(batch, AS_WRITTEN)
 
     def _options(self, first: Trace) -> tuple[int | None, CommandOptions]:

@@ -47,6 +47,8 @@ from trainfit.plan.notes import (
     note_steps,
     note_unused_gpus,
 )
+from trainfit.plan.runs.agreement import Agreement, agreement
+from trainfit.plan.runs.agreement import start as start_comparison
 from trainfit.plan.runs.failures import (
     NotSimulated,
     ScriptError,
@@ -68,6 +70,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import launched_step, speed
+from trainfit.plan.sizing.stages import pipeline
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
 from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
@@ -225,6 +228,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     # Batch sizes, of the command as it is written.
     flipped = opposite_amp(job)
     job.start_runs(flipped)
+    start_comparison(job.first, job.batch, job.runs)
     present = present_setting(job)
     if present.batches.law is not None:
         job.start_pair(flipped)
@@ -260,13 +264,14 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
+    others_agree = agreement(job.first, job.batch, job.runs)
     kept, options = _accumulation(job, options, chosen)
     note_accumulation(job.notes, kept)
     note_learning(job, chosen.batches)
     launched = _launched_step(job, chosen, kept)
     result = _built(
         job, options.command, settings, constants, present, chosen, others, choice, remedies,
-        inference, ends, launched, sizes,
+        inference, ends, launched, sizes, others_agree,
     )  # fmt: skip
     return Simulated(result, options)
 
@@ -352,12 +357,14 @@ def _built(
     ends: EpochEnds,
     launched: StepSpeed | None,
     sizes: TunableSizes | None,
+    others_agree: Agreement,
 ) -> PlanResult:
     """The plan of the simulated runs."""
     curve = with_step(chosen.batches.curve, launched)
     first, here, peak = job.first, present.batches, chosen.batches.recommended_peak
     assumptions = dict(job.recording.header["assumptions"])
     gpus = gpus_of_process(job.recording, job.machine, job.memory_model)
+    stages = pipeline(chosen.trace.ranks, job.machine, job.memory_model)
     return PlanResult(
         command=command.line(),
         gpu=job.gpu.key,
@@ -388,16 +395,18 @@ def _built(
         variables=_variables(command, first, chosen),
         batch_in_command="batch_size" in command.present,
         samples=job.samples,
-        speed=speed(
-            recording_of(chosen.trace),
-            job.batch,
-            job.machine,
-            curve,
-            samples=job.samples,
-            calls=job.infers,
+        speed=stages.speed(
+            speed(
+                recording_of(chosen.trace),
+                job.batch,
+                job.machine,
+                curve,
+                samples=job.samples,
+                calls=job.infers,
+            )
         ),
         recordings=job.recorded(here.pair),
-        ranks=ranks_of(recording_of(chosen.trace), job.machine),
+        ranks=stages.ranks(ranks_of(recording_of(chosen.trace), job.machine, others_agree.words)),
         gpus=gpus,
         cpu=settings.cpu,
         protection=first.outcome.protection,
@@ -411,6 +420,8 @@ def _built(
             *_findings(job, present),
             *of_habits(job.recording.makeup),
             *of_gpus(gpus, present.configuration.step_s),
+            *stages.findings(),
+            *others_agree.findings,
             *ends.findings,
         ),
         epoch_end=ends.present,

@@ -72,12 +72,28 @@ class CollectiveTime:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stage:
+    """The stages of a pipeline that one rank has: what it holds, ``allocated_bytes`` at the peak
+    and ``device_bytes`` as nvidia-smi shows it; the seconds of a step in which its GPU computes
+    (``None``: not known), and the bytes that it sends to other ranks in it."""
+
+    rank: int
+    allocated_bytes: int
+    device_bytes: int
+    computing_s: float | None
+    sent_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Ranks:
     """The processes of a job, one for each GPU of a machine.
 
     Rank 0 was simulated: memory and steps are its, and ``equal`` says what was taken of the others.
     ``link`` is what connects the GPUs and the ``machines``. ``collectives`` are those of the
-    typical step as the job is, the longest first.
+    typical step as the job is, the longest first. ``stages`` are the ranks of a pipeline, each of
+    them simulated (none: there is no pipeline); memory is that of the one that needs the most then.
+    ``bubble_share`` is the part of a step in which their GPUs wait for each other, on average
+    (``None``: not known).
     """
 
     count: int
@@ -85,6 +101,13 @@ class Ranks:
     collectives: tuple[CollectiveTime, ...]
     equal: str
     machines: int = 1
+    stages: tuple[Stage, ...] = ()
+    bubble_share: float | None = None
+
+    @property
+    def replicas(self) -> int:
+        """How many have samples of their own."""
+        return self.count // max(1, len(self.stages))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -186,6 +188,21 @@ def check_json(path: str) -> None:
         raise ValueError(f"configuration {path!r} is not valid JSON: {error}") from None
 
 
+#: Words by which launchers tell a script which of their processes on the machine it is.
+_WORDS_OF_RANK = ("--local-rank", "--local_rank")
+
+
+def as_rank(rank: int, gpus: int, target: Target) -> Target:
+    """Let this process be rank ``rank`` of the job, of which each machine has ``gpus`` GPUs: its
+    environment, and the words that its script gets."""
+    machine, local = divmod(rank, int(os.environ.get("LOCAL_WORLD_SIZE", gpus)))
+    os.environ["LOCAL_RANK"] = str(local)
+    numbers = {"RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": machine, "CROSS_RANK": machine}
+    os.environ.update({k: str(v) for k, v in numbers.items() if k in os.environ})
+    words = {f"{name}=0": f"{name}={local}" for name in _WORDS_OF_RANK}
+    return dataclasses.replace(target, args=tuple(words.get(each, each) for each in target.args))
+
+
 def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
     """What ``launcher`` makes of ``words`` in a machine of ``gpus`` GPUs."""
     if launcher == "accelerate":
@@ -195,6 +212,11 @@ def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
     if launcher == "deepspeed":
         return deepspeed(words, gpus)
     return torchrun(words, gpus, launcher)
+
+
+def _in_one_line(text: str) -> str:
+    """As parsers of files do not say what is wrong with them."""
+    return " ".join(text.split())
 
 
 def main() -> None:
@@ -210,9 +232,9 @@ def main() -> None:
         lines = said.getvalue().strip().splitlines() or ["no reason given"]
         answer = Launched(error=lines[-1])
     except ValueError as error:
-        answer = Launched(error=str(error))
+        answer = Launched(error=_in_one_line(str(error)))
     except Exception as error:  # whatever a library's own checks raise
-        answer = Launched(error=f"{type(error).__name__}: {error}")
+        answer = Launched(error=_in_one_line(f"{type(error).__name__}: {error}"))
     print(answer.to_json())
 
 
@@ -241,14 +263,15 @@ _OF_LIGHTNING = (
 
 class LaunchInPlace:
     """Replaces Accelerate's start of a single process by ``execute``, wherever it is imported, and
-    starts no other ranks for Lightning.
+    starts no other ranks for Lightning, nor for a script that starts its ranks by ``subprocess``.
 
     Args:
         execute: runs a target as Python would.
+        rank: which of its ranks runs here.
     """
 
-    def __init__(self, execute: Callable[[Target], None]) -> None:
-        self._execute = execute
+    def __init__(self, execute: Callable[[Target], None], rank: int = 0) -> None:
+        self._execute, self._rank = execute, rank
         self._hooks: list[ImportHook] = []
 
     def install(self, patches: PatchSet) -> None:
@@ -260,6 +283,28 @@ class LaunchInPlace:
         ]
         for hook in self._hooks:
             hook.install()
+        if "RANK" not in os.environ:  # which a launcher has set
+            patches.hook(subprocess.Popen, "__init__", self._starts)
+
+    def _starts(self, original: Callable[..., None]) -> Callable[..., None]:
+        """A rank of a job runs here, in place of its process, or is not started."""
+
+        @functools.wraps(original)
+        def __init__(process: Any, args: Any, *rest: Any, **options: Any) -> None:
+            environment = options.get("env") or {}
+            rank = environment.get("RANK", "")
+            words = [args] if isinstance(args, (str, os.PathLike)) else list(args)
+            is_rank = rank.isdigit() and "WORLD_SIZE" in environment
+            if not is_rank or len(words) < 2 or os.fspath(words[0]) != sys.executable:
+                original(process, args, *rest, **options)
+                return
+            process.args, process.pid, process.returncode = args, os.getpid(), 0
+            process.stdin = process.stdout = process.stderr = None
+            if int(rank) == self._rank:
+                os.environ.update(environment)
+                self._execute(_target([os.fspath(each) for each in words if each != "-u"]))
+
+        return __init__
 
     def remove(self) -> None:
         """Take the import hooks away; the patches are their owner's to restore."""

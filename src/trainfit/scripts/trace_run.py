@@ -43,7 +43,7 @@ from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.hang_stacks import HangStacks
-from trainfit.scripts.launchers import LaunchInPlace
+from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.periodic import PeriodicWork
@@ -52,6 +52,7 @@ from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
+from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions import Interventions
@@ -77,8 +78,13 @@ class Runner:
         self._stem = stem
         self._spec = spec
         _, gpu = spec.script_and_gpu()
+        self._peers = Peers(spec.rank, spec.company, spec.folder)
         self._simulation = Simulation(
-            gpu, limited=spec.limited, constants=spec.constants, command=spec.command
+            gpu,
+            limited=spec.limited,
+            constants=spec.constants,
+            command=spec.command,
+            peers=self._peers,
         )
         self._loaders = LoaderTracker(spec.loader, sample=spec.sample, cut=spec.cut)
         self._step = StepWatch(self._simulation, self._loaders)
@@ -90,7 +96,7 @@ class Runner:
         self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
         self._context = ContextWatch()
-        self._launch = LaunchInPlace(execute)
+        self._launch = LaunchInPlace(execute, spec.rank)
         self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
@@ -112,7 +118,9 @@ class Runner:
 
     def run(self) -> None:
         """Run the script to its stop or its end and write recording and outcome."""
-        target, _ = self._spec.script_and_gpu()
+        target, gpu = self._spec.script_and_gpu()
+        if self._spec.rank:
+            target = as_rank(self._spec.rank, gpu.count, target)
         words = [target.name, *target.args]
         with self._simulation:
             self._loaders.install(self._patches)
@@ -431,6 +439,7 @@ class Runner:
             periodic=tuple(self._periodic.entered),
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
+            meetings=tuple(self._peers.meetings),
         ).save(self._spec.outcome)
         return True
 

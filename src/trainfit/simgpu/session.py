@@ -23,6 +23,7 @@ from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
 from trainfit.simgpu.communication import replicas
 from trainfit.simgpu.communication.one_process import OneProcess
+from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.communication.process_groups import Collectives
 from trainfit.simgpu.cuda import cuda_module
 from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
@@ -85,6 +86,7 @@ class Simulation:
         constants: what the process uses in addition to PyTorch's memory; by default the
             catalogue's for this GPU.
         command: the launch command, for the recording's header.
+        peers: the other ranks of the job (``None``: this is rank 0, alone).
 
     Attributes: ``recording`` is what happened so far, also after the end.
     """
@@ -97,7 +99,9 @@ class Simulation:
         limited: bool = True,
         constants: DeviceConstants | None = None,
         command: str = "",
+        peers: Peers | None = None,
     ) -> None:
+        self.peers = peers or Peers()
         self.gpu = find_gpus(gpu) if isinstance(gpu, str) else gpu
         self.constants = device_constants(self.gpu) if constants is None else constants
         self._command = command
@@ -236,7 +240,7 @@ class Simulation:
             for name in unread_variables(os.environ, version)
         ]
         self._default_device = device_names.DefaultDevice()
-        self._collectives = Collectives(self.engine, self._kernels)
+        self._collectives = Collectives(self.engine, self._kernels, self.peers)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._bitsandbytes = BitsAndBytes(self.engine)
         #: Packages that are not installed, and stand-ins for some of them.
@@ -418,7 +422,7 @@ class Simulation:
         self._memory.flush()
         used = self.constants.used(self.engine.libraries)
         context, low, high = total(used)
-        return self._recorder.finish(
+        recording = self._recorder.finish(
             {
                 "gpu": self.gpu.key,
                 "gpu_memory_bytes": self.gpu.memory_bytes,
@@ -443,6 +447,8 @@ class Simulation:
                 "ranks": self._collectives.ranks,
             }
         )
+        # Of each rank alike, its own GPU is the first.
+        return recording.seen_from(self.peers.rank % self.gpu.count)
 
 
 def active_simulation() -> Simulation | None:

@@ -6,7 +6,13 @@ reduce-scatter, all-to-all) over each GPU's link. It takes
     latency + w/rate + fill · sqrt(w/rate)
 
 The last term is what a pipeline of chunks needs to fill: with chunks of the best size it grows with
-the square root of the time. The rate is a share of what the link has. The shares, latencies and
+the square root of the time. Through the host's memory it takes instead
+
+    latency + 2 w/rate            up to some bytes, by NCCL's protocol LL
+    latency + start + w/rate      by its protocol Simple
+
+LL sends a flag with each four bytes, which saves the waits for buffers, and is half as fast. The
+rate is a share of what the link has. The shares, latencies and
 fill are those of NCCL 2.27 on A100, H100, B200 and L40S, 2 and 8 GPUs, 512 B to 512 MiB
 (ai-dynamo/aiconfigurator, Apache-2.0; ``bench/distributed_speed.py`` compares with its rows).
 """
@@ -50,9 +56,12 @@ _SWITCH_SHARES: Final = {"NVLink 4": 1.10, "NVLink 5": 0.89}
 #: Of PCIe from GPU to GPU, whatever their number.
 _PCIE_SHARE: Final = 0.68
 #: Through the host's memory, with 2 GPUs and with 8, which share that memory's bandwidth and the
-#: link between its sockets; and of GeForce cards (8 to 13 GB/s are reported over PCIe 4), whose
-#: boards have one socket.
+#: link between its sockets; and of desktops (8 to 13 GB/s are reported over PCIe 4), whose boards
+#: have one socket with 16 lanes, which two cards share.
 _HOST_SHARES: Final = {"host": (0.66, 0.045), "desktop": (0.33, 0.25)}
+#: Through the host's memory: the most bytes over a GPU's link that go by LL, and the seconds that
+#: Simple takes to start.
+_LL_BYTES, _SIMPLE_S = 440_000, 17e-6
 #: Seconds of a small message between 2 GPUs, and what each doubling of their number adds.
 #: (the processors next to H100 and L40S were the faster ones).
 _BASE_S: Final = {"NVLink 4": 5.4e-6, "nvlink": 9.2e-6, "pcie": 5.5e-6}
@@ -65,7 +74,6 @@ _NETWORK_SHARE: Final = 0.9
 _NETWORK_S: Final = 10e-6
 #: Square root of seconds.
 _FILL: Final = {"NVLink 3": 0.0050, "NVLink 4": 0.0033, "nvlink": 0.0042, "pcie": 0.0026}
-_FILL_OF_OTHERS: Final = 0.0026
 
 
 def collective_seconds(work: Work, gpu: GpuSpec) -> Floats:
@@ -112,8 +120,10 @@ def one_collective(
     wire = nbytes * (1 if kind in _WHOLE else (ranks - 1) / ranks) * (2 if kind in _TWICE else 1)
     passing = wire / (link.bytes_per_s * _share(kind, ranks, link))
     base = _BASE_S.get(link.name, _BASE_S.get(link.kind, _BASE_OF_OTHERS_S))
-    fill = _FILL.get(link.name, _FILL.get(link.kind, _FILL_OF_OTHERS))
     latency = base + doublings * _DOUBLED_S.get(kind, _DOUBLED_OTHERS_S)
+    if link.kind in _HOST_SHARES:
+        return latency + (2 * passing if wire <= _LL_BYTES else _SIMPLE_S + passing)
+    fill = _FILL.get(link.name) or _FILL[link.kind]
     return latency + passing + fill * math.sqrt(passing)
 
 

@@ -256,6 +256,10 @@ class TimedWork:
         other.links = np.zeros_like(self.links)
         return other
 
+    def issued(self) -> tuple[Floats, float]:
+        """When each kernel is launched if the CPU never waits, and when the CPU is done."""
+        return self._issued, float(self._done[-1]) if len(self._done) else 0.0
+
     def launch(self, timeline: Timeline) -> Launched:
         """It comes next on the timeline."""
         host_s = float(self._done[-1]) if len(self._done) else 0.0

@@ -13,7 +13,7 @@ from trainfit.results.runs.steps import LAUNCH_QUEUE, MARKS, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: Kinds after which the CPU goes on when the GPU has come to a point.
-_WAITS: Final = ("upload", "download", "wait", "stream_wait", "event_synchronize")
+WAITS: Final = ("upload", "download", "wait", "stream_wait", "event_synchronize")
 _ALL, _EVENT, _EVENT_WAIT = CODES["wait"], CODES["event"], CODES["event_wait"]
 _SYNCHRONIZE: Final = CODES["event_synchronize"]
 _MARKS: Final = frozenset(CODES[name] for name in MARKS)
@@ -82,7 +82,7 @@ class Timeline:
         """
         issued = issued + self.host_s
         self._before = dict(self._free)
-        waits = work.is_kind(*_WAITS)
+        waits = work.is_kind(*WAITS)
         cuts = {len(seconds), *range(0, len(seconds), self._queue)}
         cuts.update((np.flatnonzero(waits) + 1).tolist())
         ready, ends, first = np.empty(len(seconds)), np.empty(len(seconds)), 0

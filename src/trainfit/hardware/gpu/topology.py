@@ -164,6 +164,7 @@ def link_of(gpu: GpuSpec) -> Link:
         return link
     number, rate = next((number, rate) for least, number, rate in _PCIE if gpu.capability >= least)
     if "GeForce" in gpu.name or not gpu.peer_to_peer:
-        kind: Literal["host", "desktop"] = "desktop" if "GeForce" in gpu.name else "host"
+        desktop = any(name in gpu.name for name in ("GeForce", "TITAN"))
+        kind: Literal["host", "desktop"] = "desktop" if desktop else "host"
         return Link(f"PCIe {number} through the host's memory", kind, rate)
     return Link(f"PCIe {number} peer-to-peer", "pcie", rate)

@@ -1,4 +1,4 @@
-"""A recording with further allocations, collectives and waits among its own."""
+"""A recording with further allocations, operators, collectives and waits among its own."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ class Rewriting:
         self._added: list[_Allocation] = []
         self._kernels: list[tuple[int, dict[str, int]]] = []
         self._frees: dict[int, int] = {}
+        self._dispatched: list[tuple[int, int]] = []
         made = np.flatnonzero(recording.events % 4 == MALLOC)
         self._made = made
         self._op_of_made = np.maximum.accumulate(recording.alloc_op[recording.events[made] >> 2])
@@ -117,16 +118,21 @@ class Rewriting:
         row = {**_KERNEL, **columns, "kind": KERNEL_KINDS.index(kind), "op": op, "stream": stream}
         self._kernels.append((place, row))
 
+    def dispatch(self, op: int, count: int) -> None:
+        """The CPU dispatches so many operators behind operator ``op``, of its phase and module."""
+        self._dispatched.append((op, count))
+
     def mark(self, place: int, op: int, stream: int = 0) -> tuple[int, int]:
         """An event on a stream; what :meth:`wait` is given."""
         self._event += 1
-        self.launch(place, op, "event", stream, rows=self._event)
+        self.launch(place, op, "event", stream, rows=self._event, launches=0)
         return self._event, stream
 
     def wait(self, place: int, op: int, event: tuple[int, int], stream: int = 0) -> None:
         """A stream waits for an event of another."""
         number, recorded_on = event
-        self.launch(place, op, "event_wait", stream, rows=number, columns=recorded_on)
+        columns = {"rows": number, "columns": recorded_on, "launches": 0}
+        self.launch(place, op, "event_wait", stream, **columns)
 
     # -- the whole ---------------------------------------------------------------------------------
 
@@ -141,7 +147,29 @@ class Rewriting:
             found["parameters"] = [[int(new_alloc[alloc]), *rest] for alloc, *rest in parameters]
         fields["workspace_alloc"] = new_alloc[self.recording.workspace_alloc]
         fields["header"] = found
+        self._operators(changed, fields, found)
         return dataclasses.replace(changed, simulated=None, **fields)
+
+    def _operators(
+        self, recording: Recording, fields: dict[str, Any], header: dict[str, Any]
+    ) -> None:
+        """Columns of operators with those that are added, and new numbers where operators are
+        named."""
+        behind = np.repeat(
+            np.array([op for op, _ in self._dispatched], dtype=np.int64),
+            np.array([count for _, count in self._dispatched], dtype=np.int64),
+        )
+        for name in ("op_name", "op_phase", "op_module", "op_step"):
+            column = getattr(recording, name)
+            fields[name] = np.insert(column, behind + 1, column[behind])
+        ops = np.arange(len(recording.op_name) + 1)
+        number = ops + np.searchsorted(np.sort(behind), ops, "left")
+        for name in ("alloc_op", "kernel_op"):
+            column = fields[name]
+            fields[name] = np.where(column < 0, column, number[np.maximum(column, 0)])
+        evaluations = header.get("evaluations") or ()
+        if evaluations:
+            header["evaluations"] = [[int(number[end]) for end in each] for each in evaluations]
 
     def _allocations(self, recording: Recording) -> tuple[IntArray, dict[str, Any]]:
         """The new number of each allocation, and the columns that change by it."""

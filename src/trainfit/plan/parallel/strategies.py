@@ -35,6 +35,11 @@ _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _OPTIMIZER: Final = PHASES.index("optimizer")
 _STATE, _BUFFER = KINDS.index("optimizer_state"), KINDS.index("buffer")
 _TEMPORARY: Final = KINDS.index("temporary")
+#: Operators that the CPU dispatches in addition, of PyTorch 2.13: DDP's for each bucket, besides a
+#: copy of each gradient into it, and for each gradient's way back; ZeroRedundancyOptimizer's for
+#: each parameter that is sent; FSDP's for each gather, besides one for each parameter, and for each
+#: reduce-scatter, besides one for each gradient.
+_OF_BUCKET, _BACK, _OF_SENT, _OF_GATHER, _OF_SCATTER = 1, 2, 2, 6, 4
 #: Of parameters that FSDP shards as they are.
 _FLOATS: Final = frozenset(("float32", "float16", "bfloat16", "float64"))
 #: Optimizer state that is no more is of no parameter's size: a count of steps.
@@ -144,9 +149,14 @@ class _Job:
             elif nbytes > _SCALAR:
                 sizes[alloc] = round(nbytes * share)
         stepped = recording.op_phase[np.maximum(recording.kernel_op, 0)] == _OPTIMIZER
+        # A launch takes a number of blocks of so many numbers each: there are fewer, but one.
         return {
-            f"kernel_{name}": np.where(stepped, np.rint(column * share).astype(np.int64), column)
-            for name in ("flops", "read", "written")
+            f"kernel_{name}": np.where(
+                stepped,
+                np.maximum(np.rint(column * share).astype(np.int64), np.minimum(column, least)),
+                column,
+            )
+            for name, least in (("flops", 0), ("read", 0), ("written", 0), ("launches", 1))
             for column in (getattr(recording, f"kernel_{name}"),)
         }
 
@@ -185,6 +195,7 @@ def _zero(recording: Recording, ranks: int) -> Recording:
         event = job.rewriting.mark(at, last)
         for each in trained:
             done = job.collective(at, last, "broadcast", each.nbytes, stream, event)
+            job.rewriting.dispatch(last, _OF_SENT)
             event = done
         job.rewriting.wait(at, last, event)
     return job.done(columns)
@@ -219,6 +230,7 @@ def _reduce_gradients(job: _Job) -> None:
             op = max(ready[each.alloc] for each in bucket)
             at, nbytes = rewriting.launched_after(op), sum(each.nbytes for each in bucket)
             job.copies(at, op, nbytes, len(bucket))
+            rewriting.dispatch(op, _OF_BUCKET + len(bucket))
             event = rewriting.mark(at, op)
             events.append(job.collective(at, op, "all_reduce", nbytes, stream, event))
         end = int(backward[-1])
@@ -226,6 +238,7 @@ def _reduce_gradients(job: _Job) -> None:
         for bucket, event in zip(_buckets(order), events, strict=True):
             rewriting.wait(at, end, event)
             job.copies(at, end, sum(each.nbytes for each in bucket), len(bucket))
+            rewriting.dispatch(end, _BACK * len(bucket))
 
 
 def _ready(job: _Job, backward: IntArray) -> dict[int, int]:
@@ -333,6 +346,7 @@ class _Sharding:
         if after is not None:
             rewriting.wait(at, ahead, after, self._gathers)
         self._job.copies(at, ahead, whole // ranks, stream=self._gathers)
+        rewriting.dispatch(ahead, _OF_GATHER + len(unit))
         event = self._job.collective(at, ahead, "all_gather", whole, self._gathers, None)
         at = rewriting.launched_before(use.first)
         rewriting.wait(at, use.first, event)
@@ -366,6 +380,7 @@ class _Sharding:
         if self._reduced is not None:
             rewriting.wait(at, op, self._reduced)
         job.copies(at, op, shards * job.ranks)
+        rewriting.dispatch(op, _OF_SCATTER + len(trained))
         event = rewriting.mark(at, op)
         self._reduced = job.collective(
             at, op, "reduce_scatter", shards * job.ranks, self._reduces, event

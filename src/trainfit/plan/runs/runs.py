@@ -107,6 +107,11 @@ class Runs:
             raise NotSimulated
         return future.result()
 
+    def side_by_side(self, ranks: tuple[int, ...]) -> None:
+        """Each run is of these ranks of the job from now on, and what was run before is not."""
+        self._tracer.company = ranks
+        self.forget()
+
     def forget(self) -> None:
         """Drop the results, so that runs are repeated."""
         self._futures = {}

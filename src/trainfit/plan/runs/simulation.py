@@ -21,6 +21,7 @@ from trainfit.plan.runs.failures import (
     shortfall,
 )
 from trainfit.plan.runs.progress import as_progress
+from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
@@ -73,6 +74,10 @@ def simulate_command(
         keeps_interrupted=True,
     ) as tracer:
         trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
+        if (ranks := pipeline_of(trace.outcome)) and trace.interrupt is None:
+            shown.begin(1, f"simulating the {len(ranks)} ranks of its pipeline side by side")
+            tracer.company = ranks
+            trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
         if is_inference(trace) and trace.interrupt is None:
             shown.begin(1, f"simulating the calls of {command.name}, which does not train")
             spec = dataclasses.replace(spec, count="calls")

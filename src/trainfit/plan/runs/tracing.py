@@ -11,14 +11,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuSpec
+from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcesses, available_ram, can_fork
+from trainfit.plan.runs.side_by_side import Post
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.runs.continuation import whole
@@ -29,6 +32,7 @@ from trainfit.results.runs.trace import (
     EARLY_FILE,
     INTERRUPT_FILE,
     STATUS_FILE,
+    WAITS_IN_VAIN,
     RunStatus,
     TraceOutcome,
 )
@@ -37,6 +41,8 @@ from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.device.settling import MOST_STEPS
 from trainfit.torch_private import needed
 
+#: Steps of ranks that run side by side: the first, and two like all others.
+COMPANY_STEPS = 3
 #: Seconds between the outcome and the end of the process before it is killed.
 _GRACE_S = 20.0
 #: Seconds past the time limit after which the child is taken not to see to it itself.
@@ -62,12 +68,14 @@ class Stopped(Exception):
 @dataclasses.dataclass(frozen=True)
 class Trace:
     """One simulated run: its outcome, its recording, and the end of what it printed; and the user's
-    interrupt that ended it, if one did and what it had by then was asked for."""
+    interrupt that ended it, if one did and what it had by then was asked for. ``ranks`` are the
+    runs of the job's ranks by number, where those ran side by side."""
 
     outcome: TraceOutcome
     recording: Recording | None
     output: str
     interrupt: KeyboardInterrupt | None = None
+    ranks: Mapping[int, Trace] = dataclasses.field(default_factory=dict)
 
 
 def recording_of(trace: Trace) -> Recording:
@@ -109,6 +117,8 @@ class Tracer:
         self._numbers = itertools.count(1)
         self._stopped = threading.Event()
         self._at_exit = contextlib.ExitStack()
+        #: Ranks that run side by side, the one whose outcome counts first (none: one runs alone).
+        self.company: tuple[int, ...] = ()
 
     def __enter__(self) -> Tracer:
         if self._warm is not None:
@@ -154,11 +164,58 @@ class Tracer:
         ends the run by raising. ``early`` gets what a run that goes on for seconds after its second
         step has recorded by then.
         """
-        command, values = self._command, spec.values
-        batch = values.get("batch_size", command.present.get("batch_size"))
+        if not self.company or spec.rank:
+            return self._one(spec, self._folder(), constants, heard, look, early)
+        first, *others = self.company
+        folders = {rank: self._folder() for rank in self.company}
+        post, over = Post(folders), threading.Event()
+
+        def one(rank: int) -> Trace:
+            def looks() -> None:
+                post.carry()
+                if rank == first:
+                    look()
+                elif over.is_set():
+                    raise Stopped
+
+            steps = self._steps or COMPANY_STEPS
+            own = dataclasses.replace(spec, rank=rank, company=self.company)
+            own = own if spec.cut is not None else dataclasses.replace(own, steps=steps)
+            try:
+                return self._one(own, folders[rank], constants, heard, looks, None)
+            finally:
+                post.ended(rank)
+
+        with ThreadPoolExecutor(len(others)) as pool:
+            futures = {rank: pool.submit(one, rank) for rank in others}
+            try:
+                traces = {first: one(first)}
+            except BaseException:
+                over.set()
+                raise
+            traces |= {rank: future.result() for rank, future in futures.items()}
+        return _of_heaviest(traces)
+
+    def _folder(self) -> Path:
         folder = self._scratch / f"trace-{next(self._numbers)}"
         folder.mkdir()
-        target, is_cut = command.target(**values), spec.cut is not None
+        return folder
+
+    def _one(
+        self,
+        spec: RunSpec,
+        folder: Path,
+        constants: Mapping[str, int] | None,
+        heard: Callable[[RunStatus], None],
+        look: Callable[[], None],
+        early: Callable[[Recording], None] | None,
+    ) -> Trace:
+        """One process."""
+        command, values = self._command, spec.values
+        batch = values.get("batch_size", command.present.get("batch_size"))
+        target = command.target(**values)
+        # Of several ranks, or of an epoch that is cut short, the steps are said.
+        is_cut = spec.cut is not None or spec.rank > 0 or bool(spec.company)
         dataclasses.replace(
             spec,
             gpu=self._gpu,
@@ -176,7 +233,7 @@ class Tracer:
         ).write()
         environment = {**os.environ, **command.environment(**values)}
         # A script that was forked at its arguments has its constants by then.
-        grows = not (spec.interventions or spec.survey or constants)
+        grows = not (spec.interventions or spec.survey or constants or spec.rank or spec.company)
         status = _StatusReader(folder / STATUS_FILE, heard)
         listeners = [early] if early is not None else []
 
@@ -211,6 +268,40 @@ class Tracer:
         if self._warm is None:
             return OwnProcess(self._command, folder, environment)
         return self._warm.of(self._command, environment).start(folder, grow=grows)
+
+
+def _of_heaviest(traces: Mapping[int, Trace]) -> Trace:
+    """What the first rank says of the job, with the recording of the one that needs the most
+    memory; or the first that failed, and did not only wait for one that has."""
+    first, *_ = traces.values()
+    failed = [each for each in traces.values() if each.outcome.status not in ("finished", "ended")]
+    ram = sum(each.outcome.peak_ram_bytes for each in traces.values())
+    if failed:
+        worst = min(failed, key=lambda each: each.outcome.message.startswith(WAITS_IN_VAIN))
+        return dataclasses.replace(worst, ranks=traces)
+    found = {
+        rank: replay(Stream.of(each.recording)).peak_reserved
+        for rank, each in traces.items()
+        if each.recording is not None and each.recording.steps
+    }
+    if not found:
+        return dataclasses.replace(first, ranks=traces)
+    rank = max(found, key=lambda rank: found[rank])
+    recording = traces[rank].recording
+    assert recording is not None
+    header = recording.header.copy()
+    header["notes"] = [
+        *(header.get("notes") or ()),
+        f"of the {len(traces)} ranks of the pipeline, memory is that of rank {rank}, which needs "
+        "the most",
+    ]
+    if first.recording is not None:
+        header["step"] = first.recording.header.get("step")
+    recording = dataclasses.replace(recording, header=header)
+    # A pipeline's schedule divides gradients after the losses of micro-batches were added.
+    learning = dataclasses.replace(first.outcome.learning, loss_is_known=False)
+    outcome = dataclasses.replace(first.outcome, peak_ram_bytes=ram, learning=learning)
+    return dataclasses.replace(first, outcome=outcome, recording=recording, ranks=traces)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,22 +21,22 @@ _EQUAL: Final = (
 )
 #: What is said of sharded training in addition.
 _SHARDED: Final = "; sharded training (FSDP) has not been compared with real runs"
-#: Likewise of a pipeline, whose stages differ.
+#: Likewise of a pipeline of more ranks than are simulated side by side.
 _STAGES: Final = (
     "; it sends to and receives from other ranks in its steps: stages of a pipeline hold other "
     "layers, and what those need cannot be told from rank 0"
 )
 
 
-def ranks_of(recording: Recording, machine: Machine) -> Ranks | None:
-    """Of a job of several processes; ``None`` for one."""
+def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Ranks | None:
+    """Of a job of several processes; ``None`` for one. ``compared`` says which other rank was."""
     count = recording.header.get("ranks") or 1
     if count < 2:
         return None
     found = transfers(steady_work(recording), machine) if recording.steps else ()
     sharded = any(each.kind == "reduce_scatter" for each in found)
     words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
-    equal = _EQUAL + (_SHARDED if sharded else "")
+    equal = _EQUAL + (f"; {compared}" if compared else "") + (_SHARDED if sharded else "")
     if any(each.kind == "send_receive" for each in found):
         equal += _STAGES
     return Ranks(count, words, found, equal, machine.gpu.machines)

@@ -170,13 +170,13 @@ def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
     """With the samples of all processes of a job, and what is to be said of their number."""
     if result.ranks is None:
         return run, ""
-    ranks, own, gpu = result.ranks.count, run.samples_per_s, run.gpu_samples_per_s
+    ranks, own, gpu = result.ranks.replicas, run.samples_per_s, run.gpu_samples_per_s
     whole = dataclasses.replace(
         run,
         samples_per_s=None if own is None else ranks * own,
         gpu_samples_per_s=None if gpu is None else ranks * gpu,
     )
-    return whole, f" on {ranks} GPUs"
+    return whole, f" on {result.ranks.count} GPUs"
 
 
 def limit_text(run: RunRate) -> str:
@@ -565,6 +565,8 @@ def ranks_facts(result: PlanResult) -> Facts | None:
     step = step_at(result, batch) or (result.speed.now if result.speed is not None else None)
     return facts_of(
         ("efficiency", _efficiency(ranks, step), 1),
+        ("stages hold", _held(ranks), 1),
+        ("they compute", _computed(ranks, step), 2),
         ("together", _of_all_ranks(result, ranks), 2),
         ("a step", _communication(ranks), 12),
         ("taken as equal", f"{ranks.equal} ({ranks.link})", 12),
@@ -597,8 +599,23 @@ def gpus_facts(result: PlanResult) -> Facts | None:
     )
 
 
+def _held(ranks: Ranks) -> str:
+    return ", ".join(f"rank {each.rank} {size(each.device_bytes)}" for each in ranks.stages)
+
+
+def _computed(ranks: Ranks, step: StepSpeed | None) -> str:
+    known = [each for each in ranks.stages if each.computing_s is not None]
+    if step is None or not known or ranks.bubble_share is None:
+        return ""
+    each = ", ".join(f"rank {stage.rank} {duration(stage.computing_s or 0.0)}" for stage in known)
+    return (
+        f"{each} of {duration(step.seconds)} a step: they wait for each other "
+        f"{percent(ranks.bubble_share)} of it"
+    )
+
+
 def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
-    if step is None:
+    if step is None or ranks.stages:
         return ""
     if not ranks.collectives:
         return "the steps communicate nothing: each process trains a model of its own"
@@ -615,10 +632,10 @@ def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
     run = run_rate(result)
     if run is not None and run.samples_per_s:
         most = "at most " if run.is_bound else ""
-        parts.append(f"{most}{rate(ranks.count * run.samples_per_s)} samples/s")
+        parts.append(f"{most}{rate(ranks.replicas * run.samples_per_s)} samples/s")
     batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
     each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
-    if each:
+    if each and not ranks.stages:
         parts.append(
             f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
             "the learning rate is for that"

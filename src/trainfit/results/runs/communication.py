@@ -1,4 +1,4 @@
-"""What a rank of a watched run spent in its collectives, in seconds of a step."""
+"""What ranks do together: what a watched one spent in it, and what a simulated one did."""
 
 from __future__ import annotations
 
@@ -49,3 +49,23 @@ class RankCommunication:
 
 #: Of a run that nobody looked at.
 NO_COMMUNICATION: Final = RankCommunication()
+
+
+# ---
+# What a simulated rank did with others.
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """A collective, a send or a receive ("all_reduce", "barrier", "send", "receive", …).
+
+    ``group`` are the ranks that take part, ``peer`` the one that a send goes to, or a receive comes
+    from. ``nbytes`` have to be the same on all of them (0: they need not). ``place`` is the user's
+    line ("file:line") that it is called in.
+    """
+
+    kind: str
+    group: tuple[int, ...]
+    nbytes: int
+    place: str | None = None
+    peer: int | None = None

@@ -180,6 +180,13 @@ def stream_on(gpu: int, stream: int) -> int:
     return gpu * _STREAMS_OF_GPU + stream
 
 
+def _swapped(streams: IntArray, gpu: int) -> IntArray:
+    """Those of the first GPU and of this one, each as the other's."""
+    of = gpu_of(streams)
+    found: IntArray = streams + ((of == 0).astype(int) - (of == gpu)) * gpu * _STREAMS_OF_GPU
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Recording(Displayed):
     """Columns of a simulated run.
@@ -305,6 +312,19 @@ class Recording(Displayed):
         for parameter in self.parameters() or ():
             if not 0 <= parameter.alloc < allocs:
                 raise ValueError(f"parameters name allocation {parameter.alloc}")
+
+    def seen_from(self, gpu: int) -> Recording:
+        """The recording with this GPU as the first, and the first in its place."""
+        if not gpu:
+            return self
+        waits = self.kernel_kind == KERNEL_KINDS.index("event_wait")
+        others = np.where(waits, _swapped(self.kernel_columns, gpu), self.kernel_columns)
+        return dataclasses.replace(
+            self,
+            alloc_stream=_swapped(self.alloc_stream, gpu),
+            kernel_stream=_swapped(self.kernel_stream, gpu),
+            kernel_columns=others,
+        )
 
     def first_steps(self, count: int) -> Recording:
         """The recording up to the end of optimizer step ``count``; itself if it ends there."""

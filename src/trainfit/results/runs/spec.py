@@ -116,6 +116,10 @@ class RunSpec(Exchanged):
             when the model is trained again after an evaluation (``None``: epochs stay).
         title: what differs, in words, for the progress line.
 
+        rank: which process of the job it is.
+        company: ranks that run beside it, whose small values come to it (none: what others send is
+            not known).
+
         steps: ends the run, if nothing does before.
         until_settled: it ends before that if memory has settled, or grows by the same with each
             step.
@@ -149,6 +153,9 @@ class RunSpec(Exchanged):
     cut: LoaderCut | None = None
     title: str = dataclasses.field(default="", compare=False)
 
+    rank: int = 0
+    company: tuple[int, ...] = ()
+
     steps: int = 1
     until_settled: bool = False
     only_training: bool = False
@@ -173,7 +180,8 @@ class RunSpec(Exchanged):
     def __hash__(self) -> int:
         """By what differs between the runs of a plan."""
         differs = (*sorted(self.values.items()), *sorted(self.variables.items()))
-        return hash((differs, self.force, self.interventions, self.survey, self.sample, self.cut))
+        changes = (self.force, self.interventions, self.survey, self.sample, self.cut)
+        return hash((differs, changes, self.rank, self.company))
 
     def script_and_gpu(self) -> tuple[Target, GpuSpec]:
         """The script and the simulated GPU, which every simulated run has."""

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
+from trainfit.results.runs.communication import Meeting
 from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
@@ -371,7 +372,8 @@ class TraceOutcome(ScriptOutcome):
     parser knows them that read it. ``amp`` is what matters to mixed precision, ``learning`` what
     spoils it. ``context`` are the sequences that the models were given. ``absent`` are packages
     with a stand-in that the script looked for and that are not installed, ``imported`` those of
-    them that it imports where they are.
+    them that it imports where they are. ``meetings`` are the first things that it did with other
+    ranks.
     """
 
     loader: LoaderInfo | None = None
@@ -398,6 +400,7 @@ class TraceOutcome(ScriptOutcome):
     periodic: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
+    meetings: tuple[Meeting, ...] = ()
 
 
 # ---
@@ -408,6 +411,12 @@ class TraceOutcome(ScriptOutcome):
 STATUS_FILE = "status.json"
 #: What was recorded by the second step, or soon after it, there too.
 EARLY_FILE = "early.trainfit"
+#: Folders, there too, of values that it sent to other ranks, and of those that came to it.
+SENT_FOLDER, CAME_FOLDER = "sent", "came"
+#: The file, there too, that names what it waits for.
+WAITS_FILE = "waits"
+#: How the message of a rank begins that waits for what never comes.
+WAITS_IN_VAIN = "PeerIsGone"
 #: The file, there too, that asks the process to end and to tell what it has by then.
 INTERRUPT_FILE = "interrupt"
 

@@ -1,8 +1,9 @@
 """Collective operators of ``torch.distributed`` on the simulated device.
 
-One process of the job runs, rank 0, and the others are taken to hold what it holds: what they would
-send is what it has, so a value that is known stays known, and is what equal ranks would make of it.
-A collective of several ranks is one kernel of NCCL's. As ProcessGroupNCCL has it, one that the
+One process of the job runs here, rank 0 mostly, and the others are taken to hold what it holds:
+what they would send is what it has, so a value that is known stays known, and is what equal ranks
+would make of it. Sends, receives and broadcasts go by what really comes from ranks that run beside
+it. A collective of several ranks is one kernel of NCCL's. As ProcessGroupNCCL has it, one that the
 script waits for by a handle runs on a stream of the group's own, behind what was launched before;
 others run on the current stream.
 """
@@ -16,6 +17,8 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.results.runs.recording import gpu_of, stream_on
+from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
@@ -38,9 +41,9 @@ class Communication:
     #: The simulation's; there is one at a time.
     current: Communication | None = None
 
-    def __init__(self, engine: Engine, kernels: KernelLog) -> None:
+    def __init__(self, engine: Engine, kernels: KernelLog, peers: Peers) -> None:
         self._engine, self._kernels = engine, kernels
-        self.gpu = engine.gpu
+        self.gpu, self.peers = engine.gpu, peers
         #: Processes of the largest group so far; ``None``: there was none.
         self.ranks: int | None = None
         self._streams: dict[str, int] = {}
@@ -48,26 +51,47 @@ class Communication:
         #: By the memory of a functional collective's result.
         self._awaited: dict[int, tuple[int, int]] = {}
 
-    def launch(self, kind: str, group: Any, tensors: Sequence[Any], *, asynchronous: bool) -> Any:
-        """A collective of the bytes of ``tensors``; returns the handle that C++ gets."""
-        return self._handle(tensors, self._launch(kind, group, tensors, asynchronous=asynchronous))
+    def launch(
+        self,
+        kind: str,
+        group: Any,
+        tensors: Sequence[Any],
+        *,
+        asynchronous: bool,
+        peer: tuple[str, int] | None = None,
+        arrives: Callable[[], None] | None = None,
+    ) -> Any:
+        """A collective of the bytes of ``tensors``; returns the handle that C++ gets. ``peer``:
+        "send" to a rank, or "receive" from it. ``arrives`` is called when the script waits."""
+        done = self._launch(kind, group, tensors, asynchronous=asynchronous, peer=peer)
+        return self._handle(tensors, done, arrives)
 
     def _launch(
-        self, kind: str, group: Any, tensors: Sequence[Any], *, asynchronous: bool
+        self,
+        kind: str,
+        group: Any,
+        tensors: Sequence[Any],
+        *,
+        asynchronous: bool,
+        peer: tuple[str, int] | None = None,
     ) -> tuple[int, int] | None:
         engine, ranks = self._engine, group.size()
-        nbytes = sum(each.numel() * each.element_size() for each in tensors)
+        nbytes = bytes_of(tensors)
         on_device = any(isinstance(each, DeviceTensor) for each in tensors)
         if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
             return None
         engine.use_library("nccl")
         first = next(each for each in tensors if isinstance(each, DeviceTensor))
-        kernel = Kernel(kind, dtype_of(plain(first)), 0, nbytes, 0, ranks, self._machines_of(group))
+        dtype, machines = dtype_of(plain(first)), self._machines_of(group)
+        written = nbytes if peer is not None and peer[0] == "receive" else 0
+        depth = 0 if peer is None else 1 + peer[1]
+        kernel = Kernel(kind, dtype, 0, nbytes, written, ranks, machines, depth)
         if not asynchronous:
             self._kernels.kernel(kernel)
             return None
-        stream = self._streams.setdefault(group.group_name, _FIRST_STREAM + len(self._streams))
         current = engine.memory.stream
+        own = stream_on(gpu_of(current), _FIRST_STREAM + len(self._streams))
+        stream = self._streams.setdefault(group.group_name, own)
         self._kernels.stream_waits(stream, self._kernels.event(current), current)
         self._kernels.kernel(kernel, stream)
         return self._kernels.event(stream), stream
@@ -93,11 +117,7 @@ class Communication:
         if self.gpu.machines == 1:
             return 1
         each = int(os.environ.get("LOCAL_WORLD_SIZE", self.gpu.count))
-        try:
-            ranks = torch.distributed.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # one that PyTorch keeps no list of
-            ranks = list(range(group.size()))
-        return len({rank // each for rank in ranks})
+        return len({rank // each for rank in ranks_of(group)})
 
     def waits(self, event: int, stream: int) -> None:
         """The current stream waits for a collective."""
@@ -107,8 +127,13 @@ class Communication:
         """The script's process waits for what was launched."""
         self._engine.wait_for_device()
 
-    def _handle(self, tensors: Sequence[Any], done: tuple[int, int] | None) -> Any:
-        handle = _handle_class()(tensors, done, self)
+    def _handle(
+        self,
+        tensors: Sequence[Any],
+        done: tuple[int, int] | None,
+        arrives: Callable[[], None] | None,
+    ) -> Any:
+        handle = _handle_class()(tensors, done, self, arrives)
         if len(self._handles) >= _HANDLES_KEPT:
             self._handles.clear()
         self._handles[id(handle)] = handle
@@ -117,6 +142,19 @@ class Communication:
     def release(self, handle: Any) -> None:
         """Nobody waits for it any more but who holds it."""
         self._handles.pop(id(handle), None)
+
+
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a group, by their numbers in the job."""
+    try:
+        found: list[int] = torch.distributed.get_process_group_ranks(group)
+    except (KeyError, ValueError):  # one that PyTorch keeps no list of
+        return list(range(group.size()))
+    return found
+
+
+def bytes_of(tensors: Sequence[Any]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 _classes: list[type] = []
@@ -132,16 +170,23 @@ def _handle_class() -> type:
             """What a collective returns to wait for. Its tensors live until then."""
 
             def __init__(
-                self, tensors: Sequence[Any], done: tuple[int, int] | None, owner: Communication
+                self,
+                tensors: Sequence[Any],
+                done: tuple[int, int] | None,
+                owner: Communication,
+                arrives: Callable[[], None] | None,
             ) -> None:
                 super().__init__()
-                self._done, self._owner = done, owner
+                self._done, self._owner, self._arrives = done, owner, arrives
                 self._future: Any = torch.futures.Future()
                 self._future.set_result(list(tensors))
 
             def wait(self, timeout: Any = None) -> bool:
                 self._owner.release(self)
                 done, self._done = self._done, None
+                arrives, self._arrives = self._arrives, None
+                if arrives is not None:
+                    arrives()
                 if done is not None:
                     self._owner.waits(*done)
                 return True
@@ -380,6 +425,11 @@ _RULES: Final[dict[str, _Rule]] = {
     "recv_": ("send_receive", _first, _forget_first),
     "recv_any_source_": ("send_receive", _first, _forget_first),
 }
+#: To one rank, or from one: where the operator says which, by its place in the group.
+_TO_OR_FROM: Final = {"send": ("send", "dst"), "recv_": ("receive", "src")}
+#: Of these, ranks may have different bytes: of objects (their sizes differ), and where only the
+#: root has the whole.
+_UNEVEN: Final = ("gather_", "scatter_", "alltoall_", "alltoall_base_")
 #: After these the script's process has waited for the GPU.
 _BARRIERS: Final = ("barrier", "monitored_barrier_")
 
@@ -401,15 +451,73 @@ def _register(name: str, rule: _Rule) -> None:
         if call.ranks == 1:
             _alone(call)
         asynchronous = bool(call.named.get("async_op", True)) and name not in _BARRIERS
-        handle = communication.launch(kind, call.group, tensors, asynchronous=asynchronous)
+        peer, arrives = None, None
         if call.ranks > 1:
             changes(call)
             engine.assumptions[EQUAL] = 1
+            peer, arrives = _meet(call, communication.peers, name, kind, tensors)
+        handle = communication.launch(
+            kind, call.group, tensors, asynchronous=asynchronous, peer=peer, arrives=arrives
+        )
         if name in _BARRIERS and isinstance(args[0], DeviceTensor):
             communication.host_waits()
         if not returns:
             return None
         return handle if returns == 1 else (args[0], handle)
+
+
+def _meet(
+    call: _Call, peers: Peers, name: str, kind: str, tensors: Sequence[Any]
+) -> tuple[tuple[str, int] | None, Callable[[], None] | None]:
+    """Note what others take part in, and pass on to them, and from them, what runs beside this
+    rank: the peer of a send or a receive, and what brings what is received."""
+    ranks = ranks_of(call.group)
+    if name in _TO_OR_FROM:
+        what, argument = _TO_OR_FROM[name]
+        peer = ranks[int(call.named[argument])]
+        peers.met(what, ranks, bytes_of(tensors), peer)
+        if what == "send":
+            for each in tensors:
+                peers.send(peer, _known(call.engine, each))
+            return (what, peer), None
+        return (what, peer), _arrival(call.engine, peers, peer, tensors)
+    if name == "recv_any_source_":
+        peers.met("receive", ranks, 0)
+        return None, None
+    uneven = name in _UNEVEN or any(each.dtype is torch.uint8 for each in tensors)
+    shown = "barrier" if name in _BARRIERS else kind
+    peers.met(shown, ranks, 0 if uneven or name in _BARRIERS else bytes_of(tensors))
+    if name == "broadcast_" and peers.company:
+        root = ranks[int(call.named["root_rank"])]
+        if root != peers.rank:
+            return None, _arrival(call.engine, peers, root, tensors)
+        for each in (rank for rank in ranks if rank != root):
+            for tensor in tensors:
+                peers.send(each, _known(call.engine, tensor))
+    return None, None
+
+
+def _known(engine: Engine, tensor: Any) -> torch.Tensor | None:
+    """Its content, where it is small enough to be followed on the device."""
+    return content_of(engine, tensor) if worth_keeping(_geometry(tensor)) else None
+
+
+def _geometry(tensor: Any) -> torch.Tensor:
+    return plain(tensor)._meta if isinstance(tensor, DeviceTensor) else tensor
+
+
+def _arrival(
+    engine: Engine, peers: Peers, source: int, tensors: Sequence[Any]
+) -> Callable[[], None] | None:
+    """Gives ``tensors`` what comes from a rank that runs beside this one."""
+    numbers = [peers.expect(source) for _ in tensors]
+
+    def arrive() -> None:
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if number is not None and worth_keeping(_geometry(tensor)):
+                give(engine, tensor, peers.receive(source, number))
+
+    return None if None in numbers else arrive
 
 
 def _alone(call: _Call) -> None:

@@ -15,10 +15,12 @@ import torch
 from trainfit.simgpu.communication.collectives import (
     EQUAL,
     Communication,
+    bytes_of,
     chunk_of,
     content_of,
     copy_of,
     give,
+    ranks_of,
     reduce_to,
 )
 from trainfit.simgpu.device.engine import Engine
@@ -138,9 +140,11 @@ def _register(name: str, overload: str, rule: _Functional) -> None:
             made = [each.clone(memory_format=torch.contiguous_format) for each in sources]
         else:
             made = [makes(call, each) for each in sources]
-        handle = communication.launch_functional(
-            kind, call.group, sources if moves_inputs else made
-        )
+        moved = sources if moves_inputs else made
+        if call.ranks > 1:
+            nbytes = 0 if kind == "all_to_all" else bytes_of(moved)
+            communication.peers.met(kind, ranks_of(call.group), nbytes)
+        handle = communication.launch_functional(kind, call.group, moved)
         for target, source in zip(made, sources, strict=True):
             if call.ranks > 1:
                 changes(call, target, source)

@@ -1,4 +1,4 @@
-"""``torch.distributed`` for the one process that is simulated, rank 0 of its group.
+"""``torch.distributed`` for the one process that is simulated, rank 0 of its group mostly.
 
 DDP and DTensor are PyTorch's own; their collectives are simulated operators
 (:mod:`trainfit.simgpu.communication.collectives`). The other processes are not there: a group
@@ -20,6 +20,7 @@ from trainfit.simgpu.communication import functional as _functional  # noqa: F40
 from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
+from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import (
     SeveralGpusError,
@@ -147,7 +148,8 @@ def _spawn(
     """``torch.multiprocessing.spawn``: its first process is this one, for a fresh one has no
     simulated GPU."""
     require_gpus(nprocs, f"torch.multiprocessing.spawn of {nprocs} processes")
-    fn(0, *args)
+    assert Communication.current is not None
+    fn(Communication.current.peers.rank, *args)
     return None if join else _Joined()
 
 
@@ -157,7 +159,9 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def broadcast(object_list: Any, src: int | None = None, *args: Any, **kwargs: Any) -> Any:
         root = kwargs.get("group_src") if src is None else src
-        if root is not None and root != distributed.get_rank():
+        assert Communication.current is not None
+        known = {distributed.get_rank(), *Communication.current.peers.company}
+        if root is not None and root not in known:
             raise UnsupportedOperatorError(
                 f"broadcast_object_list from rank {root}",
                 user_frame(),
@@ -173,8 +177,9 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
 class Collectives:
     """Installs rank 0's process groups; takes down what a script left of them."""
 
-    def __init__(self, engine: Engine, kernels: KernelLog) -> None:
+    def __init__(self, engine: Engine, kernels: KernelLog, peers: Peers) -> None:
         self._engine, self._kernels, self._recorder = engine, kernels, engine.recorder
+        self._peers = peers
         self._hook: Any = None
         self._ranks: int | None = None
         self._installed = False
@@ -186,7 +191,7 @@ class Collectives:
         from trainfit.torch_private import distributed as private
 
         self._installed, self._hook = True, sys.excepthook
-        Communication.current = Communication(self._engine, self._kernels)
+        Communication.current = Communication(self._engine, self._kernels, self._peers)
         module = distributed.distributed_c10d
         for owner in (distributed, module):
             patches.set(owner, "ProcessGroupNCCL", ProcessGroupNCCL)

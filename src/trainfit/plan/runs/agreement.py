@@ -1,0 +1,172 @@
+"""Whether another rank does with rank 0 what rank 0 does with it: else the job hangs.
+
+One other rank is simulated for as many steps, alone; what both did in their common groups is
+compared in order. Which: the last of rank 0's smallest group. A job whose ranks run side by side is
+compared by what those did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
+from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.tracing import Trace
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.communication import Meeting
+from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import TraceOutcome
+from trainfit.results.text import size
+
+#: Of two ranks alone; others of the group need not do them.
+_OF_TWO: Final = ("send", "receive")
+#: Steps that are compared at the least.
+_STEPS: Final = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """What is known of the other ranks: ``words`` say which was compared, or why none was."""
+
+    words: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+def start(first: Trace, batch: int | None, runs: Runs) -> None:
+    """Begin the run that :func:`agreement` will ask for."""
+    if (spec := _other_of(first)) is not None:
+        runs.start(batch, spec)
+
+
+def agreement(first: Trace, batch: int | None, runs: Runs) -> Agreement:
+    """Of the job's other ranks; raises :class:`ScriptError` where one disagrees with rank 0."""
+    if first.ranks:
+        for rank, trace in first.ranks.items():
+            _require(first.ranks[0].outcome, trace.outcome, rank)
+        return Agreement()
+    spec = _other_of(first)
+    if spec is None:
+        return Agreement()
+    try:
+        outcome = runs.attempt(batch, spec).outcome
+    except NotSimulated:
+        return Agreement()
+    _require(first.outcome, outcome, spec.rank)
+    if outcome.status not in ("finished", "ended"):
+        words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
+        return Agreement(words, _fails(outcome, spec.rank))
+    words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
+    return Agreement(words, _uneven(first.outcome, outcome, spec.rank))
+
+
+def _other_of(first: Trace) -> RunSpec | None:
+    """The run of the rank that is compared; ``None`` where rank 0 does nothing with others."""
+    met = first.outcome.meetings
+    groups: set[tuple[int, ...]] = {each.group for each in met if each.kind not in _OF_TWO}
+    if first.ranks or not groups:
+        return None
+    smallest = min(groups, key=len)
+    rank = max(smallest)
+    over = first.outcome.status == "ended"
+    steps = first.outcome.steps + 1 if over else max(1, min(_STEPS, first.outcome.steps))
+    return RunSpec(rank=rank, steps=steps, title=f"as rank {rank}")
+
+
+def _require(first: TraceOutcome, other: TraceOutcome, rank: int) -> None:
+    if said := disagreement(first, other, rank):
+        raise ScriptError(
+            f"ranks disagree about collectives: {said}; the job would hang. Let every rank of a "
+            "group call the same ones, in the same order, with the same shapes"
+        )
+
+
+def disagreement(first: TraceOutcome, other: TraceOutcome, rank: int) -> str:
+    """The first thing that rank 0 and another do not do alike in a common group; empty: there is
+    none among what both did."""
+    both = [_common(each, rank) for each in (first, other)]
+    for group in dict.fromkeys(each.group for ours in both for each in ours):
+        mine, theirs = ([each for each in ours if each.group == group] for ours in both)
+        for number, (one, two) in enumerate(zip(mine, theirs, strict=False), start=1):
+            if one.kind != two.kind or (one.nbytes and two.nbytes and one.nbytes != two.nbytes):
+                return (
+                    f"rank 0 calls {_words(one)}, rank {rank} {_words(two)} "
+                    f"(number {number} of their group of {len(group)})"
+                )
+        if first.status == "ended" and len(mine) < len(theirs):
+            return _goes_on(rank, theirs[len(mine)], 0)
+        if other.status == "ended" and len(theirs) < len(mine):
+            return _goes_on(0, mine[len(theirs)], rank)
+    return ""
+
+
+def _goes_on(rank: int, meeting: Meeting, ended: int) -> str:
+    return f"rank {rank} calls {_words(meeting)}, where the script of rank {ended} has ended"
+
+
+def _common(outcome: TraceOutcome, rank: int) -> Sequence[Meeting]:
+    return [
+        each
+        for each in outcome.meetings
+        if each.kind not in _OF_TWO and 0 in each.group and rank in each.group
+    ]
+
+
+def _words(meeting: Meeting) -> str:
+    of = f" of {size(meeting.nbytes)}" if meeting.nbytes else ""
+    return f"{meeting.kind}{of}" + (f" at {_name(meeting.place)}" if meeting.place else "")
+
+
+def _name(place: str | None) -> str:
+    return Path(place or "").name
+
+
+def _fails(outcome: TraceOutcome, rank: int) -> tuple[Finding, ...]:
+    """A rank whose script raises where that of rank 0 goes on."""
+    if outcome.status != "failed":
+        return ()
+    return (
+        Finding(
+            "rank_fails",
+            "warning",
+            f"rank {rank} fails where rank 0 goes on: {what_happened(outcome)}",
+            (),
+            f"rank {rank} was simulated by itself: what other ranks write to files is not there "
+            "for it, all else is as in the job",
+            (Fix("see that the script runs on every rank, not only where the rank is 0"),),
+        ),
+    )
+
+
+def _uneven(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Finding, ...]:
+    """Ranks whose epochs differ in their number of batches."""
+    mine, theirs = _batches(first), _batches(other)
+    if mine is None or theirs is None or mine == theirs:
+        return ()
+    return (
+        Finding(
+            "uneven_batches",
+            "warning",
+            f"rank 0 has {mine} batches an epoch, rank {rank} has {theirs}",
+            (Evidence("batches of rank 0", str(mine)), Evidence(f"of rank {rank}", str(theirs))),
+            "at the end of the epoch one rank waits in a collective for a batch that the other "
+            "does not have: the job hangs until its timeout",
+            (
+                Fix(
+                    "a DistributedSampler, which fills up or drops to the same number; or "
+                    "`with model.join():` around the loop"
+                ),
+            ),
+        ),
+    )
+
+
+def _batches(outcome: TraceOutcome) -> int | None:
+    loader = outcome.loader
+    if loader is None or not loader.samples or not loader.batch_size:
+        return None
+    each = loader.samples / loader.batch_size
+    return math.floor(each) if loader.drops_last else math.ceil(each)

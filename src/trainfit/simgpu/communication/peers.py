@@ -1,0 +1,96 @@
+"""The other ranks of a simulated rank's job: what it did with them, and what comes from them.
+
+Ranks that differ (stages of a pipeline) are simulated side by side, each in a process of its own.
+What one sends to another passes through files in their folders, which whoever started them carries
+over: small values themselves, of others that they were sent. A rank waits for what it has to know,
+and takes what is large as unknown, as it takes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from trainfit.results.runs.communication import Meeting
+from trainfit.results.runs.trace import CAME_FOLDER, SENT_FOLDER, WAITS_FILE
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.torch_private.operators import no_dispatch
+
+#: What is kept of what a rank does with others; a step of a large model has a few hundreds.
+_MOST: Final = 4000
+#: Seconds between looks for what another rank sends.
+_TICK_S: Final = 0.005
+
+
+class PeerIsGone(RuntimeError):
+    """A rank waits for another that has ended: the job would hang."""
+
+
+class Peers:
+    """Of one rank: ``rank`` is its number in the job, ``company`` those that run beside it, and
+    ``folder`` where it reads and writes what passes between them.
+
+    Attributes: ``meetings`` are what it did with others, in order.
+    """
+
+    def __init__(
+        self, rank: int = 0, company: Sequence[int] = (), folder: str | Path = "."
+    ) -> None:
+        self.rank, self.company = rank, frozenset(company) - {rank}
+        self.meetings: list[Meeting] = []
+        self._folder = Path(folder)
+        self._sent, self._expected = 0, Counter[int]()
+
+    def met(self, kind: str, group: Sequence[int], nbytes: int, peer: int | None = None) -> None:
+        """It takes part in something that all ranks of ``group`` have to."""
+        if len(self.meetings) < _MOST:
+            self.meetings.append(Meeting(kind, tuple(group), nbytes, user_frame(), peer))
+
+    def send(self, to: int, content: torch.Tensor | None) -> None:
+        """``content`` goes to rank ``to`` (``None``: it is not known)."""
+        if to not in self.company:
+            return
+        folder = self._folder / SENT_FOLDER
+        folder.mkdir(exist_ok=True)
+        self._sent += 1
+        whole, part = folder / f"{self._sent:08}-{to}", folder / "part"
+        with no_dispatch(), part.open("wb") as file:
+            if content is not None:
+                torch.save(content.detach().clone(), file)
+        os.replace(part, whole)
+
+    def expect(self, source: int) -> int | None:
+        """The number of what comes next from rank ``source``; ``None``: that does not run."""
+        if source not in self.company:
+            return None
+        self._expected[source] += 1
+        return self._expected[source]
+
+    def receive(self, source: int, number: int) -> torch.Tensor | None:
+        """What :meth:`expect` gave the number of, when it has come; ``None``: it is not known.
+
+        Raises :class:`PeerIsGone` where it will never come.
+        """
+        came, gone = (self._folder / CAME_FOLDER / f"{source}-{each}" for each in (number, "gone"))
+        waits = self._folder / WAITS_FILE
+        if not came.exists():
+            waits.write_text(came.name)
+        while not came.exists():
+            if gone.exists() and not came.exists():
+                raise PeerIsGone(
+                    f"rank {self.rank} waits for what rank {source} never sends: the job hangs"
+                )
+            time.sleep(_TICK_S)
+        waits.unlink(missing_ok=True)
+        if not came.stat().st_size:
+            return None
+        with no_dispatch():
+            found: Any = torch.load(came, weights_only=True)
+        assert isinstance(found, torch.Tensor)
+        return found

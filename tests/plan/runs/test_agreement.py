@@ -1,0 +1,66 @@
+"""Ranks that do not call the same collectives, from what simulated ranks did."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from trainfit.plan.runs.agreement import disagreement
+from trainfit.results.runs.communication import Meeting
+from trainfit.results.runs.trace import Status, TraceOutcome
+
+PAIR, ALL = (0, 1), (0, 1, 2, 3)
+
+
+def reduced(line: int, nbytes: int = 4096, group: tuple[int, ...] = PAIR) -> Meeting:
+    return Meeting("all_reduce", group, nbytes, f"/home/me/train.py:{line}")
+
+
+BARRIER = Meeting("barrier", PAIR, 0, "/home/me/train.py:12")
+
+
+def outcome(*meetings: Meeting, status: Status = "finished") -> TraceOutcome:
+    return TraceOutcome(status, 2, meetings=meetings)
+
+
+def said(first: TraceOutcome, other: TraceOutcome) -> str:
+    return disagreement(first, other, 1)
+
+
+def test_a_barrier_of_rank_0_alone_is_named_with_both_lines() -> None:
+    found = said(outcome(reduced(10), BARRIER, reduced(10)), outcome(reduced(10), reduced(10)))
+    assert "rank 0 calls barrier at train.py:12" in found
+    assert "rank 1 all_reduce of 4 KiB at train.py:10 (number 2" in found
+
+
+def test_other_shapes_and_another_order_are_named() -> None:
+    found = said(outcome(reduced(7, 16)), outcome(reduced(7, 20)))
+    assert "all_reduce of 16 B at train.py:7, rank 1 all_reduce of 20 B at train.py:7" in found
+    assert said(outcome(BARRIER, reduced(9)), outcome(reduced(9), BARRIER))
+
+
+def test_ranks_that_agree() -> None:
+    same = outcome(reduced(10), BARRIER)
+    assert not said(same, same)
+    # One was simulated for more steps.
+    assert not said(outcome(reduced(10), reduced(10)), outcome(reduced(10)))
+    # Objects, and what only a root has whole: bytes may differ.
+    assert not said(outcome(reduced(3, 0)), outcome(reduced(3, 48)))
+    # Groups without both of them, and what two ranks do alone.
+    others = Meeting("send", ALL, 8, None, 3), reduced(4, group=(0, 2))
+    assert not said(outcome(*others), outcome())
+
+
+def test_groups_are_compared_each_for_itself() -> None:
+    crossed = outcome(reduced(1, group=ALL), BARRIER), outcome(BARRIER, reduced(1, group=ALL))
+    assert not said(*crossed)
+
+
+@pytest.mark.parametrize("ends_early", [0, 1])
+def test_a_script_that_has_ended_where_the_other_goes_on(ends_early: int) -> None:
+    short = outcome(reduced(10), status="ended")
+    long = dataclasses.replace(outcome(reduced(10), reduced(10)), status="ended")
+    found = said(short, long) if ends_early == 0 else said(long, short)
+    assert f"where the script of rank {ends_early} has ended" in found
+    assert f"rank {1 - ends_early} calls all_reduce" in found

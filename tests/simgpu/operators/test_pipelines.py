@@ -1,0 +1,72 @@
+"""Stages of a pipeline that are simulated side by side, against real ranks by gloo on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.simgpu.operators.test_against_gloo import real_ranks
+from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.memory.replay import Stream, replay
+from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.runs.side_by_side import pipeline_of
+from trainfit.plan.runs.tracing import Tracer
+from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.speed.pipeline import pipeline_step
+
+RANKS: Final = 2
+#: What stages tell each other of their shapes is smaller: it names the device.
+_LEAST: Final = 1024
+
+#: A schedule that needs what comes from the other rank before it begins: each has two stages.
+TRAIN: Final = """
+import torch
+from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+def train(device, job):
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    numbers = range(rank, 2 * ranks, ranks)
+    parts = [nn.Linear(256, 256 if n < 2 * ranks - 1 else 10).to(device) for n in numbers]
+    device = next(parts[0].parameters()).device
+    stages = [PipelineStage(m, n, 2 * ranks, device) for m, n in zip(parts, numbers)]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.cross_entropy)
+    optimizer = torch.optim.Adam([each for part in parts for each in part.parameters()])
+    for _ in range(3):
+        given = (torch.randn(16, 256, device=device),) if rank == 0 else ()
+        labels = torch.zeros(16, dtype=torch.long, device=device)
+        schedule.step(*given, **({"target": labels} if rank == ranks - 1 else {}))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SIMULATED: Final = """
+import os
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+distributed.init_process_group("nccl")
+train(f"cuda:{os.environ['LOCAL_RANK']}", None)
+"""
+
+
+def test_stages_send_what_real_ranks_send(tmp_path: Path) -> None:
+    real = real_ranks(tmp_path, TRAIN, [None], RANKS)
+    script, gpu = tmp_path / "train.py", find_gpus(f"{RANKS}x RTX 4090")
+    script.write_text(TRAIN + SIMULATED)
+    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}"]
+    command = parse_command([*words, str(script)], several=True)
+    with Tracer(command, gpu, steps=3) as tracer:
+        tracer.company = tuple(range(RANKS))
+        found = tracer.trace().ranks
+    for rank, each in found.items():
+        outcome, recording = each.outcome, each.recording
+        assert outcome.status == "finished", f"{outcome.message}\n{each.output}"
+        assert pipeline_of(outcome) == (0, 1)
+        sent = [(met.kind, met.nbytes) for met in outcome.meetings if met.nbytes >= _LEAST]
+        assert sent == [met for met in real[rank][0] if met[1] >= _LEAST]
+        assert recording is not None and Stream.of(recording).gpus == (0,)
+    peaks = [replay(Stream.of(each.recording)).peak_allocated for each in found.values()
+             if each.recording is not None]  # fmt: skip
+    assert len(peaks) == RANKS and all(peaks)
+    works = {rank: steady_work(each.recording) for rank, each in found.items() if each.recording}
+    step = pipeline_step(works, machine_of(gpu))
+    assert step is not None and step.seconds > max(step.computing_s.values())
