@@ -262,7 +262,7 @@ def of_this_model(rates: Rates, gpu: GpuSpec, laboratory: Laboratory | None = No
         outcome = MeasuringOutcome(error="no answer in time")
     if outcome.programs is None:
         raise CalibrationError(
-            "the profile is of another version's model, whose programs could not be simulated again "
+            "the profile is of another version's model, and its programs could not be simulated "
             f"({outcome.error}): run `trainfit calibrate` again"
         )
     return _modelled(rates, outcome, gpu)

@@ -400,7 +400,7 @@ class Rates:
     a kernel in seconds, and programs of each class of kernels.
 
     ``model`` names the version of the model that the programs' kernels are of; those of another are
-    simulated anew before they are used (:func:`trainfit.plan.calibration.of_this_model`)."""
+    simulated again before they are used (:func:`trainfit.plan.calibration.of_this_model`)."""
 
     matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     memory_bandwidth: Figure | None = None
