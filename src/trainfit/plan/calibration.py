@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import re
 import statistics
@@ -11,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -26,6 +28,7 @@ from trainfit.results.gpus import (
     ConvolutionWorkspace,
     DeviceConstants,
     Figure,
+    GpuSpec,
     MeasuredProgram,
     Memory,
     Profile,
@@ -40,11 +43,17 @@ from trainfit.results.runs.measurement import (
     Subject,
 )
 from trainfit.results.text import size
+from trainfit.version import __version__
 
 #: Fresh processes whose memory is read; the spread of a figure is theirs.
 PROCESSES: Final = 3
 #: Others' memory that comes or goes between two readings by more than this disturbs them.
 _STEADY_BYTES: Final = 8 << 20
+
+#: Rooms whose text a program's kernels, and their times, follow from.
+_MODEL: Final = ("simgpu", "speed")
+#: Seconds for simulating a profile's programs anew; they take four.
+_RENEWAL_S: Final = 300.0
 
 _RATE_UNITS: Final[Mapping[str, Unit]] = {"matmul": "FLOP/s", "launch": "s"}
 
@@ -119,7 +128,7 @@ def calibrate(
     return dataclasses.replace(
         profile,
         memory=dataclasses.replace(profile.memory, convolutions=convolutions),
-        rates=dataclasses.replace(profile.rates, programs=run.with_kernels(profile, timed, basis)),
+        rates=run.with_programs(profile, timed, basis),
         notes=tuple(run.notes),
     )
 
@@ -186,32 +195,25 @@ class _Run:
             for each in measured
         )
 
-    def with_kernels(
+    def with_programs(
         self, profile: Profile, timed: Mapping[str, tuple[float, ...]], basis: Basis
-    ) -> tuple[MeasuredProgram, ...]:
-        """Programs with the kernels that the simulated GPU has of them, and what the model says."""
-        from trainfit.speed.efficiency import FITTED
-        from trainfit.speed.measured import modelled_as, with_rates
-        from trainfit.speed.step import Machine
-
-        if not timed:
-            return ()
+    ) -> Rates:
+        """The profile's rates and the timed programs, with what the model says of them."""
+        found = [
+            MeasuredProgram(name, _figure(trials, "s", basis, _HOW_PROGRAMS))
+            for name, trials in timed.items()
+        ]
+        if not found:
+            return profile.rates
         try:
             gpu = gpu_of_profile(profile)
         except GpuNameError:
-            return ()  # said of the workspaces
+            return profile.rates  # said of the workspaces
         self._progress("simulating the same programs")
         stand_in = StandIn(gpu, _bare_constants())
         outcome = self._measure("programs", stand_in, needed=False)
-        kernels = outcome.programs.kernels if outcome and outcome.programs else {}
-        machine = with_rates(Machine(gpu, FITTED), profile.rates, "this one")
-        found = []
-        for name, trials in timed.items():
-            launched = kernels.get(name, ())
-            figure = _figure(trials, "s", basis, _HOW_PROGRAMS)
-            modelled = modelled_as(launched, machine) or (None, "")
-            found.append(MeasuredProgram(name, figure, launched, *modelled))
-        return tuple(found)
+        rates = dataclasses.replace(profile.rates, programs=tuple(found))
+        return rates if outcome is None else _modelled(rates, outcome, gpu)
 
     def _measure(
         self, subject: Subject, stand_in: StandIn | None, *, needed: bool
@@ -242,6 +244,55 @@ class _Run:
             note = f"{name} not measured: {reason}"
             if note not in self.notes:
                 self.notes.append(note)
+
+
+def of_this_model(rates: Rates, gpu: GpuSpec, laboratory: Laboratory | None = None) -> Rates:
+    """``rates`` with the kernels that this version of the model has of their programs: those of
+    another lack what this one goes by, or are corrected for what it corrects itself.
+
+    Programs that this version does not have say nothing any more. Raises :class:`CalibrationError`
+    where they cannot be simulated.
+    """
+    if not rates.programs or rates.model == model_name():
+        return rates
+    given = StandIn(gpu, _bare_constants())
+    try:
+        outcome = (laboratory or Processes()).measure("programs", _RENEWAL_S, given)
+    except TimeoutError:
+        outcome = MeasuringOutcome(error="no answer in time")
+    if outcome.programs is None:
+        raise CalibrationError(
+            "the profile is of another version's model, and its programs could not be simulated "
+            f"({outcome.error}): run `trainfit calibrate` again"
+        )
+    return _modelled(rates, outcome, gpu)
+
+
+@cache
+def model_name() -> str:
+    """Of what the kernels of a program follow from, and their times: the text of these modules."""
+    root = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(each for name in _MODEL for each in (root / name).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return f"{__version__}-{digest.hexdigest()[:12]}"
+
+
+def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
+    """With the kernels that the simulated GPU has of the programs, and what the model says."""
+    from trainfit.speed.efficiency import FITTED
+    from trainfit.speed.measured import modelled_as, with_rates
+    from trainfit.speed.step import Machine
+
+    kernels = outcome.programs.kernels if outcome.programs is not None else {}
+    bare = dataclasses.replace(rates, programs=())
+    machine = with_rates(Machine(gpu, FITTED), bare, "this one")
+    found = []
+    for each in rates.programs:
+        launched = kernels.get(each.name, ())
+        seconds, group = modelled_as(launched, machine) or (None, "")
+        found.append(MeasuredProgram(each.name, each.seconds, launched, seconds, group))
+    return dataclasses.replace(rates, programs=tuple(found), model=model_name())
 
 
 def _bare_constants() -> DeviceConstants:

@@ -356,11 +356,11 @@ class Kernel:
 
     ``kind`` and ``dtype`` are of :mod:`trainfit.results.runs.steps`. ``rows``, ``columns`` and
     ``depth`` are those of a matmul (m, n, k; also of the implicit one of a convolution),
-    of which there are ``batches`` at once; 0 in other kernels, but for "resampling", where ``rows``
-    threads take ``depth`` turns each, one after the other, for kernels that go over their elements
-    one by one (so many ``rows``) and not in vectors, and where a block each goes over a channel of
-    ``rows`` elements (batch normalization) or one of ``batches`` rows of ``columns`` (layer
-    normalization).
+    of which there are ``batches`` at once (of operators over lists, tensors); 0 in other kernels,
+    but for "resampling", where ``rows`` threads take ``depth`` turns each, one after the other, for
+    kernels that go over their elements one by one (so many ``rows``) and not in vectors, and where
+    a block each goes over a channel of ``rows`` elements (batch normalization) or one of
+    ``batches`` rows of ``columns`` (layer normalization).
     """
 
     kind: str
@@ -380,10 +380,10 @@ class MeasuredProgram:
     """A few operators of one class of kernels, measured as a whole.
 
     Attributes:
-        name: what it computes, with sizes.
+        name: what it computes, with sizes: of :mod:`trainfit.speed.programs`.
         seconds: of one call, on the GPU.
         kernels: what a call launches, as the simulated device has it.
-        modelled_s: what the model said when this was measured; ``None`` where it said nothing.
+        modelled_s: what the model says of them; ``None`` where it says nothing.
         group: the class of kernels that most of that was of.
     """
 
@@ -397,7 +397,10 @@ class MeasuredProgram:
 @dataclasses.dataclass(frozen=True)
 class Rates:
     """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s, the cost of launching
-    a kernel in seconds, and programs of each class of kernels."""
+    a kernel in seconds, and programs of each class of kernels.
+
+    ``model`` names the version of the model that the programs' kernels are of; those of another are
+    simulated again before they are used (:func:`trainfit.plan.calibration.of_this_model`)."""
 
     matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     memory_bandwidth: Figure | None = None
@@ -405,6 +408,7 @@ class Rates:
     host_to_device_pinned: Figure | None = None
     host_to_device_pageable: Figure | None = None
     programs: tuple[MeasuredProgram, ...] = ()
+    model: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,8 @@ _MOST_REPEATS = 1 << 14
 _WARM_UP = 3
 
 _COPY_BYTES = 256 * MIB
-_HOST_BYTES = 64 * MIB
+#: More than a CPU caches, as batches are that are new in each step.
+_HOST_BYTES = 256 * MIB
 #: Launches in a row; enough that the queue of 1,024 pending launches fills up.
 _LAUNCHES = 2000
 

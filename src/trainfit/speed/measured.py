@@ -4,8 +4,9 @@ The model gives the shares of the peaks that kinds of kernels reach. A profile m
 kernels on the GPU itself (``trainfit calibrate``). What the model says of the very same kernels is
 brought to that in two steps: peaks are changed until square matmuls and a copy take what they
 took, so that all kernels follow; what is then still off of a class of kernels
-(:data:`trainfit.speed.spread.CLASSES`) is a factor on the whole class, by its programs' median,
-and how far the programs are apart is the class's part of the prediction interval.
+(:data:`trainfit.speed.spread.CLASSES`) is a factor on the whole class, by its programs' median, if
+each of them is the nearer for what the others say of it; and how far the programs are apart is the
+class's part of the prediction interval.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ _MOST_FACTOR: Final = 10.0
 #: The measured time from one launch to the next is the CPU's if it is so many times what any
 #: kernel takes; else the GPU may have been the limit.
 _BY_CPU: Final = 1.2
-#: Programs of a class from which on their distance says how well the class is known; what it is
-#: taken to be at least (the repeats of one program differ by a few per cent).
-_ENOUGH: Final = 3
+#: What a class is taken to be known to at best (the repeats of one program differ by a few per
+#: cent).
 _LEAST_SPREAD: Final = 0.04
 #: Nine of ten values of a normal distribution lie within so many standard deviations.
 _NINE_OF_TEN: Final = 1.645
+#: Of what a class's only program is off, the part that the class is taken to be: nothing says which
+#: of both it is.
+_OF_ONE: Final = 0.5
 #: A program that takes so many times more or less than the model says was disturbed, or ran
 #: something else than the model thinks: it says nothing of its class.
 _UNLIKELY: Final = 5.0
@@ -84,8 +87,8 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
         changes["pageable_bytes_per_s"] = pageable
     launch = _value(rates.launch)
     if launch is not None and launch > _BY_CPU * machine.efficiency.least_s:
-        # The measured loop is an operator without gradient, which launches one kernel.
-        usual = machine.host.forward_s + machine.host.launch_s
+        # The measured loop is of nothing but one operator, which launches one kernel.
+        usual = machine.host.bare_s + machine.host.launch_s
         changes |= {"core_speed": usual / launch, "core_measured": True}
     return dataclasses.replace(machine, **changes)
 
@@ -153,10 +156,17 @@ def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mappin
 
 
 def _cost(logs: Sequence[float]) -> ClassCost:
-    middle = statistics.median(logs)
-    if len(logs) < _ENOUGH:
-        return ClassCost(math.exp(middle))
-    apart = math.sqrt(statistics.fmean((value - middle) ** 2 for value in logs))
+    """By what a class's programs take, as logarithms of multiples of the model's seconds."""
+    if len(logs) == 1:
+        return ClassCost(math.exp(_OF_ONE * logs[0]))
+    left_out = [
+        statistics.median([*logs[:place], *logs[place + 1 :]]) for place in range(len(logs))
+    ]
+    without = sum(map(abs, logs))
+    nearer = sum(abs(each - others) for each, others in zip(logs, left_out, strict=True)) < without
+    middle = statistics.median(logs) if nearer else 0.0
+    # A step has many of a class's kernels, as there are several programs: their mean counts.
+    apart = math.sqrt(sum((value - middle) ** 2 for value in logs)) / len(logs)
     return ClassCost(math.exp(middle), max(_LEAST_SPREAD, _NINE_OF_TEN * apart))
 
 

@@ -80,8 +80,8 @@ class Design:
     share of the bandwidth that is reached, and ``l2`` the L2's as a multiple of it; ``split_s``:
     adding up the parts of a split sum; ``whole``: how far multiprocessors wait for the last wave of
     tiles (1: kernels of one tile a block; 0: the rest is shared); ``busy``: the share of the
-    rate above which power is the limit; ``fed_share`` replaces ``share`` for Tensor cores of a
-    GeForce, at half of the rate of others of the architecture (above 1 where cards clock higher
+    Tensor cores' rate above which power is the limit; ``fed_share`` replaces ``share`` for those of
+    a GeForce, at half of the rate of others of the architecture (above 1 where cards clock higher
     than rated). Of fused attention: ``attention`` is the share of the Tensor cores' rate,
     ``softmax`` what else a pair of a query and a key takes, in elements of a head, and
     ``queries_s`` what beginning and ending a block of queries takes. ``streams``: of the bandwidth,
@@ -111,9 +111,14 @@ AMPERE: Final = Design(
 ADA: Final = Design(
     1.85e-6, 0.73, 17.2, 0.937, 5.3, 1.78e-6, 1.0, 1.0, 1.08, attention=0.60, softmax=17.0
 )
-#: Persistent kernels, clusters that share operands; of H100 SXM.
+#: Persistent kernels, clusters that share operands; of H100 SXM, and of an H200 what a block of
+#: queries begins and ends with (the H100's short rows are of paged keys).
 HOPPER: Final = Design(
-    2.58e-6, 0.975, 66, 0.877, 1.35, 2.6e-6, 0.02, 0.77, attention=0.88, softmax=50.0, streams=0.91
+    *(2.58e-6, 0.975, 66, 0.877, 1.35, 2.6e-6, 0.02, 0.77),
+    attention=0.88,
+    softmax=50.0,
+    queries_s=2.0e-6,
+    streams=0.91,
 )
 #: Two dies, Tensor memory; of B200.
 BLACKWELL: Final = Design(
@@ -191,6 +196,10 @@ def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) ->
     passage = element / (design.l2_bytes * _clocks(gpu, sizes.dtype))
     depth = np.ceil(sizes.depth / _DEPTH_STEP) * _DEPTH_STEP
     most_parts = np.maximum(1.0, np.floor(sizes.depth / _LEAST_DEPTH))
+    # Shader cores have kernels of one tile a block on every architecture, and power of their own.
+    on_tensor_cores = np.isin(sizes.dtype, [DTYPES.index(name) for name in gpu.tensor_flops])
+    whole = np.where(on_tensor_cores, design.whole, 1.0)
+    busy = np.where(on_tensor_cores, design.busy, np.inf)
     results = 4 * _PARTS * sizes.rows * sizes.columns * sizes.batches / cache
     for high, wide in _TILES:
         count = np.ceil(sizes.rows / high) * np.ceil(sizes.columns / wide) * sizes.batches
@@ -202,7 +211,7 @@ def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) ->
             if not possible.any():
                 break
             waves = count * parts / gpu.sm_count
-            waves = np.maximum(1.0, waves + design.whole * (np.ceil(waves) - waves))
+            waves = np.maximum(1.0, waves + whole * (np.ceil(waves) - waves))
             alone = waves * step * depth / parts
             total = _either(alone + waves * result, traffic)
             if parts > 1:
@@ -211,7 +220,7 @@ def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) ->
             best = np.where(better, total, best)
             arithmetic = np.where(better, alone, arithmetic)
     flops = 2 * sizes.rows * sizes.columns * sizes.depth * sizes.batches
-    slower = np.maximum(1.0, flops / rate / best / design.busy) ** _POWER
+    slower = np.maximum(1.0, flops / rate / best / busy) ** _POWER
     return Products(best * slower + design.floor_s, arithmetic * slower, traffic)
 
 

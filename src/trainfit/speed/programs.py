@@ -5,6 +5,9 @@ the model's time for the very same kernels can be compared (:mod:`trainfit.speed
 are of layers of common models. They are timed inside CUDA graphs, as a CPU could not launch the
 short ones fast enough; several sets of operands are taken in turn, so that they do not come from
 the L2 cache.
+
+A profile knows a program by its name, by which a later version simulates it again: one that
+computes something else needs another name.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.runs.steps import KINDS
+from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.speed.work import Floats, Work
 
 #: By class: nine of ten steps' sums of its kernels lie within this of what is predicted
@@ -33,16 +33,23 @@ _SPREADS: Final = {
     "look-ups, resampling and pooling": 0.30,
     "sorts": 0.40,
     "operators without a FLOP rule": 1.0,
-    "launches by the CPU": 0.35,
+    "launches by the CPU": 0.50,
+    "copies from the host": 0.35,
     "collectives": 0.40,
 }
 CLASSES: Final = tuple(_SPREADS)
+#: Classes whose kernels are alike in every dtype, but for its size.
+_OF_ANY_DTYPE: Final = ("memory-bound kernels", "look-ups, resampling and pooling", "sorts")
+_HALVES: Final = ("float16", "bfloat16")
 #: What all kernels have in common: the card's clocks, its cooling, the library's version.
 _COMMON: Final = 0.07
 #: The same where a calibration profile measured the card.
-_CALIBRATED: Final = 0.03
-#: Where a core's speed was measured, launches are known so far.
-_MEASURED_CORE: Final = 0.20
+_CALIBRATED: Final = 0.05
+#: Where a core's speed was measured, launches are known so far (the medians of three jobs at two
+#: batch sizes each, all of them launches, are up to 30% apart on one machine); copies where they
+#: were measured (most jobs' are larger than the caches, and less even).
+_MEASURED_CORE: Final = 0.25
+_MEASURED_COPIES: Final = 0.20
 #: A class is named that has so much of the variance that is not common to all, if the interval is
 #: wider than this.
 _NAMED_SHARE: Final = 0.25
@@ -75,9 +82,20 @@ class ClassCost:
     spread: float | None = None
 
 
-def factors_of(measured: Mapping[str, ClassCost]) -> Floats:
-    """Of each of :data:`CLASSES`; 1 where nothing was measured."""
-    return np.array([measured[name].factor if name in measured else 1.0 for name in CLASSES])
+def factors_of(work: Work, measured: Mapping[str, ClassCost]) -> Floats:
+    """Of each kernel by its class; 1 where nothing was measured. What computes was measured in half
+    precision, and libraries have other kernels for others."""
+    by_class = np.array([measured[name].factor if name in measured else 1.0 for name in CLASSES])
+    return np.where(_told(work), by_class[classes_of(work)], 1.0)
+
+
+def _told(work: Work) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Of which kernels programs in half precision tell."""
+    halves = np.isin(work.column("dtype"), [DTYPES.index(name) for name in _HALVES])
+    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = halves | np.isin(
+        classes_of(work), [CLASSES.index(name) for name in _OF_ANY_DTYPE]
+    )
+    return found
 
 
 def spread_of(
@@ -87,20 +105,37 @@ def spread_of(
     *,
     core_measured: bool,
     calibrated: bool,
+    host_s: float = 0.0,
+    launching_s: float = 0.0,
+    copies_s: float = 0.0,
     exposed_s: float = 0.0,
     measured: Mapping[str, ClassCost] | None = None,
 ) -> Spread:
-    """Of a step of ``step_s`` whose kernels take ``seconds`` each, with collectives that make it
-    ``exposed_s`` longer; ``measured`` are classes that were measured on the GPU."""
-    totals = np.bincount(classes_of(work), weights=seconds, minlength=len(CLASSES))
-    waits = max(0.0, step_s - exposed_s - float(totals.sum()))
-    totals[CLASSES.index("launches by the CPU")] = waits
+    """Of a step of ``step_s`` whose kernels take ``seconds`` each and copies from the host
+    ``copies_s``, which the CPU takes ``host_s`` to launch and which goes at its pace for
+    ``launching_s``, and which collectives make ``exposed_s`` longer; ``measured`` are classes that
+    were measured on the GPU."""
+    classes = classes_of(work)
+    totals, told = (
+        np.bincount(classes, weights=each, minlength=len(CLASSES)).astype(np.float64)
+        for each in (seconds, seconds * _told(work))
+    )
+    told /= np.maximum(totals, 1e-12)
+    totals[CLASSES.index("copies from the host")] = copies_s
+    # While the CPU is the limit, it does not matter how long kernels take.
+    left = max(0.0, step_s - exposed_s - launching_s)
+    totals *= left / max(float(totals.sum()), 1e-12)
+    totals[CLASSES.index("launches by the CPU")] = launching_s
     totals[CLASSES.index("collectives")] = exposed_s
     spreads = dict(_SPREADS)
     if core_measured:
         spreads["launches by the CPU"] = _MEASURED_CORE
+    if calibrated:
+        spreads["copies from the host"] = _MEASURED_COPIES
     for name, cost in (measured or {}).items():
-        spreads[name] = spreads[name] if cost.spread is None else cost.spread
+        if cost.spread is not None:
+            share = float(told[CLASSES.index(name)])
+            spreads[name] = share * cost.spread + (1 - share) * spreads[name]
     shares = totals / max(float(totals.sum()), 1e-12)
     parts = (shares * np.array(list(spreads.values()))) ** 2
     common = _CALIBRATED if calibrated else _COMMON
@@ -109,7 +144,9 @@ def spread_of(
     if width > _NARROW:
         order = np.argsort(-parts)
         named = [CLASSES[each] for each in order if parts[each] > _NAMED_SHARE * parts.sum()]
-    return Spread(math.exp(-width), math.exp(width), tuple(named))
+    # A CPU that is as slow as it may be can be the limit where it is none.
+    slow = host_s * math.exp(spreads["launches by the CPU"]) / max(step_s, 1e-12)
+    return Spread(math.exp(-width), max(math.exp(width), slow), tuple(named))
 
 
 def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

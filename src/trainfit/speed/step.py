@@ -18,7 +18,7 @@ from trainfit.simgpu.device.recorder import Recorder
 from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
-from trainfit.speed.spread import ClassCost, Spread, classes_of, factors_of, spread_of
+from trainfit.speed.spread import ClassCost, Spread, factors_of, spread_of
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import LEFT_OUT, Floats, Work, one_off, steady
 
@@ -41,29 +41,43 @@ REFERENCE_OPERATOR_S: Final = 2.8e-6
 
 @dataclasses.dataclass(frozen=True)
 class HostCosts:
-    """Seconds of one core at :data:`REFERENCE_HZ`; assumed, nothing of it was measured by us.
+    """Seconds of one core at :data:`REFERENCE_HZ`.
 
-    Published overheads of eager PyTorch are 5 to 25 us an operator, of which 1 to 3 us are the
-    driver's launch and 1 to 5 us a library's choice of a kernel.
+    ``bare_s`` is an operator's in a loop of nothing else (``add_`` of a number; torch 2.13 on the
+    reference's core), ``view_s`` that of one that launches nothing (a view, a detached gradient;
+    likewise), ``tensor_s`` what each tensor of an operator over lists takes, with its share of the
+    optimizer's own Python (likewise, AdamW and SGD), ``launch_s`` any kernel's launch: an H200
+    launches ``add_`` every 7.1 us on a core of 0.7 times the reference's speed.
 
-    ``operator_s`` is an operator's by phase; ``library_s`` what a kernel of cuBLAS or cuDNN takes
-    in addition (choosing an algorithm, descriptors), ``launch_s`` any kernel's launch.
+    In a training step, where modules, autograd and cold caches come on top, an operator that
+    launches something takes ``forward_s``, or in the backward pass, which another thread makes,
+    ``backward_s``; ``library_s`` and ``convolution_s`` are what cuBLAS, fused attention and batch
+    normalization, and cuDNN's convolutions, take in addition for each kernel (finding an algorithm,
+    descriptors, cuDNN's execution plans). These four are by steps of ACT, BERT, GPT-2, ResNet-50
+    and ViT at their smallest batches on that H200 (bench/gpu/truth), whose repeats differ by 20%.
     """
 
-    forward_s: float = 8e-6
-    backward_s: float = 6e-6
-    optimizer_s: float = 8e-6
-    library_s: float = 8e-6
+    forward_s: float = 6e-6
+    backward_s: float = 16e-6
+    library_s: float = 13e-6
+    convolution_s: float = 28e-6
     launch_s: float = 2.5e-6
+    view_s: float = 1.5e-6
+    tensor_s: float = 1.05e-6
+    bare_s: float = 2.5e-6
 
+
+#: A kernel begins at once that waits no longer than this after its launch.
+_AT_ONCE_S: Final = 1e-8
 
 _LIBRARY: Final = tuple(
-    name
-    for name in KINDS
-    if name.startswith(
-        ("matmul", "convolution", "normalization", "batch_norm", "attention", "recurrent")
-    )
+    name for name in KINDS if name.startswith(("matmul", "batch_norm", "attention"))
 )
+_CONVOLUTION: Final = tuple(
+    name for name in KINDS if name.startswith(("convolution", "grouped", "depthwise", "recurrent"))
+)
+#: Kinds of operators over lists, whose ``batches`` are the lists' tensors.
+_OVER_LISTS: Final = ("optimizer", "fill")
 
 
 def _in_graphs(work: Work) -> NDArray[np.bool_]:
@@ -84,12 +98,17 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     ``speed`` is the core's, as a multiple of the reference's.
     """
     by_phase = np.full(len(PHASES) + 1, costs.forward_s)
-    by_phase[LEFT_OUT] = 0.0
     by_phase[PHASES.index("backward")] = costs.backward_s
-    by_phase[PHASES.index("optimizer")] = costs.optimizer_s
-    of_operators = by_phase[work.op_phase]
+    launched = work.column("launches") > 0
+    launching = np.bincount(work.op, weights=launched, minlength=len(work.op_phase)) > 0
+    of_operators = np.where(launching, by_phase[work.op_phase], costs.view_s)
+    of_operators[work.op_phase == LEFT_OUT] = 0.0
     launches = work.column("launches") * costs.launch_s
     launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
+    launches += np.where(work.is_kind(*_CONVOLUTION), costs.convolution_s, 0.0)
+    tensors = work.column("batches")
+    listed = work.is_kind(*_OVER_LISTS) & (tensors > 1)
+    launches += np.where(listed, tensors * costs.tensor_s, 0.0)
     launches = np.where(_in_graphs(work), 0.0, launches)
     of_kernels = np.bincount(work.op, weights=launches, minlength=len(of_operators))
     done = np.cumsum(of_operators + of_kernels)
@@ -174,7 +193,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     of several steps it is their mean.
     """
     costed = TimedWork(work, machine)
-    step_s, host_s, waited_s = _one_of_many(costed)
+    step_s, host_s, waited_s, launching_s = _one_of_many(costed)
     seconds, communication_s = costed.seconds, float(costed.links.sum())
     exposed_s = 0.0
     if communication_s:
@@ -204,6 +223,9 @@ def step_time(work: Work, machine: Machine) -> StepTime:
             core_measured=machine.core_measured,
             calibrated=bool(machine.profile),
             measured=machine.classes,
+            host_s=host_s,
+            launching_s=launching_s,
+            copies_s=copies_s,
             exposed_s=exposed_s + slowest_s,
         ),
         communication_s,
@@ -213,26 +235,31 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     return found if work.steps == 1 else found.of_each(work.steps)
 
 
-def _one_of_many(costed: TimedWork) -> tuple[float, float, float]:
-    """Seconds of a step, what the CPU takes to launch it, and its waits."""
+def _one_of_many(costed: TimedWork) -> tuple[float, float, float, float]:
+    """Seconds of a step, what the CPU takes to launch it, and its waits; and of the step, what goes
+    at the CPU's pace: up to the last kernel that begins when it is launched."""
     timeline = Timeline()
-    costed.launch(timeline)
+    launched = costed.launch(timeline)
     ended = host = waited = 0.0
     if timeline.several:
         ended, host, waited = timeline.end_s, timeline.host_s, timeline.waited_s
-        costed.launch(timeline)
-    return timeline.end_s - ended, timeline.host_s - host, timeline.waited_s - waited
+        launched = costed.launch(timeline)
+    at_once = launched.began_s <= launched.launched_s + _AT_ONCE_S
+    paced_s = max(0.0, float(launched.issued_s[at_once][-1]) - host) if at_once.any() else 0.0
+    return timeline.end_s - ended, timeline.host_s - host, timeline.waited_s - waited, paced_s
 
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
     """Work on a timeline, seconds from its begin: when the CPU is done with each operator and
-    issues each kernel if it never waits, when it really launches each kernel, and when each ends.
+    issues each kernel if it never waits, when it really launches each kernel, and when each begins
+    and ends.
     """
 
     operator_s: Floats
     issued_s: Floats
     launched_s: Floats
+    began_s: Floats
     ended_s: Floats
 
 
@@ -245,7 +272,7 @@ class TimedWork:
         self.times = KernelTimes(work.table, machine.gpu)
         self.seconds = self.times.seconds(machine.efficiency)
         if machine.classes:
-            self.seconds = self.seconds * factors_of(machine.classes)[classes_of(work)]
+            self.seconds = self.seconds * factors_of(work, machine.classes)
         self.copies = _copy_seconds(work, machine)
         self.links = collective_seconds(work, machine.gpu)
         self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
@@ -264,10 +291,9 @@ class TimedWork:
         """It comes next on the timeline."""
         host_s = float(self._done[-1]) if len(self._done) else 0.0
         began = timeline.host_s
-        ready, ends = timeline.add(
-            self._work, self.seconds + self.copies + self.links, self._issued, host_s
-        )
-        return Launched(began + self._done, self._issued + began, ready, ends)
+        took = self.seconds + self.copies + self.links
+        ready, ends = timeline.add(self._work, took, self._issued, host_s)
+        return Launched(began + self._done, self._issued + began, ready, ends - took, ends)
 
 
 def _copy_seconds(work: Work, machine: Machine) -> Floats:
@@ -344,7 +370,7 @@ class StepClock:
     def _idle(self) -> Machine:
         """The same with operators that take no time."""
         host = self._machine.host
-        free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, optimizer_s=0.0)
+        free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, view_s=0.0)
         return dataclasses.replace(self._machine, host=free)
 
 

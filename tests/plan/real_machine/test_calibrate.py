@@ -20,6 +20,7 @@ from trainfit.plan.calibration import (
     Processes,
     calibrate,
     driver_of_proc,
+    of_this_model,
 )
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import (
@@ -272,6 +273,23 @@ def test_medians_and_spreads_of_three_processes() -> None:
     assert (program.seconds.value, program.seconds.low, program.seconds.high) == (2e-3, 1e-3, 3e-3)
     assert (program.kernels, program.group) == ((LARGE,), "large matmuls")
     assert program.modelled_s is not None and program.modelled_s > 0
+
+
+def test_programs_of_another_version_are_simulated_anew() -> None:
+    """What was measured is kept; programs that this version does not have say nothing."""
+    rates = calibrate(good(), 180.0, clock=lambda: 0.0).rates
+    gpu = find_gpu("RTX 4090")
+    assert of_this_model(rates, gpu, Scripted()) is rates
+    (known,) = rates.programs
+    stale = dataclasses.replace(known, kernels=(), group="")
+    gone = dataclasses.replace(known, name="of an earlier version")
+    older = dataclasses.replace(rates, model="0.0", programs=(stale, gone))
+    anew = of_this_model(older, gpu, Scripted(programs=[programs(kernels=(LARGE,))]))
+    assert anew.programs[0] == known and anew.model == rates.model
+    assert (anew.programs[1].kernels, anew.programs[1].modelled_s) == ((), None)
+    broken = Scripted(programs=[MeasuringOutcome(error="no torch")])
+    with pytest.raises(CalibrationError, match=r"another version's model.*no torch.*again"):
+        of_this_model(older, gpu, broken)
 
 
 def test_a_stage_that_fails_is_left_out_and_said() -> None:

@@ -332,7 +332,7 @@ def test_every_gpu_of_the_catalogue_has_times(gpu: Any) -> None:
 
 # --- The step -----------------------------------------------------------------------------------
 
-HOST = HostCosts(10e-6, 6e-6, 8e-6, 0.0, 2e-6)
+HOST = HostCosts(10e-6, 6e-6, 5e-6, 9e-6, 2e-6, 1e-6, 0.5e-6)
 
 
 def machine(**changes: Any) -> Machine:
@@ -361,12 +361,15 @@ def test_short_kernels_wait_for_their_launches() -> None:
     assert slow.seconds == pytest.approx(2 * found.seconds, rel=1e-2)
 
 
-def test_phases_have_costs_of_their_own() -> None:
-    issued, done = issue_seconds(
-        work(moving(0), moving(0), moving(0), phases=("forward", "backward", "optimizer")), HOST
-    )
-    assert issued.tolist() == pytest.approx([12e-6, 20e-6, 30e-6])
-    assert done.tolist() == pytest.approx([12e-6, 20e-6, 30e-6])
+def test_operators_cost_what_they_launch() -> None:
+    """By phase; more for a library's kernels and for each tensor of a list, little for a view."""
+    rows = (moving(0), moving(0), row("matmul"), row("convolution"), row("optimizer", batches=40))
+    phases = ("forward", "backward", "forward", "forward", "optimizer")
+    issued, done = issue_seconds(work(*rows, phases=phases), HOST)
+    ends = np.cumsum([12e-6, 8e-6, 17e-6, 21e-6, 32e-6])
+    assert issued.tolist() == pytest.approx(ends) and done.tolist() == pytest.approx(ends)
+    views = dataclasses.replace(work(moving(0)), op_phase=np.full(11, PHASES.index("backward")))
+    assert issue_seconds(views, HOST)[1][-1] == pytest.approx(8e-6 + 10 * 1e-6)
 
 
 def test_waiting_for_the_gpu_launches_what_follows_later() -> None:

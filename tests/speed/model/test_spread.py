@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,18 +13,17 @@ from trainfit.speed.spread import Spread, spread_of
 from trainfit.speed.work import COLUMNS, Work
 
 
-def spread(*kernels: tuple[str, float, int, int], step_s: float = 0.0, **options: bool) -> Spread:
-    """Of kernels: kind, seconds, FLOPs, rows."""
+def spread(*kernels: tuple[str, float, int, int], **options: Any) -> Spread:
+    """Of kernels: kind, seconds, FLOPs, rows; ``launching_s`` come on top of them."""
     table = np.zeros((len(kernels), len(COLUMNS)), np.int64)
     for place, (kind, _, flops, rows) in enumerate(kernels):
         for name, value in (("kind", KINDS.index(kind)), ("flops", flops), ("rows", rows)):
             table[place, COLUMNS.index(name)] = value
     none = np.zeros(len(kernels), np.int64)
     seconds = np.array([each[1] for each in kernels])
-    known = {"core_measured": False, "calibrated": False, **options}
-    return spread_of(
-        Work(table, none, none, none[:1]), seconds, max(step_s, float(seconds.sum())), **known
-    )
+    known: dict[str, Any] = {"core_measured": False, "calibrated": False, **options}
+    step_s = float(seconds.sum()) + known.get("launching_s", 0.0)
+    return spread_of(Work(table, none, none, none[:1]), seconds, step_s, **known)
 
 
 LARGE, SMALL = ("matmul", 1.0, 10**11, 4096), ("matmul", 1.0, 10**8, 64)
@@ -50,9 +52,15 @@ def test_an_operator_without_a_flop_rule_widens_the_interval_by_its_share_and_is
 
 
 def test_a_step_that_waits_for_its_launches_is_as_wide_as_the_cpu_is_unknown() -> None:
-    assumed = spread(LARGE, step_s=10.0)
+    assumed = spread(LARGE, launching_s=9.0)
     assert assumed.wide_for == ("launches by the CPU",) and assumed.high > 1.3
-    assert spread(LARGE, step_s=10.0, core_measured=True).high < assumed.high
+    assert spread(LARGE, launching_s=9.0, core_measured=True).high < assumed.high
+
+
+def test_a_cpu_that_may_be_the_limit_makes_the_step_longer_and_never_shorter() -> None:
+    hidden, near = (spread(LARGE, host_s=each) for each in (0.1, 0.9))
+    assert hidden == spread(LARGE) and near.low == hidden.low
+    assert near.high == pytest.approx(0.9 * math.exp(0.5))
 
 
 def test_a_measured_card_is_known_better() -> None:

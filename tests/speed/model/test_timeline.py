@@ -24,7 +24,7 @@ GPU = find_gpu("RTX 3090")
 ALIKE = {"wide_groups": 1.0, "uneven_groups": 1.0}
 IDEAL = Efficiency({}, {}, small_tile=0.0, unaligned=1.0, cache=0.0, least_s=0.0, **ALIKE)
 #: Launches take nothing, a microsecond of the CPU an operator.
-MACHINE = Machine(GPU, IDEAL, HostCosts(1e-6, 1e-6, 1e-6, 0.0, 0.0))
+MACHINE = Machine(GPU, IDEAL, HostCosts(1e-6, 1e-6, 0.0, 0.0, 0.0))
 
 Row = tuple[str, int, dict[str, int]]
 

@@ -19,6 +19,7 @@ from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
 from trainfit.hardware.gpu.lookup import find_rented
+from trainfit.plan.calibration import of_this_model
 from trainfit.plan.changes.catalogue import NAMES
 from trainfit.plan.command.tunables import tunable_named
 from trainfit.plan.dataloader.section import plan_tuning
@@ -39,7 +40,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     environment = {**os.environ, **parsed.environment()}
     device = chosen_device(options, environment, parsed.processes, parsed.machines)
     parsed = parsed.on(device.gpu.count)
-    settings = dataclasses.replace(settings, rates=device.rates)
+    rates = None if device.rates is None else of_this_model(device.rates, device.gpu)
+    settings = dataclasses.replace(settings, rates=rates)
     output = given_output(options.output)
 
     def keep(result: PlanResult) -> None:

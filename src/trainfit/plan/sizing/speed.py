@@ -29,7 +29,7 @@ from trainfit.speed.work import Work, period_of
 #: Of its highest clock, what a core was seen to have at 30 calls a second: 3.5 to 1.7 of 4.0 GHz
 #: (ACT on an RTX 4090 with a 12th-generation Intel, `powersave`).
 CLOCK_SHARES: Final = (3.5 / 4.0, 1.7 / 4.0)
-_NO_LAUNCHES: Final = HostCosts(0.0, 0.0, 0.0, 0.0, 0.0)
+_NO_LAUNCHES: Final = HostCosts(*([0.0] * len(dataclasses.fields(HostCosts))))
 
 
 def speed(

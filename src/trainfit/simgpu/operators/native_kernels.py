@@ -117,13 +117,17 @@ def by_operands(
         kind = "unknown"
     first = next(iter([*made, *given]), None)
     dtype = dtype_of(first) if first is not None else "float32"
-    launches = _listed_launches(args) if name.startswith(("_foreach_", "_fused_")) else 1
+    tensors, launches = 1, 1
+    if name.startswith(("_foreach_", "_fused_")):
+        tensors, launches = _listed(args)
     single = singly([*given, *made]) if kind.startswith("pointwise") else 0
     if kind == "concatenation" and not all(each._spec.contiguous for each in given):
         single = sum(each._spec.numel for each in made)
     if kind == "sorting" and name.startswith("sort") and given:
         read_bytes, written_bytes = _sorted_bytes(given[0], kwargs.get("dim", -1))
-    return Kernel(kind, dtype, flops, read_bytes, written_bytes, single, launches=launches)
+    return Kernel(
+        kind, dtype, flops, read_bytes, written_bytes, single, batches=tensors, launches=launches
+    )
 
 
 #: Elements up to which a block sorts a row within its shared memory, and how often such a sort
@@ -151,15 +155,16 @@ _CHUNK, _MOST_BLOCKS = 65536, 320
 _MOST_TENSORS: Final = (110, 64, 48, 36, 30)
 
 
-def _listed_launches(args: Sequence[Any]) -> int:
-    """Kernels for an operator over lists of tensors."""
+def _listed(args: Sequence[Any]) -> tuple[int, int]:
+    """Of an operator over lists of tensors how many these are, and its kernels."""
     lists = [tensors_in(each) for each in args if isinstance(each, list | tuple)]
     lists = [each for each in lists if each]
     if not lists:
-        return 1
+        return 1, 1
     most = _MOST_TENSORS[min(len(lists), len(_MOST_TENSORS)) - 1]
     chunks = sum(-(-each._spec.numel // _CHUNK) for each in lists[0])
-    return max(1, -(-len(lists[0]) // most), -(-chunks // _MOST_BLOCKS))
+    tensors = len(lists[0])
+    return tensors, max(1, -(-tensors // most), -(-chunks // _MOST_BLOCKS))
 
 
 def _kind(func: Any, name: str, given: Sequence[Any], made: Sequence[Any]) -> str:
