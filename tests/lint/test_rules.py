@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers_report import on_one_line, whole
 from trainfit.lint.api import read_script
-from trainfit.lint.source import UnreadableScriptError
+from trainfit.lint.imports import UnreadableScriptError
 from trainfit.report.sections.doctor import script_subject
 from trainfit.results.doctor import ScriptReport
 from trainfit.results.findings import Finding, Fix, Place

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainfit.batch.cost import Cost
 from trainfit.batch.estimate import Weights, mean_against_all
-from trainfit.batch.norms import Records
+from trainfit.batch.norms import Cost, Records
 
 #: Share of the run's time that passes may cost, and calls between two before their time is known: a
 #: pass costs about as much as a step.

@@ -19,7 +19,7 @@ from trainfit.lint.index import (
     method_of,
 )
 from trainfit.lint.project import Project
-from trainfit.lint.torch_names import words
+from trainfit.lint.values import words
 from trainfit.results.findings import Finding
 
 #: Calls in `__getitem__` that cost nothing to speak of: workers would win nothing.

@@ -19,8 +19,8 @@ import torch
 
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import shared_quota
-from trainfit.hardware.machine.idle_usage import busy_seconds
 from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import busy_seconds
 from trainfit.loader.measure.records import warm_up
 from trainfit.results.dataloader import DISTURBED_CORES, SAVE_BYTES, LoaderSettings
 from trainfit.results.runs.measurement import Consumer

@@ -16,8 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from trainfit.lint.imports import read_files
-from trainfit.lint.source import UnreadableError
+from trainfit.lint.imports import UnreadableError, read_files
 from trainfit.plan.command.interpreter import Interpreter
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.sweep.cell_run import VARIABLES, CellJob

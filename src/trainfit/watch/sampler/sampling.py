@@ -16,11 +16,14 @@ import numpy as np
 
 from trainfit.results.runs.tables import BY_NAME, SAMPLED, RowFile, Table, Write
 from trainfit.results.runs.watched import Event, gpu_places
-from trainfit.watch.sampler import folders
-from trainfit.watch.sampler.folders import Folders, temporary_folder
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
-from trainfit.watch.sampler.machine import MachineCounters
-from trainfit.watch.sampler.memory import MemoryByKind
+from trainfit.watch.sampler.machine import (
+    FOLDERS_EVERY_S,
+    Folders,
+    MachineCounters,
+    MemoryByKind,
+    temporary_folder,
+)
 from trainfit.watch.sampler.processes import MOST_PROCESSES, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
@@ -259,7 +262,7 @@ class Sampler:
         found, due = Folders(temporary_folder(environment), self._tell), 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)
-            due = folders.EVERY_S
+            due = FOLDERS_EVERY_S
 
     def _sample_folders_once(self, found: Folders) -> None:
         self._tables["folders"].add(found.sample(time.monotonic()))
