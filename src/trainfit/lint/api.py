@@ -31,16 +31,13 @@ from trainfit.results.text import count
 RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     portability_rules.hard_coded_cuda,
     portability_rules.data_parallel,
-    portability_rules.deprecated_amp,
     portability_rules.no_autocast,
     loading_rules.cuda_in_dataset,
     loading_rules.data_on_gpu_before_loop,
-    loading_rules.loader_defaults,
     loading_rules.non_blocking_without_pinning,
     autograd_rules.no_no_grad,
     step_rules.sync_every_step,
     autograd_rules.loss_kept_with_graph,
-    step_rules.zero_grad,
     step_rules.retain_graph,
 )
 

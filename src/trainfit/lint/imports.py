@@ -208,14 +208,12 @@ class File:
     """A source with what its names were imported as.
 
     ``imported`` maps a name to every origin that an import gives it anywhere in the file: a dotted
-    name, or for an own file ``@N`` with the file's number. ``guarded`` are names whose import
-    stands under ``try`` or ``if``.
+    name, or for an own file ``@N`` with the file's number.
     """
 
     number: int
     source: Source
     imported: dict[str, set[str]] = dataclasses.field(default_factory=dict)
-    guarded: set[str] = dataclasses.field(default_factory=set)
     #: Top-level modules that are not own files.
     foreign: set[str] = dataclasses.field(default_factory=set)
     stars: set[str] = dataclasses.field(default_factory=set)

@@ -172,19 +172,9 @@ def _asks_and_leaves(node: ast.If) -> bool:
 
 
 # ---
-# Rules on precision: no autocast where the GPU has units for it, and AMP's old names.
+# Rule on precision: no autocast where the GPU has units for it.
 
 
-_OLD: Final = {
-    "torch.cuda.amp.autocast": ("torch.amp.autocast", '"cuda"'),
-    "torch.cuda.amp.GradScaler": ("torch.amp.GradScaler", '"cuda"'),
-    "torch.cuda.amp.custom_fwd": ("torch.amp.custom_fwd", 'device_type="cuda"'),
-    "torch.cuda.amp.custom_bwd": ("torch.amp.custom_bwd", 'device_type="cuda"'),
-    "torch.cpu.amp.autocast": ("torch.amp.autocast", '"cpu"'),
-    "torch.cpu.amp.GradScaler": ("torch.amp.GradScaler", '"cpu"'),
-}
-#: The arguments of torch.cuda.amp.autocast.
-_OLD_ORDER: Final = ("enabled", "dtype", "cache_enabled")
 #: Any of these words in any file: precision is chosen somewhere, or float32 is needed.
 _CHOSEN: Final = words(
     "autocast amp gradscaler half bfloat16 float16 bf16 fp16 mixed_precision use_amp "
@@ -192,30 +182,7 @@ _CHOSEN: Final = words(
     "float8 fp8 transformer_engine lbfgs"
 )
 
-#: A condition about what PyTorch is installed, as `_TORCH_GREATER_EQUAL_2_4`, too.
-_VERSION: Final = re.compile(r"hasattr|version|torch\w*\d")
 _WORD: Final = re.compile(r"[a-z0-9]+")
-
-
-def deprecated_amp(project: Project) -> Iterator[Finding]:
-    """torch.cuda.amp.*, which warns since PyTorch 2.4."""
-    for index in project.indexes:
-        called = {id(call.func): call for call in index.calls}
-        for reads in index.reads.values():
-            for read in reads:
-                origin = index.file.origin(read)
-                if origin not in _OLD or _is_version_guarded(index, read):
-                    continue
-                name, device = _OLD[origin]
-                node = called.get(id(read), read)
-                yield finding(
-                    "deprecated-amp",
-                    index,
-                    node,
-                    f"{origin} is deprecated since PyTorch 2.4 and warns (FutureWarning); torch.amp"
-                    " has the same for any device type.",
-                    _modern(index, node, name, device),
-                )
 
 
 def no_autocast(project: Project) -> Iterator[Finding]:
@@ -267,36 +234,3 @@ def _forward(project: Project, index: Index, loop: Loop) -> ast.Call | None:
         and project.value(node).graph
     ]
     return min(calls, key=lambda call: (call.lineno, call.col_offset), default=None)
-
-
-def _is_version_guarded(index: Index, node: ast.AST) -> bool:
-    """Under `try`, or under an `if` that asks for a version or an attribute?"""
-    head = node
-    while isinstance(head, ast.Attribute):
-        head = head.value
-    for parent, child in index.ancestors(node):
-        if isinstance(parent, ast.Try | ast.TryStar):
-            return True
-        if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test:
-            text = unparsed(parent.test).lower()
-            if _VERSION.search(text):
-                return True
-    return isinstance(head, ast.Name) and head.id in index.file.guarded
-
-
-def _modern(index: Index, node: ast.expr, name: str, device: str) -> str:
-    source = index.file.source
-    note = "" if "torch" in index.file.imported else ", with `import torch`"
-    if not isinstance(node, ast.Call):
-        # A decorator without a call, or a class that is handed on.
-        handed = f"functools.partial({name}, {device})"
-        return source.replaced(node, f"{name}({device})" if "custom" in name else handed) + note
-    given = [source.text(each) for each in node.args]
-    if name.endswith("autocast"):
-        # The new class begins with the device and has another order after it.
-        given = [f"{key}={text}" for key, text in zip(_OLD_ORDER, given, strict=False)]
-    given += [
-        f"{each.arg}={source.text(each.value)}" if each.arg else f"**{source.text(each.value)}"
-        for each in node.keywords
-    ]
-    return source.replaced(node, f"{name}({', '.join([device, *given])})") + note

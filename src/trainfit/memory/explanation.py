@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
-from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from trainfit.findings.out_of_memory import MOSTLY, needed_and_there, of_full_memory
-from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.batches import Device, batch_law
 from trainfit.memory.capacity import context_parts, figures
@@ -20,26 +16,18 @@ from trainfit.memory.fragmentation import best_setting, compare_settings, fragme
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
-from trainfit.memory.replay import UNLIMITED, Replay, Stream, live_at, replay
+from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
-from trainfit.results.memory import (
-    BatchLaw,
-    MemoryReport,
-    OptimizerTable,
-    OptimizerUse,
-    RecordingSummary,
-)
+from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import KINDS, Parameter, Recording, step_ends
+from trainfit.results.runs.recording import Recording, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.simgpu.interventions.optimizers import EightBitOptimizer
-from trainfit.simgpu.session import Simulation
 
 # ---
 # Memory figures of a recording.
@@ -296,7 +284,7 @@ def device_of(recording: Recording) -> Device:
 
 
 def _optimizers(recording: Recording) -> OptimizerTable | None:
-    from trainfit.memory.explanation import optimizer_table  # the one part that needs torch
+    from trainfit.memory.optimizers import optimizer_table  # the one part that needs torch
 
     return optimizer_table(recording)
 
@@ -318,106 +306,3 @@ def _notes(first: Source) -> list[str]:
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")
     return notes
-
-
-# ---
-# State size of other optimizers for the recorded parameters, by running them.
-#
-# Each runs two steps on the simulated GPU on empty parameters of the recorded shapes and
-# types, so its figures come from its own code, not from a rule. They are bytes as requested:
-# what the allocator charges on top depends on the blocks that it happens to have.
-
-
-_Make = Callable[[list[Any]], Optimizer]
-
-
-#: In the order of what they keep. PyTorch's default on a GPU is the foreach implementation.
-_OPTIMIZERS: Mapping[str, _Make] = {
-    "SGD": lambda p: SGD(p, lr=0.1),
-    "SGD(momentum=0.9)": lambda p: SGD(p, lr=0.1, momentum=0.9),
-    "Adafactor": lambda p: Adafactor(p),
-    "bitsandbytes AdamW8bit": lambda p: EightBitOptimizer(p, states=2),
-    "RMSprop": lambda p: RMSprop(p),
-    "Adagrad": lambda p: Adagrad(p),
-    "Adam": lambda p: Adam(p),
-    "AdamW": lambda p: AdamW(p),
-    "AdamW(foreach=False)": lambda p: AdamW(p, foreach=False),
-    "AdamW(fused=True)": lambda p: AdamW(p, fused=True),
-    "AdamW(amsgrad=True)": lambda p: AdamW(p, amsgrad=True),
-}
-
-
-def optimizer_table(recording: Recording) -> OptimizerTable | None:
-    """All optimizers on the recorded parameters.
-
-    ``None`` where no parameters are known, or no optimizer step was completed.
-    """
-    parameters = recording.parameters() or ()
-    trained = [each for each in parameters if each.trained]
-    if not trained or not recording.steps:
-        return None
-    gpu = dataclasses.replace(
-        find_gpu("custom:24GiB"), memory_bytes=recording.header["gpu_memory_bytes"]
-    )
-    rows, measured = [], 0
-    for name, make in _OPTIMIZERS.items():
-        row, measured = _run(name, make, trained, gpu)
-        rows.append(row)
-    frozen = _bytes_of(recording, [each for each in parameters if not each.trained])
-    return OptimizerTable(
-        trained_bytes=measured,
-        frozen_bytes=frozen,
-        present=str(recording.header.get("optimizer") or ""),
-        present_bytes=_after_last_step(recording) - frozen,
-        rows=tuple(rows),
-    )
-
-
-def _run(
-    name: str, make: _Make, parameters: Sequence[Parameter], gpu: GpuSpec
-) -> tuple[OptimizerUse, int]:
-    """Two steps of one optimizer; also what the parameters alone take."""
-    alone = 0
-    with Simulation(gpu, limited=False):
-        # cuBLAS's workspace, which the training step has already when the optimizer runs.
-        torch.empty(2, 2, device="cuda").mm(torch.empty(2, 2, device="cuda"))
-        others = _requested("current")
-        try:
-            tensors = [_parameter(each) for each in parameters]
-            alone = _requested("current") - others
-            for tensor in tensors:
-                tensor.grad = torch.empty_like(tensor)
-            optimizer = make(tensors)
-            for _ in range(2):
-                optimizer.step()
-        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
-            reason = " ".join(str(error).split())[:200]
-            return OptimizerUse(name, None, None, f"{type(error).__name__}: {reason}"), alone
-        between, most = _requested("current"), _requested("peak")
-    return OptimizerUse(name, between - others, most - others), alone
-
-
-def _requested(which: str) -> int:
-    nbytes: int = torch.cuda.memory_stats()[f"requested_bytes.all.{which}"]
-    return nbytes
-
-
-def _parameter(recorded: Parameter) -> Any:
-    dtype = getattr(torch, recorded.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"a parameter's type is {recorded.dtype!r}")
-    return torch.nn.Parameter(torch.empty(recorded.shape, dtype=dtype, device="cuda"))
-
-
-def _after_last_step(recording: Recording) -> int:
-    """Parameters, gradients and the optimizer's state at the end of the last step."""
-    stream = Stream.of(recording)
-    end = int(step_ends(recording.events)[-1])
-    live = live_at(stream, end)
-    kinds = [KINDS.index(kind) for kind in ("parameter", "gradient", "optimizer_state")]
-    return int(recording.alloc_bytes[live[np.isin(recording.alloc_kind[live], kinds)]].sum())
-
-
-def _bytes_of(recording: Recording, parameters: Sequence[Parameter]) -> int:
-    allocs = {each.alloc for each in parameters if each.alloc < len(recording.alloc_bytes)}
-    return sum(int(recording.alloc_bytes[alloc]) for alloc in allocs)

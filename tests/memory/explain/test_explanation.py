@@ -16,9 +16,10 @@ from torch import nn
 
 import trainfit
 from helpers_report import whole
-from trainfit.memory.explanation import ExplainError, Source, explain, optimizer_table
+from trainfit.memory.explanation import ExplainError, Source, explain
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.growth import step_pattern
+from trainfit.memory.optimizers import optimizer_table
 from trainfit.memory.replay import Stream, replay
 from trainfit.report.sections.memory import memory_subject
 from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
