@@ -33,7 +33,7 @@ from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
 from trainfit.loader.verdicts import decide, doubts
 from trainfit.report.sections.loader import loader_subject
-from trainfit.report.sections.loading import verdict_words
+from trainfit.report.sections.loader_figures import verdict_words
 from trainfit.results.dataloader import Confirmed, LoaderSettings
 from trainfit.results.findings import Finding
 from trainfit.results.runs.measurement import Consumer
