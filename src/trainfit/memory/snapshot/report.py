@@ -15,19 +15,17 @@ from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.replay import UNLIMITED, Stream, replay
 from trainfit.memory.snapshot.file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
 from trainfit.memory.snapshot.history import (
+    BACKWARD,
     BEFORE,
+    NO_STACK,
     DeviceHistory,
     HistoryMoment,
     LiveBlock,
-    newly_reserved,
-)
-from trainfit.memory.snapshot.origin import (
-    BACKWARD,
-    NO_STACK,
     Origin,
     is_copy,
     is_logits,
     is_recomputed,
+    newly_reserved,
     origin,
     outside_modules,
 )
