@@ -48,7 +48,7 @@ from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
-from trainfit.scripts.samples.sizes import ContextWatch
+from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainfit.scripts.generation import CountedCalls, DecodeLoop, Signature, follows, signature_of
+from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, Signature, follows, signature_of
 
 
 def called_with(*shapes: tuple[int, ...]) -> Signature:

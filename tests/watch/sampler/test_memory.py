@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from trainfit.results.runs.tables import SHARED_MEMORY, TEMPORARY
-from trainfit.watch.sampler import machine
-from trainfit.watch.sampler.machine import Folders, MemoryByKind, temporary_folder
+from trainfit.watch.sampler import folders
+from trainfit.watch.sampler.folders import Folders, temporary_folder
+from trainfit.watch.sampler.memory import MemoryByKind
 from trainfit.watch.sampler.roles import MAIN, WORKER, Role
 
 STATUS = "Name:\tpython\nVmRSS:\t{0} kB\nRssAnon:\t{0} kB\nRssFile:\t{1} kB\nRssShmem:\t{2} kB\n"
@@ -88,7 +89,7 @@ def filled(
         def __init__(self) -> None:
             self.f_bfree = self.f_blocks - used[0] // 4096
 
-    monkeypatch.setattr(machine.os, "statvfs", lambda _: Space())
+    monkeypatch.setattr(folders.os, "statvfs", lambda _: Space())
     told: Told = []
     looks = Folders(str(tmp_path / "none"), lambda *each: told.append(each), str(shared), owner)
     looks.sample(1.0)

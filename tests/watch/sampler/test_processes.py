@@ -20,8 +20,9 @@ from helpers_watch import ENDS_WITH_US
 from trainfit.results.runs.tables import Table
 from trainfit.watch.sampler import processes
 from trainfit.watch.sampler.proc_files import KeptFiles, process_stat
-from trainfit.watch.sampler.processes import ProcessTree, Threads
+from trainfit.watch.sampler.processes import ProcessTree
 from trainfit.watch.sampler.roles import MAIN, OTHER, WORKER, Known, Role, Worker, roles
+from trainfit.watch.sampler.threads import Threads
 
 #: Prints a line when it is at work, and goes on until it is killed.
 BUSY = "print(flush=True)\nwhile True: pass"

@@ -38,7 +38,7 @@ def remedies_sections(tried: Remedies | None) -> list[Section]:
         ),
         items(won),
         facts(*_others(tried), lines=4),
-        _together(tried.combination),
+        _all_together(tried.combination),
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _more(nbytes: int) -> str:
     return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
 
 
-def _together(combination: Combination | None) -> Items | None:
+def _all_together(combination: Combination | None) -> Items | None:
     if combination is None:
         return None
     names, memory = " + ".join(combination.names), combination.memory

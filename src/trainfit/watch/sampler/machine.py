@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import math
 import os
 import re
-import stat
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,19 +16,10 @@ from trainfit.hardware.machine.parsing import keyed_kilobytes
 from trainfit.hardware.machine.storage import BLOCK
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import CPUS
-from trainfit.results.runs.tables import (
-    FOLDERS,
-    MACHINE,
-    MEMORY,
-    SHARED_MEMORY,
-    TEMPORARY,
-    Table,
-    empty_rows,
-)
+from trainfit.results.runs.tables import MACHINE, Table, empty_rows
 from trainfit.watch.sampler import proc_files
 from trainfit.watch.sampler.proc_files import KeptFile, KeptFiles
-from trainfit.watch.sampler.processes import tick_s
-from trainfit.watch.sampler.roles import WORKER, Role
+from trainfit.watch.sampler.threads import tick_s
 
 #: Devices that pass on to others, which are counted themselves, and those that are no storage.
 _NO_DISKS: Final = re.compile(r"loop|ram|zram|dm-|md|sr|fd")
@@ -218,217 +206,3 @@ _PER_SECOND: Final = frozenset(("cores_busy", "iowait_cores", "memory_pressure",
 def _put(row: Table, name: str, value: Any) -> None:
     if value is not None:
         row[name] = value
-
-
-# ---
-# Memory of the run's processes by kind; of some workers also what they share with no other.
-
-
-#: Seconds between two readings of all processes.
-EVERY_S: Final = 1.0
-#: Workers whose private pages are counted: all of them read the same data set.
-_COUNTED: Final = 2
-#: Seconds between two such counts of a worker at least, and the CPU seconds a second that they may
-#: take, after some at once. The kernel walks the process' page tables: 80 ms a GiB were measured.
-_COUNT_EVERY_S: Final = 2.0
-_MOST_CPU: Final = 0.001
-_CREDIT_S: Final = 0.15
-#: Of /proc/PID/status, by column; and what /proc/PID/smaps_rollup has of pages that no other
-#: process maps (proc(5)).
-_KINDS: Final[Mapping[str, bytes]] = {
-    "anonymous_bytes": b"RssAnon:",
-    "file_bytes": b"RssFile:",
-    "shared_bytes": b"RssShmem:",
-}
-_PRIVATE: Final = (b"Private_Clean:", b"Private_Dirty:", b"Private_Hugetlb:")
-
-
-class MemoryByKind:
-    """Rows of :data:`trainfit.results.runs.tables.MEMORY`.
-
-    Args:
-        root: where /proc is.
-        cpu_clock: CPU seconds of this process, by which counting is limited.
-    """
-
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        cpu_clock: Callable[[], float] = time.process_time,
-    ) -> None:
-        self._files, self._cpu_clock = KeptFiles(root), cpu_clock
-        self._counted_at: dict[int, float] = {}
-        self._credit_s = _CREDIT_S
-        self._sampled_at = float("-inf")
-        self.counting_s = 0.0
-        """CPU seconds that counting private pages took, all in all."""
-
-    def is_due(self, now: float) -> bool:
-        """Is it time to read again?"""
-        return now - self._sampled_at >= EVERY_S
-
-    def sample(self, now: float, members: Mapping[int, Role]) -> Table:
-        """A row for each process that can be read, at ``now`` (``time.monotonic()``)."""
-        seconds = min(60.0, now - self._sampled_at) if self._counted_at else 0.0
-        self._credit_s = min(_CREDIT_S, self._credit_s + _MOST_CPU * seconds)
-        self._sampled_at = now
-        found = {pid: self._kinds(pid) for pid in members}
-        there = [pid for pid, kinds in found.items() if kinds is not None]
-        counted = self._counted(now, (pid for pid in there if members[pid].kind == WORKER))
-        rows = empty_rows(MEMORY, len(there))
-        for place, pid in enumerate(there):
-            role = members[pid]
-            row = rows[place]
-            row["time_s"], row["pid"] = now, pid
-            row["rank"], row["role"], row["worker"] = role.rank, role.kind, role.worker
-            for column, value in (found[pid] or {}).items():
-                row[column] = value
-            row["private_bytes"] = counted.get(pid, -1)
-        return rows
-
-    def _kinds(self, pid: int) -> dict[str, int] | None:
-        """By column; ``None``: it has ended, or the kernel does not tell (before 4.5)."""
-        status = self._files.content(f"/proc/{pid}/status") or b""
-        found = {column: proc_files.keyed(status, key) for column, key in _KINDS.items()}
-        told = {column: value * 1024 for column, value in found.items() if value is not None}
-        return told if len(told) == len(_KINDS) else None
-
-    def _counted(self, now: float, workers: Iterable[int]) -> dict[int, int]:
-        """Bytes of private pages of the first workers, as far as it is their time."""
-        found = {}
-        chosen = sorted(workers)[:_COUNTED]
-        self._counted_at = {pid: self._counted_at.get(pid, float("-inf")) for pid in chosen}
-        for pid in chosen:
-            if self._credit_s <= 0 or now - self._counted_at[pid] < _COUNT_EVERY_S:
-                continue
-            began = self._cpu_clock()
-            private = self._private(pid)
-            spent = self._cpu_clock() - began
-            self.counting_s += spent
-            self._credit_s -= spent
-            self._counted_at[pid] = now
-            if private is not None:
-                found[pid] = private
-        return found
-
-    def _private(self, pid: int) -> int | None:
-        """``None``: it may not be read, or the kernel does not tell it (before 4.14)."""
-        rollup = self._files.content(f"/proc/{pid}/smaps_rollup")
-        if rollup is None:
-            return None
-        told = [proc_files.keyed(rollup, key) for key in _PRIVATE]
-        return None if told[0] is None else sum(each or 0 for each in told) * 1024
-
-
-# ---
-# /dev/shm and the folder of temporary files: how full they are, and of which new files.
-
-
-#: Seconds between two looks.
-FOLDERS_EVERY_S: Final = 1.0
-#: Bytes more than at the start from which files are counted, and how many times more than when
-#: they were counted last: few runs ever need it.
-_NOTICED: Final = 32 << 20
-_MORE: Final = 1.3
-#: Entries of a folder that are looked at, with those of folders in it.
-_MOST_ENTRIES: Final = 5000
-#: How much more of its files' bytes there must be before their names are told again.
-_AGAIN: Final = 1.5
-#: What changes from file to file in a name: numbers, and what tempfile and PyTorch make up.
-_CHANGES: Final = re.compile(r"\d+|(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{8,}")
-
-Tell = Callable[[str, str, Mapping[str, float]], None]
-
-
-class Folders:
-    """Rows of :data:`trainfit.results.runs.tables.FOLDERS`; nothing is opened, only looked at.
-
-    Args:
-        temporary: the run's folder of temporary files.
-        tell: takes an event's kind, text and values.
-        owner: the user whose files count.
-    """
-
-    def __init__(
-        self,
-        temporary: str,
-        tell: Tell,
-        shared: str = SHM,
-        owner: int | None = None,
-    ) -> None:
-        self._tell, self._began = tell, time.time()
-        self._owner = os.getuid() if owner is None else owner
-        self._paths = {SHARED_MEMORY: shared, TEMPORARY: temporary}
-        self._first: dict[int, int] = {}
-        self._told: dict[int, float] = {}
-        self._counted: dict[int, float] = {}
-
-    def sample(self, now: float) -> Table:
-        """A row for each that can be read, at ``now`` (``time.monotonic()``)."""
-        rows = []
-        for folder, path in self._paths.items():
-            try:
-                found = os.statvfs(path)
-            except OSError:
-                continue
-            row = empty_rows(FOLDERS)
-            used = (found.f_blocks - found.f_bfree) * found.f_frsize
-            row["time_s"], row["folder"] = now, folder
-            row["used_bytes"], row["free_bytes"] = used, found.f_bavail * found.f_frsize
-            more = used - self._first.setdefault(folder, used)
-            if more >= max(_NOTICED, _MORE * self._counted.get(folder, 0.0)):
-                self._counted[folder] = more
-                row["new_bytes"], row["new_files"] = self._count(folder, path)
-            rows.append(row)
-        return _joined(rows)
-
-    def _count(self, folder: int, path: str) -> tuple[int, int]:
-        sizes: collections.Counter[str] = collections.Counter()
-        files: collections.Counter[str] = collections.Counter()
-        for name, size in self._new_files(path):
-            sizes[_CHANGES.sub("*", name)] += size
-            files[_CHANGES.sub("*", name)] += 1
-        if sizes:
-            name, size = sizes.most_common(1)[0]
-            if size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0):
-                self._told[folder] = size
-                values = {"folder": folder, "bytes": size, "files": files[name]}
-                self._tell("new_files", f"{path}/{name}", values)
-        return sum(sizes.values()), sum(files.values())
-
-    def _new_files(self, path: str) -> Iterator[tuple[str, int]]:
-        """Names and bytes of the user's files that were written to since the run began."""
-        left, waiting = _MOST_ENTRIES, [("", path)]
-        while waiting and left > 0:
-            prefix, folder = waiting.pop()
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        left -= 1
-                        if left <= 0:
-                            return
-                        found = entry.stat(follow_symlinks=False)
-                        if found.st_uid != self._owner or found.st_mtime < self._began:
-                            continue
-                        if stat.S_ISREG(found.st_mode):
-                            yield prefix + entry.name, found.st_blocks * 512
-                        elif stat.S_ISDIR(found.st_mode):
-                            waiting.append((f"{prefix}{entry.name}/", entry.path))
-            except OSError:  # it is gone, or another user's
-                continue
-
-
-def _joined(rows: list[Table]) -> Table:
-    joined = empty_rows(FOLDERS, len(rows))
-    for place, row in enumerate(rows):
-        joined[place] = row[0]
-    return joined
-
-
-def temporary_folder(environment: Mapping[str, str]) -> str:
-    """Where a process of this environment makes temporary files (tempfile.gettempdir())."""
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        path = environment.get(name, "")
-        if os.path.isabs(path) and Path(path).is_dir():
-            return path
-    return "/tmp"

@@ -16,14 +16,11 @@ import numpy as np
 
 from trainfit.results.runs.tables import BY_NAME, SAMPLED, RowFile, Table, Write
 from trainfit.results.runs.watched import Event, gpu_places
+from trainfit.watch.sampler import folders
+from trainfit.watch.sampler.folders import Folders, temporary_folder
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
-from trainfit.watch.sampler.machine import (
-    FOLDERS_EVERY_S,
-    Folders,
-    MachineCounters,
-    MemoryByKind,
-    temporary_folder,
-)
+from trainfit.watch.sampler.machine import MachineCounters
+from trainfit.watch.sampler.memory import MemoryByKind
 from trainfit.watch.sampler.processes import MOST_PROCESSES, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
@@ -262,7 +259,7 @@ class Sampler:
         found, due = Folders(temporary_folder(environment), self._tell), 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)
-            due = FOLDERS_EVERY_S
+            due = folders.EVERY_S
 
     def _sample_folders_once(self, found: Folders) -> None:
         self._tables["folders"].add(found.sample(time.monotonic()))

@@ -1,0 +1,119 @@
+"""Loops of a script's own that generate text: told by what a model is given, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from trainfit.results.runs.generation import GeneratedText
+
+#: Names of the tensors that a call was given, and their shapes.
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class DecodeLoop:
+    """A loop of the script's own: calls of one model, each of them given as much as the one before
+    or one position more."""
+
+    def __init__(self) -> None:
+        self.module: torch.nn.Module | None = None
+        self.signature: Signature = ()
+        self.decodes = 0
+        self._prefill = 0
+        self._before: Signature = ()
+        self._prompt: Signature = ()
+        self.is_text = self._follows = self._grows = False
+
+    def given(self, module: torch.nn.Module, signature: Signature) -> None:
+        """An outermost module was called with tensors of these shapes."""
+        self._follows = module is self.module and follows(self.signature, signature)
+        self._grows = self._follows and signature != self.signature
+        self._before = self.signature
+        self.module, self.signature = module, signature
+
+    def called(self, steps: int) -> bool:
+        """That call was step ``steps`` (from 1); is it one for a further token?"""
+        if self._follows:
+            self.decodes += 1
+            self.is_text = self.is_text or self._grows
+        else:
+            # The call before was for the prompt, if this one is for a single position.
+            self.is_text = steps > 1 and _has_one_position(self.signature)
+            self.decodes = int(self.is_text)
+            self._prefill = steps - 1 - self.decodes
+            self._prompt = self._before if self.is_text else self.signature
+        return self.is_text
+
+    def text(self) -> GeneratedText:
+        """What was seen of it: the first tensor of the prompt's call has its sequences."""
+        shape = next((shape for _, shape in self._prompt if len(shape) > 1), (None, None))
+        return GeneratedText(
+            self._prefill,
+            self.decodes,
+            prompt=shape[1],
+            rows=shape[0],
+            sequences=shape[0],
+            by="the script's loop",
+        )
+
+
+def follows(before: Signature, now: Signature) -> bool:
+    """Is ``now`` given as ``before`` was, or one position more of some tensors?"""
+    if not now or [name for name, _ in before] != [name for name, _ in now]:
+        return False
+    for (_, old), (_, new) in zip(before, now, strict=True):
+        if len(old) != len(new):
+            return False
+        grown = [b - a for a, b in zip(old, new, strict=True) if a != b]
+        if grown not in ([], [1]):
+            return False
+    return True
+
+
+def _has_one_position(signature: Signature) -> bool:
+    return any(len(shape) > 1 and shape[1] == 1 for _, shape in signature)
+
+
+def signature_of(args: Any, kwargs: Any) -> Signature:
+    named = [*((str(place), each) for place, each in enumerate(args)), *sorted(kwargs.items())]
+    return tuple(
+        (name, tuple(each.shape)) for name, each in named if isinstance(each, torch.Tensor)
+    )
+
+
+class CountedCalls:
+    """Stands in for a model's forward call: gives what the first such call gave, and counts."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        signature: Signature,
+        count: Callable[[], None],
+        over: Callable[[], None],
+    ) -> None:
+        self._module, self._signature = module, signature
+        self._count, self._over = count, over
+        self._forward = module.forward
+        self._held = vars(module).get("forward")
+        self._found: list[Any] = []
+        module.forward = self._call
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        now = signature_of(args, kwargs)
+        if not follows(self._signature, now):
+            self._over()
+            return self._forward(*args, **kwargs)
+        self._signature = now
+        self._count()
+        if not self._found:
+            self._found.append(self._forward(*args, **kwargs))
+        return self._found[0]
+
+    def remove(self) -> None:
+        """The module is as it was."""
+        if self._held is None:
+            vars(self._module).pop("forward", None)
+        else:
+            self._module.forward = self._held
