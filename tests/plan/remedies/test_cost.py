@@ -21,8 +21,8 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     source_line,
 )
+from trainfit.report.remedies import remedies_sections
 from trainfit.report.sections.plan import gradients_facts
-from trainfit.report.sections.remedies import remedies_sections
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference

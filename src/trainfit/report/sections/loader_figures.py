@@ -18,7 +18,7 @@ from trainfit.results.dataloader import (
     steady,
 )
 from trainfit.results.findings import Finding
-from trainfit.results.loader import LoaderResult
+from trainfit.results.loader import BUSY, LoaderResult, most_helpful_first
 from trainfit.results.plan import HostCpu, PlanResult
 from trainfit.results.speed import DataLoading
 from trainfit.results.text import (
@@ -551,3 +551,48 @@ def effect_text(advice: Finding) -> str:
     if advice.fix.gain is not None:
         return f"{times(advice.fix.gain)} with"
     return f"to reduce {percent(advice.share)} of the time"
+
+
+#: Kinds of faults of a DataLoader by which its workers give wrong samples.
+_WRONG_DATA = (
+    *("shared_handle", "handle_before_fork", "iterable_not_sharded", "generator_copied"),
+)
+
+
+def keeps_up_text(result: PlanResult) -> str:
+    """Does the DataLoader keep up?"""
+    loading = result.loading
+    if loading is None:
+        return ""
+    found = loading.result
+    if found is None:
+        return f"not tuned: {loading.failure}"
+    if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
+        where = result.cpu.name or "the other processor"
+        return f"on {where}: {input_text(loading)}; measured here, see --explain"
+    settings = f"num_workers={(loading.launched or found.recommended).num_workers}"
+    factor = loading.factor or 0.0
+    marked = f" ({BUSY})" if loading.evidence == "busy" else ""
+    if loading.bottleneck == "unknown":
+        why = f": {found.reason}" if found.faults and not found.candidates else ""
+        return f"cannot tell whether {settings} keeps up{why}: see --explain"
+    if loading.bottleneck == "gpu":
+        more = f" ({times(factor)} the GPU's rate)" if factor >= _SAME else ""
+        return f"{settings} keeps up{more}{marked}"
+    most = "up to " if loading.step_is_bound else ""
+    text = f"{settings} slows the step {most}{times(factor)}{marked}"
+    helpful = next(filter(helps, most_helpful_first(found.advice)), None)
+    if helpful is not None:
+        text += f"; {effect_text(helpful)}: {helpful.title}"
+    return text
+
+
+def wrong_data_text(result: PlanResult) -> str:
+    """What makes workers read other data than they are asked for, and its fix."""
+    found = result.loading.result if result.loading is not None else None
+    faults = found.faults if found is not None else ()
+    wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
+    if wrong is None:
+        return ""
+    at = f" ({wrong.place})" if wrong.place is not None else ""
+    return f"{wrong.title}{at}; fix: {wrong.fix.action}"

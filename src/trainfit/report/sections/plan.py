@@ -30,6 +30,7 @@ from trainfit.report.notes import (
     plan_notes,
     protection_notes,
 )
+from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts
 from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
@@ -45,11 +46,12 @@ from trainfit.report.sections.memory_charts import by_batch
 from trainfit.report.sections.plan_facts import (
     BOUNDS,
     answer,
+    fix_lines,
+    fix_title,
     rate_unit,
     step_at,
 )
 from trainfit.report.sections.real_runs import versus_cpu_facts
-from trainfit.report.sections.remedies import fix_lines, fix_title, memory_text, remedies_sections
 from trainfit.report.sections.speed import speed_sections
 from trainfit.report.steps import only_seen, step_lines
 from trainfit.results.changes import LaunchPart

@@ -11,13 +11,13 @@ from trainfit.report.blocks import facts as facts_of
 from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes
 from trainfit.report.sections.launch import change_text, left_out_text, removed_text, threads_text
-from trainfit.report.sections.loader_figures import effect_text, helps, input_text
+from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
-from trainfit.results.changes import LaunchPart
+from trainfit.results.changes import LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, LAST_BATCH
-from trainfit.results.loader import BUSY, most_helpful_first
+from trainfit.results.loader import BUSY
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
 from trainfit.results.runs.steps import PEER_COPY
 from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
@@ -339,45 +339,6 @@ def _shapes(result: PlanResult) -> str:
     return shapes_text(result.shapes)
 
 
-def _loader(result: PlanResult) -> str:
-    """Does the DataLoader keep up?"""
-    loading = result.loading
-    if loading is None:
-        return ""
-    found = loading.result
-    if found is None:
-        return f"not tuned: {loading.failure}"
-    if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
-        where = result.cpu.name or "the other processor"
-        return f"on {where}: {input_text(loading)}; measured here, see --explain"
-    settings = f"num_workers={(loading.launched or found.recommended).num_workers}"
-    factor = loading.factor or 0.0
-    marked = f" ({BUSY})" if loading.evidence == "busy" else ""
-    if loading.bottleneck == "unknown":
-        why = f": {found.reason}" if found.faults and not found.candidates else ""
-        return f"cannot tell whether {settings} keeps up{why}: see --explain"
-    if loading.bottleneck == "gpu":
-        more = f" ({times(factor)} the GPU's rate)" if factor >= _SAME else ""
-        return f"{settings} keeps up{more}{marked}"
-    most = "up to " if loading.step_is_bound else ""
-    text = f"{settings} slows the step {most}{times(factor)}{marked}"
-    helpful = next(filter(helps, most_helpful_first(found.advice)), None)
-    if helpful is not None:
-        text += f"; {effect_text(helpful)}: {helpful.title}"
-    return text
-
-
-def _wrong_data(result: PlanResult) -> str:
-    """What makes workers read other data than they are asked for, and its fix."""
-    found = result.loading.result if result.loading is not None else None
-    faults = found.faults if found is not None else ()
-    wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
-    if wrong is None:
-        return ""
-    at = f" ({wrong.place})" if wrong.place is not None else ""
-    return f"{wrong.title}{at}; fix: {wrong.fix.action}"
-
-
 def _threads(result: PlanResult) -> str:
     """Variables and cores before the command."""
     return threads_text(result.launch_parts)
@@ -425,10 +386,6 @@ def _files(result: PlanResult) -> str:
     return "; ".join(protection_notes(result.protection))
 
 
-#: Kinds of faults of a DataLoader by which its workers give wrong samples.
-_WRONG_DATA = (
-    *("shared_handle", "handle_before_fork", "iterable_not_sharded", "generator_copied"),
-)
 #: What is shown, in this order: its name, its detail, its text.
 _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
@@ -438,8 +395,8 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("step", 10, _step),
     ("samples", 25, _makeup),
     ("shapes", 22, _shapes),
-    ("DataLoader", 20, _loader),
-    ("fault", 5, _wrong_data),
+    ("DataLoader", 20, keeps_up_text),
+    ("fault", 5, wrong_data_text),
     ("threads", 12, _threads),
     ("variables", 0, _removed),
     ("not set", 55, _left_out),
@@ -448,6 +405,90 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("files", 35, _files),
     ("simulated", 50, _coverage),
 )
+
+
+# ---
+# What would make a job fit, or lower its memory: a line each.
+
+
+#: Of an evaluation, by whether there is one.
+_LESS: Final = {
+    "simulated": "the evaluation in smaller batches, or with less kept of each batch",
+    "none": "copies of the model, or of what is saved, on the CPU",
+}
+#: Where each of its batches leaves something behind in a library's own loop.
+_LESS_KEPT: Final = {
+    "Transformers": "TrainingArguments(eval_accumulation_steps=1): predictions go to the CPU; or "
+    "preprocess_logits_for_metrics that gives their argmax, or prediction_loss_only=True",
+    "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
+    "keep `.argmax(1).cpu()` of them",
+}
+#: Lines that are shown, and GPUs that are named.
+MOST, _GPUS = 3, 3
+
+
+def fix_title(result: PlanResult) -> str:
+    """What the lines of :func:`fix_lines` do."""
+    return "What would make it fit" if not result.fits_now else "What lowers the memory"
+
+
+def fix_lines(result: PlanResult) -> list[str]:
+    """The best few, the best first; for a job that fits only what was asked for."""
+    grows = full_after(result) is not None
+    fits, tried = result.now.fits, result.remedies
+    lines = _remedies(tried, fits, grows=grows) if tried is not None else []
+    if result.fits_now:
+        return lines[:MOST]
+    now, other = result.now, result.other_amp
+    first = []
+    chosen = result.chosen
+    best = chosen.recommended_batch
+    if best and (best != now.batch_size or chosen is not now):
+        amp = f" with AMP {chosen.amp}" if chosen is not now else ""
+        first.append(f"batch size {best}{amp}, as in the command above")
+    elif now.largest_batch:
+        first.append(f"batch size {now.largest_batch}, without a safety margin")
+    if now.fits:  # its training, and none of the others was evaluated
+        other, lines = None, [_less(result)]
+    if other is not None and other.fits:
+        first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
+    elif other is not None and other.largest_batch and not now.largest_batch:
+        first.append(f"AMP {other.amp}: up to batch size {other.largest_batch}")
+    larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
+    room = MOST - bool(larger)
+    found = [*first[:1], *lines, *first[1:]][:room] + larger
+    return found or ["no single GPU of the catalogue; use a smaller model or input"]
+
+
+def _less(result: PlanResult) -> str:
+    """What lets the evaluation fit."""
+    end, step = result.epoch_end, result.step
+    loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
+    return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]
+
+
+def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
+    """Those that suffice; together where none does alone."""
+    won = [each for each in remedies.won if fits_already or each.fits]
+    lines = [_fix(each, grows=grows) for each in won]
+    together = remedies.combination
+    if not lines and together is not None and together.memory is not None:
+        fits = "" if together.fits else " (does not fit either)"
+        names = " + ".join(together.names)
+        lines.append(f"{names}: {size(together.memory.device_bytes)}{fits}")
+    return lines
+
+
+def _fix(remedy: Remedy, *, grows: bool) -> str:
+    """Without a largest batch size where memory ``grows`` until it is full."""
+    parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
+    if remedy.largest_batch and not grows:
+        parts.append(f"largest batch {remedy.largest_batch}")
+    if remedy.step_change is not None:
+        parts.append(f"a step {round(100 * remedy.step_change):+d}%")
+    if remedy.changes == "training":
+        parts.append("changes training")
+    return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"
 
 
 # ---

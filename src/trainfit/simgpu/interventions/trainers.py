@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -64,17 +63,17 @@ class _OfTrainer(Intervention):
 
     # -- the subclasses' -----------------------------------------------------------------------
 
-    @abstractmethod
     def _refusal(self, model: Any, args: Any) -> str:
         """Why the change does not apply; empty where it does."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _words(self, trainer: Any) -> str:
         """What to write where the trainer is made."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _change(self, trainer: Any, model: Any, args: Any) -> Any:
         """The model, changed."""
+        raise NotImplementedError
 
 
 def _looked_at(

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.report.blocks import Command, Item, Items, Section, facts, items, rows, section
-from trainfit.report.sections.plan_facts import full_after
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
-from trainfit.results.plan import PlanResult
 from trainfit.results.text import percent, share, size
 
 _CHANGES: Final = {
@@ -38,7 +36,7 @@ def remedies_sections(tried: Remedies | None) -> list[Section]:
         ),
         items(won),
         facts(*_others(tried), lines=4),
-        _all_together(tried.combination),
+        _together(tried.combination),
     )  # fmt: skip
 
 
@@ -139,7 +137,7 @@ def _more(nbytes: int) -> str:
     return f"{sign}{size(abs(nbytes))}" if nbytes else "±0"
 
 
-def _all_together(combination: Combination | None) -> Items | None:
+def _together(combination: Combination | None) -> Items | None:
     if combination is None:
         return None
     names, memory = " + ".join(combination.names), combination.memory
@@ -157,87 +155,3 @@ def _all_together(combination: Combination | None) -> Items | None:
     )
     launch = (Command(combination.launch, "Run"),)
     return items([Item(f"{names}: {fits}", "plain", "together", told, launch)])
-
-
-# ---
-# What would make a job fit, or lower its memory: a line each.
-
-
-#: Of an evaluation, by whether there is one.
-_LESS: Final = {
-    "simulated": "the evaluation in smaller batches, or with less kept of each batch",
-    "none": "copies of the model, or of what is saved, on the CPU",
-}
-#: Where each of its batches leaves something behind in a library's own loop.
-_LESS_KEPT: Final = {
-    "Transformers": "TrainingArguments(eval_accumulation_steps=1): predictions go to the CPU; or "
-    "preprocess_logits_for_metrics that gives their argmax, or prediction_loss_only=True",
-    "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
-    "keep `.argmax(1).cpu()` of them",
-}
-#: Lines that are shown, and GPUs that are named.
-_LINES, _GPUS = 3, 3
-
-
-def fix_title(result: PlanResult) -> str:
-    """What the lines of :func:`fix_lines` do."""
-    return "What would make it fit" if not result.fits_now else "What lowers the memory"
-
-
-def fix_lines(result: PlanResult) -> list[str]:
-    """The best few, the best first; for a job that fits only what was asked for."""
-    grows = full_after(result) is not None
-    fits, tried = result.now.fits, result.remedies
-    lines = _won_lines(tried, fits, grows=grows) if tried is not None else []
-    if result.fits_now:
-        return lines[:_LINES]
-    now, other = result.now, result.other_amp
-    first = []
-    chosen = result.chosen
-    best = chosen.recommended_batch
-    if best and (best != now.batch_size or chosen is not now):
-        amp = f" with AMP {chosen.amp}" if chosen is not now else ""
-        first.append(f"batch size {best}{amp}, as in the command above")
-    elif now.largest_batch:
-        first.append(f"batch size {now.largest_batch}, without a safety margin")
-    if now.fits:  # its training, and none of the others was evaluated
-        other, lines = None, [_less(result)]
-    if other is not None and other.fits:
-        first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
-    elif other is not None and other.largest_batch and not now.largest_batch:
-        first.append(f"AMP {other.amp}: up to batch size {other.largest_batch}")
-    larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
-    room = _LINES - bool(larger)
-    found = [*first[:1], *lines, *first[1:]][:room] + larger
-    return found or ["no single GPU of the catalogue; use a smaller model or input"]
-
-
-def _less(result: PlanResult) -> str:
-    """What lets the evaluation fit."""
-    end, step = result.epoch_end, result.step
-    loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
-    return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]
-
-
-def _won_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """Those that suffice; together where none does alone."""
-    won = [each for each in remedies.won if fits_already or each.fits]
-    lines = [_fix(each, grows=grows) for each in won]
-    together = remedies.combination
-    if not lines and together is not None and together.memory is not None:
-        fits = "" if together.fits else " (does not fit either)"
-        names = " + ".join(together.names)
-        lines.append(f"{names}: {size(together.memory.device_bytes)}{fits}")
-    return lines
-
-
-def _fix(remedy: Remedy, *, grows: bool) -> str:
-    """Without a largest batch size where memory ``grows`` until it is full."""
-    parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
-    if remedy.largest_batch and not grows:
-        parts.append(f"largest batch {remedy.largest_batch}")
-    if remedy.step_change is not None:
-        parts.append(f"a step {round(100 * remedy.step_change):+d}%")
-    if remedy.changes == "training":
-        parts.append("changes training")
-    return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"
