@@ -18,6 +18,7 @@ from trainfit.hardware.machine.limits import misread, misread_lines
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.loader import threads
+from trainfit.loader.confirmation import nothing_ran
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.machine_limits import loader_machine, unknowns
 from trainfit.loader.measure.probe_runs import KINDS, OF_WORKERS
@@ -27,7 +28,6 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured, probe_workload
 from trainfit.loader.threads import GOVERNS, SEVERAL, cores, starts_threads, why_none
 from trainfit.loader.tuner import HELD, PROBE_SHARE, Tuner
-from trainfit.loader.verdicts import nothing_ran
 from trainfit.results.dataloader import Candidate, LoaderMachine, LoaderSettings, Probe, steady
 from trainfit.results.loader import (
     BUSY,
