@@ -27,12 +27,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainfit.loader.local_tuning import tune
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.records import CPU, collected
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured, probe_workload
+from trainfit.loader.tuning import tune
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
