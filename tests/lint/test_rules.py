@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers_report import on_one_line, whole
 from trainfit.lint.api import read_script
-from trainfit.lint.source import UnreadableScriptError
+from trainfit.lint.imports import UnreadableScriptError
 from trainfit.report.sections.doctor import script_subject
 from trainfit.results.doctor import ScriptReport
 from trainfit.results.findings import Finding, Fix, Place
@@ -161,42 +161,7 @@ def test_data_parallel_beside_ddp_is_the_users_choice(tmp_path: Path) -> None:
     assert rules(tmp_path, "class DataParallel: pass\nm = DataParallel(1)\n") == []
 
 
-# deprecated-amp and no-autocast
-
-
-@pytest.mark.parametrize(
-    ("line", "rewrite"),
-    [
-        ("s = torch.cuda.amp.GradScaler()", 's = torch.amp.GradScaler("cuda")'),
-        (
-            "s = G(2.0**8, enabled=on)",
-            's = torch.amp.GradScaler("cuda", 2.0**8, enabled=on)',
-        ),
-        ("with amp.autocast(): pass", 'with torch.amp.autocast("cuda"): pass'),
-        ("with amp.autocast(on): pass", 'with torch.amp.autocast("cuda", enabled=on): pass'),
-    ],
-)
-def test_old_amp_names(tmp_path: Path, line: str, rewrite: str) -> None:
-    head = "import torch\nfrom torch.cuda import amp\nfrom torch.cuda.amp import GradScaler as G\n"
-    found = only(tmp_path, head + line + "\n")
-    assert (found.kind, found.fix.action) == ("deprecated-amp", rewrite)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "with torch.amp.autocast('cuda'): pass\n",
-        "try:\n    from torch.amp import GradScaler\nexcept ImportError:\n"
-        "    from torch.cuda.amp import GradScaler\ns = GradScaler('cuda')\n",
-        "s = torch.amp.GradScaler() if hasattr(torch.amp, 'GradScaler') else"
-        " torch.cuda.amp.GradScaler()\n",
-        "if version < (2, 4):\n    s = torch.cuda.amp.GradScaler()\n",
-        "s = torch.amp.GradScaler() if TORCH_2_4 else torch.cuda.amp.GradScaler()\n",
-        "if not _TORCH_GREATER_EQUAL_2_4:\n    s = torch.cuda.amp.GradScaler()\n",
-    ],
-)
-def test_new_amp_names_and_version_guards(tmp_path: Path, text: str) -> None:
-    assert rules(tmp_path, "import torch\n" + text) == []
+# no-autocast
 
 
 PLAIN_LOOP = """
@@ -330,51 +295,6 @@ def loop_over(loader: str, move: str = "x.to(device)") -> str:
     return HEAD + dataset() + LOOP.replace("DL(range(9))", loader).replace("x.to(device)", move, 1)
 
 
-@pytest.mark.parametrize(
-    ("loader", "rewrite"),
-    [
-        ("DL(Files(names), 8)", "loader = DL(Files(names), 8, num_workers=4, persistent_workers"),
-        ("DL(Files(names), num_workers=0)", "loader = DL(Files(names), num_workers=4)"),
-        ("DL(datasets.MNIST('.'), 8)", "loader = DL(datasets.MNIST('.'), 8, num_workers=4"),
-    ],
-)
-def test_no_workers(tmp_path: Path, loader: str, rewrite: str) -> None:
-    found = only(tmp_path, loop_over(loader))
-    assert found.kind == "loader-defaults"
-    assert found.fix.action.startswith(rewrite)
-
-
-def test_workers_that_start_every_epoch(tmp_path: Path) -> None:
-    found = only(tmp_path, loop_over("DL(Files(names), num_workers=2)"))
-    assert found.kind == "loader-defaults"
-    assert found.fix.action == "loader = DL(Files(names), num_workers=2, persistent_workers=True)"
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [
-        "DL(Files(names), num_workers=args.workers)",
-        "DL(Files(names), **options)",
-        "DL(Files(names), num_workers=2, persistent_workers=True)",
-        "DL(TensorDataset(torch.randn(9, 8)))",
-        "DL(load_data())",
-    ],
-)
-def test_loaders_that_may_be_right(tmp_path: Path, loader: str) -> None:
-    assert rules(tmp_path, loop_over(loader)) == []
-
-
-def test_loaders_of_one_pass_are_not_judged(tmp_path: Path) -> None:
-    text = (
-        HEAD
-        + dataset()
-        + ("with torch.no_grad():\n    for x in DL(Files(names)):\n        model(x.to(device))\n")
-    )
-    assert rules(tmp_path, text) == []
-    once = loop_over("DL(Files(names), num_workers=2)").replace("for epoch in range(3)", "if True")
-    assert rules(tmp_path, once) == []
-
-
 def test_the_loader_is_known_through_functions(tmp_path: Path) -> None:
     text = (
         HEAD
@@ -394,7 +314,7 @@ def main():
         train(model, batches, optimizer)
 """
     )
-    assert rules(tmp_path, text) == ["non-blocking-without-pinning", "loader-defaults"]
+    assert rules(tmp_path, text) == ["non-blocking-without-pinning"]
 
 
 def test_non_blocking_from_pageable_memory(tmp_path: Path) -> None:
@@ -642,22 +562,7 @@ def test_losses_that_are_used_or_dropped(tmp_path: Path, first: str, lines: str)
     assert "loss-kept-with-graph" not in rules(tmp_path, text)
 
 
-# the optimizer's step
-
-
-def test_gradients_that_are_never_cleared(tmp_path: Path) -> None:
-    text = (HEAD + LOOP).replace("        optimizer.zero_grad()\n", "")
-    assert rules(tmp_path, text) == ["zero-grad-missing"]
-    assert rules(tmp_path, text + "        model.zero_grad()\n") == []
-    by_hand = text + "        for p in model.parameters():\n            p.grad = None\n"
-    assert rules(tmp_path, by_hand) == []
-    assert rules(tmp_path, "from unknown_package import hook\n" + text) == []
-
-
-def test_gradients_cleared_to_zeros(tmp_path: Path) -> None:
-    text = HEAD + LOOP.replace("zero_grad()", "zero_grad(set_to_none=False)")
-    found = only(tmp_path, text)
-    assert (found.kind, found.fix.action) == ("zero-grad-to-zeros", "optimizer.zero_grad()")
+# retained graphs
 
 
 def test_retained_graphs(tmp_path: Path) -> None:

@@ -24,9 +24,8 @@ from trainfit.report.blocks import (
     figures,
     table,
 )
-from trainfit.report.layout import LINES, plain_text
+from trainfit.report.layout import LINES, bars, plain_text
 from trainfit.report.page import subject_of
-from trainfit.report.sketches import bars
 from trainfit.report.writers.terminal import screen, whole
 from trainfit.results.files.contents import Note
 from trainfit.results.text import laid_out_for

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from trainfit.batch.backward_passes import BackwardPasses
-from trainfit.batch.cost import Cost
+from trainfit.batch.backward_passes import BackwardPasses, MeasuringPass
 from trainfit.batch.estimate import (
     Floats,
     Log,
@@ -21,8 +20,7 @@ from trainfit.batch.estimate import (
     of_steps,
     summarize,
 )
-from trainfit.batch.measuring_pass import MeasuringPass
-from trainfit.batch.norms import Examples, Records, grouped
+from trainfit.batch.norms import Cost, Examples, Records, grouped
 from trainfit.results.batch import Method, NoiseResult
 from trainfit.torch_private.modules import scale_of, uncompiled
 from trainfit.torch_private.tensors import version

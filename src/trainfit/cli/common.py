@@ -6,7 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainfit.results.files.errors import TrainfitError
@@ -29,6 +30,26 @@ _TIME_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60
 
 #: What options are added to: a parser, or a group of it with a heading.
 OptionGroup = argparse._ArgumentGroup | argparse.ArgumentParser
+
+
+Split = Callable[[argparse.ArgumentParser, Sequence[str]], tuple[list[str], list[str]]]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be typed after a verb.
+
+    Attributes:
+        configure: adds the options to a parser.
+        description: what the verb does, for its help; ``usage`` and ``epilog`` as in argparse.
+        split: divides the words into our own options and the user's command, where one follows.
+    """
+
+    configure: Callable[[argparse.ArgumentParser], None]
+    description: str
+    usage: str
+    epilog: str | None = None
+    split: Split | None = None
 
 
 class UsageError(TrainfitError):

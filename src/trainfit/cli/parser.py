@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
-from trainfit.cli.common import options_with_value
+from trainfit.cli.common import Options, options_with_value
 from trainfit.cli.config import use_config
 from trainfit.results.text import printable
 from trainfit.version import __version__
@@ -30,54 +30,60 @@ from trainfit.version import __version__
 class Verb:
     """A verb, and what it is for in one line of help.
 
-    Options and code are in the module of its name in :mod:`trainfit.cli.options` and in
-    :mod:`trainfit.cli.verbs`.
+    Its options are in the module ``place`` of :mod:`trainfit.cli.options`, its code in the module
+    of its name in :mod:`trainfit.cli.verbs`.
     """
 
     name: str
     purpose: str
+    place: str
 
-    def options(self) -> ModuleType:
-        """Its options: ``PARSER``, ``configure``, and ``split`` if a command follows them."""
-        return self._module("options")
+    def options(self) -> Options:
+        """What can be typed after it."""
+        module = importlib.import_module(f"trainfit.cli.options.{self.place}")
+        options: Options = getattr(module, self.name.upper())
+        return options
 
     def code(self) -> ModuleType:
         """What it does: ``run``. Takes long to import, and the help does without it."""
-        return self._module("verbs")
-
-    def _module(self, package: str) -> ModuleType:
-        return importlib.import_module(f"trainfit.cli.{package}.{self.name}")
+        return importlib.import_module(f"trainfit.cli.verbs.{self.name}")
 
 
 #: By the heading that they have in the help.
 HEADINGS: Final[Mapping[str, tuple[Verb, ...]]] = {
     "before a run, no GPU needed": (
-        Verb("plan", "memory, best batch size and launch command of a training command"),
-        Verb("simulate", "record a script on a simulated GPU and show its memory"),
-        Verb("memory", "explain what uses the memory at the peak and by batch size"),
-        Verb("gpus", "list GPUs, explain their figures, compare them for a job"),
-        Verb("sweep", "plan commands on GPUs, counts and values; which is best"),
-        Verb("batch", "what a smaller or larger batch does to learning"),
+        Verb("plan", "memory, best batch size and launch command of a training command", "plan"),
+        Verb("simulate", "record a script on a simulated GPU and show its memory", "simulated"),
+        Verb("memory", "explain what uses the memory at the peak and by batch size", "simulated"),
+        Verb("gpus", "list GPUs, explain their figures, compare them for a job", "simulated"),
+        Verb("sweep", "plan commands on GPUs, counts and values; which is best", "simulated"),
+        Verb("batch", "what a smaller or larger batch does to learning", "results"),
     ),
     "the DataLoader": (
-        Verb("loader", "DataLoader settings that keep the GPU from waiting"),
-        Verb("rehearse", "GPU utilization with the real DataLoader and a simulated step"),
+        Verb("loader", "DataLoader settings that keep the GPU from waiting", "loader"),
+        Verb("rehearse", "GPU utilization with the real DataLoader and a simulated step", "loader"),
     ),
     "a real run": (
-        Verb("watch", "run a training command and explain what limits it"),
-        Verb("compare", "say what changed from one watched run to another"),
-        Verb("verify", "run a planned command for a few steps, compare with the prediction"),
-        Verb("pace", "inference at a fixed rate: why it is slow, and which fix helps"),
+        Verb("watch", "run a training command and explain what limits it", "watch"),
+        Verb("compare", "say what changed from one watched run to another", "watch"),
+        Verb(
+            "verify",
+            "run a planned command for a few steps, compare with the prediction",
+            "machine",
+        ),
+        Verb("pace", "inference at a fixed rate: why it is slow, and which fix helps", "machine"),
     ),
     "this machine": (
-        Verb("doctor", "why PyTorch sees no GPU, what makes jobs slow or short of memory"),
-        Verb("calibrate", "measure this machine's GPU, for plan and simulate"),
+        Verb(
+            "doctor", "why PyTorch sees no GPU, what makes jobs slow or short of memory", "machine"
+        ),
+        Verb("calibrate", "measure this machine's GPU, for plan and simulate", "machine"),
     ),
     "results": (
-        Verb("show", "show a result file"),
-        Verb("report", "make one page of results: HTML, Markdown, JSON or SVG"),
+        Verb("show", "show a result file", "results"),
+        Verb("report", "make one page of results: HTML, Markdown, JSON or SVG", "results"),
     ),
-    "the shell": (Verb("completion", "print the completion of bash, zsh or fish"),),
+    "the shell": (Verb("completion", "print the completion of bash, zsh or fish", "results"),),
 }
 VERBS: Final = {verb.name: verb for verbs in HEADINGS.values() for verb in verbs}
 
@@ -95,10 +101,16 @@ class OptionParser(argparse.ArgumentParser):
     """A verb's parser, which says what is wrong in two lines."""
 
     def __init__(self, verb: Verb) -> None:
-        module = verb.options()
-        super().__init__(prog=f"trainfit {verb.name}", allow_abbrev=False, **module.PARSER)
-        module.configure(self)
-        self._split = getattr(module, "split", None)
+        options = verb.options()
+        super().__init__(
+            prog=f"trainfit {verb.name}",
+            usage=options.usage,
+            description=options.description,
+            epilog=options.epilog,
+            allow_abbrev=False,
+        )
+        options.configure(self)
+        self._split = options.split
         self._verb = verb.name
 
     def read(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -14,13 +14,11 @@ from trainfit.lint import (
     autograd_rules,
     loading_rules,
     portability_rules,
-    precision_rules,
     step_rules,
 )
 from trainfit.lint.flow import follow
-from trainfit.lint.imports import read_files
+from trainfit.lint.imports import UnreadableError, UnreadableScriptError, read_files
 from trainfit.lint.project import Project
-from trainfit.lint.source import UnreadableError, UnreadableScriptError
 from trainfit.lint.workers import worker_pools
 from trainfit.results.doctor import ScriptReport, WorkerPools
 from trainfit.results.findings import Finding
@@ -33,16 +31,13 @@ from trainfit.results.text import count
 RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     portability_rules.hard_coded_cuda,
     portability_rules.data_parallel,
-    precision_rules.deprecated_amp,
-    precision_rules.no_autocast,
+    portability_rules.no_autocast,
     loading_rules.cuda_in_dataset,
     loading_rules.data_on_gpu_before_loop,
-    loading_rules.loader_defaults,
     loading_rules.non_blocking_without_pinning,
     autograd_rules.no_no_grad,
     step_rules.sync_every_step,
     autograd_rules.loss_kept_with_graph,
-    step_rules.zero_grad,
     step_rules.retain_graph,
 )
 

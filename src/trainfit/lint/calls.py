@@ -7,7 +7,7 @@ import dataclasses
 from collections import defaultdict
 from typing import Final, Protocol
 
-from trainfit.lint import torch_names
+from trainfit.lint import values as torch_names
 from trainfit.lint.index import Function, Index, argument, keyword, path_of
 from trainfit.lint.project import Project
 from trainfit.lint.values import NUMBER, UNKNOWN, Kind, Place, Value, element, join_all, shallow

@@ -6,12 +6,10 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.habits import LOADED_IN_TRAINING, ON_GPU_EARLY, UNPINNED, restarted_workers
+from trainfit.findings.habits import ON_GPU_EARLY, UNPINNED
 from trainfit.lint.index import (
     Function,
     Index,
-    Loop,
-    argument,
     finding,
     has_stars,
     is_literal,
@@ -19,35 +17,7 @@ from trainfit.lint.index import (
     method_of,
 )
 from trainfit.lint.project import Project
-from trainfit.lint.torch_names import words
 from trainfit.results.findings import Finding
-
-#: Calls in `__getitem__` that cost nothing to speak of: workers would win nothing.
-_CHEAP: Final = words(
-    "len int float bool str tensor from_numpy as_tensor range isinstance full zeros ones item "
-    "long copy get append tuple list dict abs min max"
-)
-_WORKERS: Final = 5  # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers
-
-
-def loader_defaults(project: Project) -> Iterator[Finding]:
-    """A training loop's DataLoader without workers, or with workers that start every epoch."""
-    for index, call in project.calls():
-        if index.file.origin(call.func) != "torch.utils.data.DataLoader" or has_stars(call):
-            continue
-        loops = _iterations(project, call)
-        if not any(loop in project.training_loops for _, loop in loops):
-            continue
-        workers = argument(call, _WORKERS, "num_workers")
-        count = _count(workers)
-        if count == 0 and _costs_work(project, call):
-            yield _no_workers(index, call, workers)
-        elif (
-            count
-            and keyword(call, "persistent_workers") is None
-            and any(_is_again(project, other, loop) for other, loop in loops)
-        ):
-            yield _not_persistent(index, call, workers)
 
 
 def non_blocking_without_pinning(project: Project) -> Iterator[Finding]:
@@ -75,31 +45,6 @@ def non_blocking_without_pinning(project: Project) -> Iterator[Finding]:
         )
 
 
-def _no_workers(index: Index, call: ast.Call, workers: ast.expr | None) -> Finding:
-    source = index.file.source
-    if workers is not None and keyword(call, "num_workers") is workers:
-        rewrite = source.replaced(workers, "4")
-    else:
-        rewrite = _with_keyword(index, call, "num_workers=4, persistent_workers=True")
-    return finding(
-        "loader-defaults",
-        index,
-        call,
-        f"{LOADED_IN_TRAINING.cause}.",
-        f"{rewrite} (choose the number by the usable cores: `trainfit doctor` lists them)",
-    )
-
-
-def _not_persistent(index: Index, call: ast.Call, workers: ast.expr | None) -> Finding:
-    return finding(
-        "loader-defaults",
-        index,
-        call,
-        f"{restarted_workers()}.",
-        _with_keyword(index, call, "persistent_workers=True"),
-    )
-
-
 def _with_keyword(index: Index, call: ast.Call, text: str) -> str:
     source = index.file.source
     if call.end_lineno != call.lineno:
@@ -107,76 +52,6 @@ def _with_keyword(index: Index, call: ast.Call, text: str) -> str:
     whole = source.text(call)
     inner = whole[:-1].rstrip().rstrip(",")
     return source.replaced(call, f"{inner}{', ' if call.args or call.keywords else ''}{text})")
-
-
-def _count(workers: ast.expr | None) -> int | None:
-    """A number of workers that is certain."""
-    if workers is None:
-        return 0
-    if isinstance(workers, ast.Constant) and type(workers.value) is int:
-        return workers.value
-    return None
-
-
-def _iterations(project: Project, call: ast.Call) -> list[tuple[Index, Loop]]:
-    """The loops that certainly go through this loader."""
-    return [
-        (index, node)
-        for index in project.indexes
-        for node in index.fors
-        if call in _loaders(project, node.iter)
-    ]
-
-
-def _loaders(project: Project, node: ast.expr) -> frozenset[ast.Call]:
-    """Through enumerate, zip and progress bars."""
-    value = project.value(node)
-    if value.loaders:
-        return value.loaders
-    inner = value.items[0] if value.kind == "list" and len(value.items) == 1 else value
-    result: frozenset[ast.Call] = inner.loaders
-    for each in inner.items:
-        result |= each.loaders
-    return result
-
-
-def _is_again(project: Project, index: Index, loop: Loop) -> bool:
-    """Is a loop run more than once: in another loop, or in a function called in one?"""
-    if next(index.loops(loop), None) is not None:
-        return True
-    scope = index.scope(loop)
-    if not isinstance(scope, ast.FunctionDef):
-        return False
-    return any(
-        project.callee(other, site) is scope and next(other.loops(site), None) is not None
-        for other, site in project.call_sites(scope)[0]
-    )
-
-
-def _costs_work(project: Project, call: ast.Call) -> bool:
-    """Does a sample certainly cost more than picking it from memory?"""
-    made = project.value(argument(call, 0, "dataset")).call
-    if isinstance(made, ast.Call):
-        origins = {
-            o for i in project.indexes if made in i.parents for o in i.file.origins(made.func)
-        }
-        return any(
-            origin.startswith("torchvision.datasets.") and not origin.endswith("FakeData")
-            for origin in origins
-        )
-    if not isinstance(made, ast.ClassDef):
-        return False
-    sample = project.method(made, "__getitem__")
-    return sample is not None and any(
-        isinstance(node, ast.Call) and _name(node) not in _CHEAP for node in ast.walk(sample)
-    )
-
-
-def _name(call: ast.Call) -> str:
-    func = call.func
-    if isinstance(func, ast.Attribute):
-        return func.attr
-    return func.id if isinstance(func, ast.Name) else ""
 
 
 def _is_unpinned(project: Project, call: ast.Call) -> bool:

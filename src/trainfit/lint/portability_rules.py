@@ -7,10 +7,21 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.habits import DATA_PARALLEL
-from trainfit.lint.index import Index, finding, keyword, method_of, named_devices, path_of
+from trainfit.findings.habits import DATA_PARALLEL, FLOAT32, autocast
+from trainfit.lint.imports import unparsed
+from trainfit.lint.index import (
+    Index,
+    Loop,
+    finding,
+    inside,
+    keyword,
+    method_of,
+    named_devices,
+    path_of,
+)
 from trainfit.lint.project import Project
-from trainfit.lint.source import unparsed
+from trainfit.lint.step_rules import acts_on_world
+from trainfit.lint.values import words
 from trainfit.results.findings import Finding
 
 _CUDA: Final = re.compile(r"cuda(:\d+)?")
@@ -158,3 +169,68 @@ def _asks_and_leaves(node: ast.If) -> bool:
     return bool(_GUARD.search(unparsed(node.test))) and isinstance(
         node.body[-1], ast.Return | ast.Raise | ast.Continue
     )
+
+
+# ---
+# Rule on precision: no autocast where the GPU has units for it.
+
+
+#: Any of these words in any file: precision is chosen somewhere, or float32 is needed.
+_CHOSEN: Final = words(
+    "autocast amp gradscaler half bfloat16 float16 bf16 fp16 mixed_precision use_amp "
+    "precision float64 double complex64 complex128 cdouble cfloat apex set_default_dtype "
+    "float8 fp8 transformer_engine lbfgs"
+)
+
+_WORD: Final = re.compile(r"[a-z0-9]+")
+
+
+def no_autocast(project: Project) -> Iterator[Finding]:
+    """A training loop on CUDA in a script that says nothing about precision anywhere."""
+    if (
+        project.manager
+        or project.hides_training
+        or not project.uses_cuda
+        # The small networks of such scripts wait for launches, of which autocast makes more.
+        or any(acts_on_world(project, index.file.source.tree) for index in project.indexes)
+        or any(_CHOSEN & {word, *_WORD.findall(word)} for word in project.words)
+    ):
+        return
+    for loop, index in sorted(
+        project.training_loops.items(), key=lambda each: (each[1].file.number, each[0].lineno)
+    ):
+        call = _forward(project, index, loop)
+        if call is None:
+            continue
+        line = index.file.source.line(call.lineno).strip()
+        yield finding(
+            "no-autocast",
+            index,
+            call,
+            f"{FLOAT32.cause}. bfloat16 needs no GradScaler (GPUs before Ampere: float16 with"
+            " one).",
+            f"{autocast('bfloat16')} around the forward pass and the"
+            f" loss, as in `{line}`; backward() stays outside{_refused(project)}",
+        )
+        return  # one is enough: it is about the script
+
+
+def _refused(project: Project) -> str:
+    """PyTorch raises where this loss is called under autocast."""
+    if not {"bceloss", "binary_cross_entropy"} & project.words:
+        return ""
+    return ". BCELoss raises an error under autocast: use BCEWithLogitsLoss without a sigmoid"
+
+
+def _forward(project: Project, index: Index, loop: Loop) -> ast.Call | None:
+    """The first call of a network, with gradients, in a loop that has the backward pass too."""
+    calls = [
+        node
+        for statement in loop.body
+        for node in inside(statement)
+        if isinstance(node, ast.Call)
+        and project.value(node.func).kind == "module"
+        and project.value(node).kind == "output"
+        and project.value(node).graph
+    ]
+    return min(calls, key=lambda call: (call.lineno, call.col_offset), default=None)

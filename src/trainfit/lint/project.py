@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Final, Literal
 
-from trainfit.lint import torch_names as script_torch
+from trainfit.lint import values as script_torch
 from trainfit.lint.imports import File
 from trainfit.lint.index import (
     Function,

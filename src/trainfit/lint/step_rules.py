@@ -1,4 +1,4 @@
-"""Rules on the training step: gradients never cleared, graphs retained, waits for the GPU."""
+"""Rules on the training step: graphs retained, waits for the GPU."""
 
 from __future__ import annotations
 
@@ -19,31 +19,6 @@ from trainfit.lint.index import (
 from trainfit.lint.project import Project
 from trainfit.lint.values import Value
 from trainfit.results.findings import Finding
-
-
-def zero_grad(project: Project) -> Iterator[Finding]:
-    """No zero_grad anywhere, or zero_grad(set_to_none=False) in each step."""
-    yield from _kept_as_zeros(project)
-    if project.manager or project.hides_training or "zero_grad" in project.words:
-        return
-    if "grad" in project.words or "lbfgs" in project.words:
-        return  # gradients are handled by hand
-    for index, call in project.calls():
-        if method_of(call) != "step" or project.step_region(index, call) is None:
-            continue
-        assert isinstance(call.func, ast.Attribute)
-        if project.value(call.func.value).kind != "optimizer" or call.args:
-            continue
-        name = index.file.source.text(call.func.value)
-        yield finding(
-            "zero-grad-missing",
-            index,
-            call,
-            "Nothing in the script clears the gradients, so backward() adds every step's"
-            " gradients to those of all previous steps: each step uses the sum over the whole run.",
-            f"{index.file.source.line(call.lineno).strip()} followed by {name}.zero_grad()",
-        )
-        return
 
 
 def retain_graph(project: Project) -> Iterator[Finding]:
@@ -67,28 +42,6 @@ def retain_graph(project: Project) -> Iterator[Finding]:
             "they are still allocated while the next step runs: memory for two steps instead of "
             "one. (If it fails without, a tensor is carried over between steps: detach() it.)",
             source.replaced(call, new),
-        )
-
-
-def _kept_as_zeros(project: Project) -> Iterator[Finding]:
-    if "cudagraph" in project.words or "make_graphed_callables" in project.words:
-        return
-    for index, call in project.calls():
-        if method_of(call) != "zero_grad" or project.step_region(index, call) is None:
-            continue
-        setting = keyword(call, "set_to_none")
-        if not is_literal(setting, False):
-            continue
-        assert isinstance(call.func, ast.Attribute)
-        source = index.file.source
-        yield finding(
-            "zero-grad-to-zeros",
-            index,
-            call,
-            "set_to_none=False keeps every gradient allocated during the next"
-            " forward pass, when activations peak, and fills it with zeros only for backward()"
-            " to add to.",
-            source.replaced(call, f"{source.text(call.func)}()"),
         )
 
 

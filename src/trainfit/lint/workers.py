@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from trainfit.lint.index import Function, Index, argument, has_stars, keyword, method_of
 from trainfit.lint.loading_rules import worker_functions
 from trainfit.lint.project import Project
-from trainfit.lint.torch_names import words
+from trainfit.lint.values import words
 from trainfit.results.doctor import PoolLibrary, PoolUse, WorkerPools
 
 _NAME: Final = "num_workers"

@@ -17,8 +17,7 @@ import torch
 
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import between, oom_kills
-from trainfit.loader import idle_time as idle
-from trainfit.loader import idle_time as utilisation
+from trainfit.loader import idle_time
 from trainfit.loader.faults.diagnose import context_of, diagnose_run
 from trainfit.loader.idle_time import WORKER, RehearsalRecord
 from trainfit.loader.measure.loop import (
@@ -268,15 +267,6 @@ _MOST_BATCHES: Final = 1 << 22
 _NEVER_BUSY: Final = "a step time of 0 leaves the GPU idle: give the step time (--step-time 40ms)"
 
 
-@dataclasses.dataclass(frozen=True)
-class ResultLabels:
-    """What a result says of itself: whose loader it is, and where its figures are from."""
-
-    command: str = ""
-    loader: str = ""
-    settings_source: str = ""
-
-
 def rehearse(
     workload: Workload,
     settings: LoaderSettings,
@@ -284,7 +274,8 @@ def rehearse(
     duration_s: float,
     progress: Tell | None = None,
     *,
-    names: ResultLabels | None = None,
+    command: str = "",
+    settings_source: str = "",
 ) -> Rehearsal:
     """Run ``for epoch: for batch in loader: step`` for ``duration_s`` seconds.
 
@@ -294,6 +285,8 @@ def rehearse(
 
     Args:
         progress: called every few seconds, in the process that runs the loop.
+        command: the user's command, as the result names it.
+        settings_source: whose settings they are, as the result says it.
 
     Raises:
         LoaderError: the consumer takes no time, or the duration is not above 0.
@@ -318,8 +311,14 @@ def rehearse(
             run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills())
         )
         fault = diagnose_run(run, workload, seen)
-    result = _result(workload, observed, consumer, duration_s, end, names or ResultLabels())
-    return dataclasses.replace(result, fault=fault, others_cores=others_cores, others=others)
+    return dataclasses.replace(
+        _result(workload, observed, consumer, duration_s, end),
+        command=command,
+        settings_source=settings_source,
+        fault=fault,
+        others_cores=others_cores,
+        others=others,
+    )
 
 
 def _run_of(
@@ -360,10 +359,8 @@ def rehearse_as_asked(workload: Workload, loading: LoaderSpec, command: str) -> 
         step,
         seconds,
         current(),
-        names=ResultLabels(
-            command=command,
-            settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
-        ),
+        command=command,
+        settings_source="the script's own" + (f" but {', '.join(changed)}" if changed else ""),
     )
 
 
@@ -403,26 +400,25 @@ def _result(
     consumer: Consumer,
     duration_s: float,
     end: LoopEnd,
-    names: ResultLabels,
 ) -> Rehearsal:
-    steady = utilisation.steady_rates(observed, workload.batch_size)
-    epochs = utilisation.epochs(observed)
-    epoch_s, measured = utilisation.epoch_seconds(epochs, workload.epoch_batches, steady)
-    idle_s, dips = idle.explain(observed)
+    steady = idle_time.steady_rates(observed, workload.batch_size)
+    epochs = idle_time.epochs(observed)
+    epoch_s, measured = idle_time.epoch_seconds(epochs, workload.epoch_batches, steady)
+    idle_s, dips = idle_time.explain(observed)
     return Rehearsal(
-        command=names.command,
-        loader=names.loader or workload.name,
+        command="",
+        loader=workload.name,
         batch_size=workload.batch_size,
         epoch_batches=workload.epoch_batches,
         settings=observed.settings,
-        settings_source=names.settings_source,
+        settings_source="",
         step_s=consumer.step_s,
         step_source=consumer.source,
         ended=end.how,
         duration_s=duration_s,
-        overall=utilisation.overall_rates(observed, workload.batch_size),
+        overall=idle_time.overall_rates(observed, workload.batch_size),
         steady=steady,
-        timeline=utilisation.timeline(observed),
+        timeline=idle_time.timeline(observed),
         idle_s=idle_s,
         dips=dips,
         epochs=epochs,

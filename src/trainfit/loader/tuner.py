@@ -15,7 +15,16 @@ from trainfit.hardware.machine.core_speed import CoreSpeeds
 from trainfit.loader import search as feasible
 from trainfit.loader import threads
 from trainfit.loader.bottleneck import limit
-from trainfit.loader.confirmation import Confirmation, ConfirmingRun, measured_rate
+from trainfit.loader.confirmation import (
+    PREDICTED_GAIN,
+    Confirmation,
+    ConfirmingRun,
+    Decision,
+    decide,
+    doubts,
+    measured_rate,
+    probe_is_disturbed,
+)
 from trainfit.loader.faults.preflight import run_watched
 from trainfit.loader.measure.loop import is_disturbed as is_busy
 from trainfit.loader.measure.loop import predicted_save_s, save_seconds
@@ -28,7 +37,6 @@ from trainfit.loader.measure.workload import Workload
 from trainfit.loader.other_changes import beyond
 from trainfit.loader.probe import Measured
 from trainfit.loader.search import BUBBLE, WITHIN, Choice, Goal, beyond_knee, keep_workers, search
-from trainfit.loader.verdicts import PREDICTED_GAIN, Decision, decide, doubts, is_disturbed
 from trainfit.results.dataloader import Candidate, Confirmed, LoaderMachine, LoaderSettings, Probe
 from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
@@ -256,7 +264,7 @@ class Tuner:
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
-        disturbed = is_disturbed(probe, self._held_probe)
+        disturbed = probe_is_disturbed(probe, self._held_probe)
         if disturbed and bound != "gpu":  # what else it is, others may have made
             bound = "unknown"
         if self._measured.bounds.workers == 0:
@@ -322,7 +330,7 @@ class Tuner:
     def _noise(self) -> float:
         """By how much runs differ; 0, so that they count alone, where the model is from runs that
         other processes disturbed."""
-        disturbed = is_disturbed(self._measured.probe, self._held_probe)
+        disturbed = probe_is_disturbed(self._measured.probe, self._held_probe)
         return 0.0 if disturbed else self._measured.noise
 
     @property

@@ -11,6 +11,7 @@ import torch
 
 from trainfit.hardware.machine.core_speed import CoreSpeeds
 from trainfit.loader import threads
+from trainfit.loader.confirmation import nothing_ran
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.probe_runs import KINDS, OF_WORKERS
 from trainfit.loader.measure.processes import NullProgress, PartialProgress, Progress
@@ -18,7 +19,6 @@ from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured, probe_workload
 from trainfit.loader.tuner import HELD, PROBE_SHARE, Tuner
-from trainfit.loader.verdicts import nothing_ran
 from trainfit.results.dataloader import LoaderMachine, Probe
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import AS_FAST, Consumer

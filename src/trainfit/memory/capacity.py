@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from trainfit.memory.affine import AffineStream
-from trainfit.memory.replay import UNLIMITED, Replay, replay
+import numpy as np
+import numpy.typing as npt
+
+from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.peak import moment
+from trainfit.memory.replay import UNLIMITED, Replay, Stream, live_at, replay
 from trainfit.results.gpus import CONTEXT, Constant, total
-from trainfit.results.memory import MemoryFigures
-from trainfit.results.runs.recording import Recording, decode_context_parts
+from trainfit.results.memory import BatchLaw, BatchPoint, MemoryFigures, Moment, PeakMove
+from trainfit.results.runs.recording import KINDS, IntArray, Recording, decode_context_parts
 from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.device.settling import in_use
 
 #: No search goes further: a batch this large is bounded by something other than memory.
 LARGEST = 1 << 20
@@ -189,3 +195,201 @@ def figures(outcome: Replay, parts: Iterable[Constant]) -> MemoryFigures:
         reserved_range_bytes=(reserved.low, reserved.high),
         device_range_bytes=(reserved.low + low, reserved.high + high),
     )
+
+
+# ---
+# How memory grows with the batch size, and where the straight line ends.
+
+
+_Slopes = npt.NDArray[np.float64]
+
+#: Batch sizes around the larger recorded one whose neighbours are compared.
+_AROUND = 8
+#: Components of a module's path that say where a peak is.
+_DEPTH = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """The GPU's memory and the context's share of it, in bytes, and the allocator's settings."""
+
+    capacity_bytes: int
+    context_bytes: int
+    settings: AllocatorSettings
+
+    def replay(self, stream: Stream) -> Replay:
+        """At the GPU's capacity."""
+        return replay(
+            stream,
+            capacity_bytes=self.capacity_bytes,
+            context_bytes=self.context_bytes,
+            settings=self.settings,
+        )
+
+    def unlimited(self, stream: Stream) -> Replay:
+        """As if the GPU had memory without end."""
+        return replay(stream, settings=self.settings)
+
+
+def batch_law(
+    first: Recording, batch: int, second: Recording, other: int, device: Device
+) -> BatchLaw:
+    """The law of two recordings of one script at two batch sizes, and its limits.
+
+    Raises ``NotAffineError`` where the two do not follow one.
+    """
+    steps = min(first.steps, second.steps)
+    law = AffineStream.between(first.first_steps(steps), batch, second.first_steps(steps), other)
+    _require_growth(law)
+    return _Explained(law, device).law()
+
+
+class _Explained:
+    def __init__(self, law: AffineStream, device: Device) -> None:
+        self._law = law
+        self._device = device
+        self._low, self._high = sorted(law.batches)
+        self._where: dict[int, str] = {}
+
+    def law(self) -> BatchLaw:
+        largest = largest_batch(
+            self._law,
+            self._device.capacity_bytes,
+            self._device.context_bytes,
+            self._device.settings,
+        )
+        points = self._points(largest)
+        base, slope = _line(points)
+        jump, jump_at = self._largest_jump()
+        live, slopes = self._at_peak()
+        at_high = float(self._law.at(self._high).alloc_bytes[live].sum())
+        return BatchLaw(
+            law="proportional",
+            batches=(self._low, self._high),
+            allocated_base_bytes=round(at_high - float(slopes.sum()) * self._high),
+            allocated_per_sample_bytes=float(slopes.sum()),
+            per_sample_by_kind_bytes=_by_kind(self._law.template, live, slopes),
+            per_sample_by_module_bytes=_by_module(self._law.template, live, slopes),
+            device_base_bytes=round(base),
+            device_per_sample_bytes=slope,
+            points=tuple(
+                dataclasses.replace(each, line_bytes=round(base + slope * each.batch_size))
+                for each in points
+            ),
+            moves=self._moves([each.batch_size for each in points]),
+            largest_batch=largest,
+            largest_jump_bytes=jump,
+            largest_jump_at=jump_at,
+        )
+
+    def _points(self, largest: int) -> list[BatchPoint]:
+        """Powers of two up to what fits, the recorded batch sizes, the first that fails."""
+        top = max(largest, self._high)
+        powers = [1 << i for i in range(top.bit_length())]
+        edge = [largest, largest + 1] if 0 < largest < LARGEST else [max(largest, 1)]
+        return [self._point(batch) for batch in sorted({*powers, self._low, self._high, *edge})]
+
+    def _point(self, batch: int) -> BatchPoint:
+        stream = self._law.at(batch)
+        outcome = self._device.replay(stream)
+        shown = outcome if outcome.fits else self._device.unlimited(stream)
+        return BatchPoint(
+            batch_size=batch,
+            allocated_bytes=shown.peak_allocated,
+            reserved_bytes=shown.peak_reserved,
+            device_bytes=shown.peak_reserved + self._device.context_bytes,
+            line_bytes=0,
+            fits=outcome.fits,
+            where=self._place(batch),
+        )
+
+    def _at_peak(self) -> tuple[IntArray, _Slopes]:
+        """What is alive at the peak of the larger recorded batch size, and how each of it
+        grows, in bytes a sample."""
+        low, high = (self._law.at(batch) for batch in (self._low, self._high))
+        live = live_at(high, _peak_event(high))
+        grown = high.alloc_bytes[live] - low.alloc_bytes[live]
+        return live, grown / (self._high - self._low)
+
+    def _moves(self, sizes: list[int]) -> tuple[PeakMove, ...]:
+        """Where the peak moves between neighbours of ``sizes``, found by bisection."""
+        moves = []
+        for low, high in itertools.pairwise(sizes):
+            while self._place(low) != self._place(high):
+                start, left, right = self._place(low), low, high
+                while right - left > 1:
+                    middle = (left + right) // 2
+                    left, right = (
+                        (middle, right) if self._place(middle) == start else (left, middle)
+                    )
+                moves.append(PeakMove(right, start, self._place(right)))
+                low = right
+        return tuple(moves)
+
+    def _largest_jump(self) -> tuple[int, int | None]:
+        """The largest step of reserved memory between neighbouring batch sizes."""
+        start = max(self._high - _AROUND, 1)
+        sizes = range(start, self._high + _AROUND + 1)
+        reserved = [self._device.unlimited(self._law.at(batch)).peak_reserved for batch in sizes]
+        jumps = np.diff(reserved)
+        index = int(np.argmax(jumps))
+        return int(jumps[index]), sizes[index + 1] if jumps[index] > 0 else None
+
+    def _place(self, batch: int) -> str:
+        if batch not in self._where:
+            event = _peak_event(self._law.at(batch))
+            self._where[batch] = place(moment(self._law.template, event), _DEPTH)
+        return self._where[batch]
+
+
+def _line(points: list[BatchPoint]) -> tuple[float, float]:
+    """Base and slope of device memory: least squares over all points (two at least)."""
+    slope, base = np.polyfit(
+        [each.batch_size for each in points], [each.device_bytes for each in points], 1
+    )
+    return float(base), float(slope)
+
+
+def place(where: Moment, depth: int | None = None) -> str:
+    """In words, where a peak is: "backward of ACTPolicy.encoder", "optimizer step"."""
+    if where.phase == "optimizer":
+        return "optimizer step"
+    path = ".".join(where.module.split(".")[:depth])
+    if where.phase in ("setup", "input") or not path:
+        return f"{where.phase} outside of modules" if where.phase != "setup" else "setup"
+    return f"{where.phase} of {path}"
+
+
+def _require_growth(law: AffineStream) -> None:
+    if not law.depends_on_batch:
+        raise NotAffineError("nothing depends on the batch size")
+    below = law.base < 0 if law.batches[0] < law.batches[1] else law.base > 0
+    below[law.recorded.workspace_alloc] = False  # they have models of their own
+    if below.any():
+        module = int(law.recorded.alloc_module[int(below.argmax())])
+        name = law.recorded.strings[module] if module >= 0 else ""
+        where = f" in {name}" if name else ""
+        raise NotAffineError(
+            f"a tensor{where} would have a negative size at batch size 0: it does "
+            "not grow linearly with the batch size"
+        )
+
+
+def _peak_event(stream: Stream) -> int:
+    """The event at which the sum of all allocations is largest."""
+    return int(np.argmax(in_use(stream.events, stream.alloc_bytes)))
+
+
+def _by_kind(recording: Recording, live: IntArray, slopes: _Slopes) -> Mapping[str, float]:
+    totals = np.bincount(recording.alloc_kind[live], slopes, minlength=len(KINDS))
+    return {kind: float(totals[code]) for code, kind in enumerate(KINDS) if totals[code]}
+
+
+def _by_module(recording: Recording, live: IntArray, slopes: _Slopes) -> Mapping[str, float]:
+    totals: dict[str, float] = {}
+    for module, slope in zip(recording.alloc_module[live].tolist(), slopes.tolist(), strict=True):
+        path = recording.strings[module] if module >= 0 else ""
+        path = ".".join(path.split(".")[:_DEPTH])
+        totals[path] = totals.get(path, 0.0) + slope
+    found = {path: total for path, total in totals.items() if total}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -10,8 +10,7 @@ import numpy as np
 
 from trainfit.findings.out_of_memory import MOSTLY, needed_and_there, of_full_memory
 from trainfit.memory.affine import NotAffineError
-from trainfit.memory.batches import Device, batch_law
-from trainfit.memory.capacity import context_parts, figures
+from trainfit.memory.capacity import Device, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory

@@ -12,7 +12,7 @@ import numpy as np
 from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, is_left_behind
 from trainfit.memory.replay import Replay, live_at
 from trainfit.results.findings import Place
-from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, STEP_END, IntArray, Recording
+from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, IntArray, Recording, step_ends
 
 _BACKWARD: Final = PHASES.index("backward")
 _FORWARD: Final = PHASES.index("forward")
@@ -87,7 +87,7 @@ def _is_copy_of_model(
 ) -> bool:
     """Does one line of the script copy to the GPU, before the first step, what has a model's sizes?
     That is a file's state, with the optimizer's, too."""
-    steps = np.flatnonzero(recording.events % 4 == STEP_END)
+    steps = step_ends(recording.events)
     made = np.flatnonzero(recording.events == (allocs[-1] << 2 | MALLOC))
     if not len(steps) or not len(made) or made[0] > steps[0]:
         return False

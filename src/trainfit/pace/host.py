@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from trainfit.hardware.machine.idle_usage import (
+from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import (
     busy_seconds,
     clock_here,
     idle_seconds,
     throttle_count,
 )
-from trainfit.hardware.machine.system import System
 from trainfit.pace.settings import held_awake
 from trainfit.results.pace import Readings
 

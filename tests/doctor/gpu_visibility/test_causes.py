@@ -10,8 +10,7 @@ import pytest
 from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
 from trainfit.doctor import packages as wheels
-from trainfit.doctor.checks import MACHINE_CHECKS
-from trainfit.doctor.gpu.visibility import check_visibility
+from trainfit.doctor.checks import MACHINE_CHECKS, check_visibility
 from trainfit.hardware.gpu.local_gpu import left
 from trainfit.results.doctor import Check
 from trainfit.results.machine import (

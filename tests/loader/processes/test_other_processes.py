@@ -182,7 +182,7 @@ def test_who_is_busy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(others, "_worked_by_process", lambda: dict(worked))
     monkeypatch.setattr(others.time, "monotonic", lambda: now[0])
     ours = SimpleNamespace(pid=8, children=lambda recursive: [])
-    monkeypatch.setattr(others.psutil, "Process", lambda pid: ours)
+    monkeypatch.setattr(others.psutil, "Process", lambda: ours)
     now = [100.0]
     seen = OtherProcesses()
     now[0] = 110.0

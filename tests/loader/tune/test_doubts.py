@@ -24,16 +24,15 @@ from tests.loader.tune.test_search import fitted, goal, real
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.loader.bottleneck import limit
-from trainfit.loader.confirmation import TRIES, Confirmation, ConfirmingRun
+from trainfit.loader.confirmation import TRIES, Confirmation, ConfirmingRun, decide, doubts
 from trainfit.loader.measure.constants import fit
 from trainfit.loader.measure.loop import waits_for_cores
 from trainfit.loader.measure.noise_correction import without_core_waits
 from trainfit.loader.measure.probe_runs import Readings
 from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
-from trainfit.loader.verdicts import decide, doubts
 from trainfit.report.sections.loader import loader_subject
-from trainfit.report.sections.loading import verdict_words
+from trainfit.report.sections.loader_figures import verdict_words
 from trainfit.results.dataloader import Confirmed, LoaderSettings
 from trainfit.results.findings import Finding
 from trainfit.results.runs.measurement import Consumer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from helpers_costs import lognormal_costs
 from trainfit.findings.facts import Failure
-from trainfit.loader.confirmation import SURPRISE, Confirmation, ConfirmingRun
+from trainfit.loader.confirmation import SURPRISE, Confirmation, ConfirmingRun, decide
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted, fit_contention
 from trainfit.loader.measure.model import BatchCost, Transfer
@@ -31,7 +31,6 @@ from trainfit.loader.search import (
     search,
 )
 from trainfit.loader.tuner import run_seconds
-from trainfit.loader.verdicts import decide
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 

@@ -23,13 +23,13 @@ from trainfit.hardware.machine.limits import is_one_thread_to_mkl, misread_lines
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
 from trainfit.loader.bottleneck import limit
+from trainfit.loader.confirmation import nothing_ran
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted
 from trainfit.loader.measure.machine_limits import loader_machine, model_cores
 from trainfit.loader.measure.model import BatchCost, Transfer
 from trainfit.loader.search import Goal, infeasible, oversubscribed, search
 from trainfit.loader.threads import variables
-from trainfit.loader.verdicts import nothing_ran
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.measurement import notes_of
 from trainfit.plan.dataloader.process import CoreWrapper, Loaded, core_wrapper

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainfit.memory.snapshot.file import Frame
-from trainfit.memory.snapshot.origin import origin
+from trainfit.memory.snapshot.history import origin
 
 
 def test_the_hooks_of_watch_are_nobodys_place() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.hardware.machine.idle_usage import clock_here, idle_seconds, throttle_count
 from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import clock_here, idle_seconds, throttle_count
 from trainfit.pace.host import PROBE_S, Clocks, NoDevice, Observer, RealHost
 from trainfit.pace.settings import power_facts
 

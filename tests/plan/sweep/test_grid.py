@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.sweep.cell_run import CellJob
+from trainfit.plan.sweep.cell_run import CellJob, key_of
 from trainfit.plan.sweep.grid import Sweep, SweepFileError, read_sweep
-from trainfit.plan.sweep.identity import key_of
 
 GOOD = 'commands = ["python train.py"]\ngpus = ["T4"]\n'
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_report import of_sections, on_one_line
-from trainfit.report.live_figures import gpus_now_sections, meaning, situation
+from trainfit.report.sections.doctor import gpus_now_sections, meaning, situation
 from trainfit.results.machine import Fact, Gpu, absent, cannot_tell, known
 from trainfit.results.text import WIDTH, laid_out_for
 

@@ -292,7 +292,7 @@ def test_the_simulation_is_called_as_the_real_package_is() -> None:
 
 
 def test_numbers_of_nvml_that_the_counters_use() -> None:
-    from trainfit.hardware.machine import nvml_counters
+    from trainfit.hardware.machine import nvml as nvml_counters
 
     assert nvml_counters._GPM == {
         "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,

@@ -1,14 +1,17 @@
-"""Options of ``trainfit loader``."""
+"""Options of ``trainfit loader`` and ``trainfit rehearse``."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import Final
 
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     OptionGroup,
+    Options,
     add_explain,
+    add_gpu,
     add_protection,
     add_result,
     duration,
@@ -17,24 +20,16 @@ from trainfit.cli.common import (
     whole_number,
 )
 
-PARSER: dict[str, Any] = {
-    "description": "Run a training command on a simulated GPU up to its first step, measure the "
-    "DataLoader that fed it, predict its rate for every setting and confirm the "
-    "best settings in real runs.",
-    "epilog": "example: trainfit loader --step-time 40ms -- python train.py --epochs 3",
-    "usage": "trainfit loader [options] -- COMMAND\n"
-    "       trainfit loader [options] --loader MODULE:CALLABLE",
-}
-#: The user's command follows the options.
-split = split_command
+# ---
+# trainfit loader
 
 
 #: Most real runs of the loader to confirm predictions with.
 _CONFIRM = 4
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+def _loader(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``trainfit loader``."""
     add_step(parser.add_argument_group("training step"))
     measurement = parser.add_argument_group("measurement")
     measurement.add_argument(
@@ -133,3 +128,88 @@ def _confirm(text: str) -> int:
             f"expected a number of runs from 0 to {_CONFIRM}, got {text!r}"
         )
     return int(text)
+
+
+LOADER: Final = Options(
+    configure=_loader,
+    split=split_command,
+    description="Run a training command on a simulated GPU up to its first step, measure the "
+    "DataLoader that fed it, predict its rate for every setting and confirm the "
+    "best settings in real runs.",
+    epilog="example: trainfit loader --step-time 40ms -- python train.py --epochs 3",
+    usage="trainfit loader [options] -- COMMAND\n"
+    "       trainfit loader [options] --loader MODULE:CALLABLE",
+)
+
+
+# ---
+# trainfit rehearse
+
+
+def _rehearse(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``trainfit rehearse``."""
+    step = parser.add_argument_group("training step")
+    add_gpu(step)
+    step.add_argument(
+        "--step-time",
+        type=step_time,
+        metavar="TIME",
+        help="time of a training step, such as 40ms (default: the lower bound of the simulated "
+        "step on the GPU)",
+    )
+    rehearsal = parser.add_argument_group("rehearsal")
+    rehearsal.add_argument(
+        "--duration",
+        type=duration,
+        default=30.0,
+        metavar="TIME",
+        help="length of the rehearsal, such as 60s (default 30s)",
+    )
+    rehearsal.add_argument(
+        "--compare",
+        type=Path,
+        metavar="FILE",
+        help="a result of `trainfit loader --output`, whose prediction is shown for comparison",
+    )
+    rehearsal.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=600.0,
+        metavar="S",
+        help="time limit until the script's first step in seconds (default 600)",
+    )
+    _add_settings(parser)
+    add_source(parser)
+    add_protection(parser)
+    result = parser.add_argument_group("result")
+    add_result(result)
+    add_fail_if(result, "rehearsal:Rehearsal")
+    add_explain(result, "every cause of idle time, notes")
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings of the DataLoader", "default: the script's own")
+    group.add_argument("--num-workers", type=_from_zero, metavar="N")
+    group.add_argument("--prefetch-factor", type=whole_number, metavar="N")
+    for name in ("--pin-memory", "--persistent-workers", "--in-order"):
+        group.add_argument(name, action=argparse.BooleanOptionalAction)
+    group.add_argument("--start-method", choices=("fork", "spawn", "forkserver"))
+
+
+def _from_zero(text: str) -> int:
+    """An argparse type: 0, 1, 2 …"""
+    return 0 if text == "0" else whole_number(text)
+
+
+REHEARSE: Final = Options(
+    configure=_rehearse,
+    split=split_command,
+    description="Run a training command on the simulated GPU until its first step, then its "
+    "real DataLoader, epoch after epoch, with a GPU step of the given time; show "
+    "the utilization that nvidia-smi would show, where it dips and why. A step "
+    "keeps the GPU busy from its start to its end, and the loop waits for it (like "
+    "one that reads its loss).",
+    epilog="example: trainfit rehearse --step-time 40ms -- python train.py",
+    usage="trainfit rehearse [options] -- COMMAND\n"
+    "       trainfit rehearse [options] --loader MODULE:CALLABLE",
+)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Final
 
 from trainfit.cli.automation import add_fail_if, add_format
 from trainfit.cli.common import (
     OptionGroup,
+    Options,
     add_device_memory,
     add_explain,
     add_gpu,
@@ -22,25 +23,12 @@ from trainfit.cli.options.loader import step_time
 from trainfit.cli.values import noise_scale, processor
 from trainfit.plan.changes.catalogue import NAMES
 
-PARSER: dict[str, Any] = {
-    "description": "Simulate a training command on a GPU and plan its batch size. "
-    "Write tunables into the command with their current values.",
-    "epilog": "example: trainfit plan --gpu 'RTX 4090' -- "
-    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
-    "{grad_accum:4} is gradient accumulation, which changes with the batch size to keep the "
-    "effective batch size",
-    "usage": "trainfit plan [options] -- COMMAND",
-}
-#: The user's command follows the options.
-split = split_command
-
-
 #: Of `--cpu` where it is not given; ``None`` stands for this machine's.
 UNSAID: Final = object()
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+def _plan(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``trainfit plan``."""
     hardware = parser.add_argument_group("hardware")
     add_gpu(hardware)
     add_device_memory(hardware)
@@ -136,3 +124,16 @@ def _add_loader(group: OptionGroup) -> None:
         help="seconds to measure the DataLoader, without the runs that confirm it (default 12; "
         "20 with --thorough)",
     )
+
+
+PLAN: Final = Options(
+    configure=_plan,
+    split=split_command,
+    description="Simulate a training command on a GPU and plan its batch size. "
+    "Write tunables into the command with their current values.",
+    epilog="example: trainfit plan --gpu 'RTX 4090' -- "
+    "python train.py --batch_size={batch_size:8} --amp={amp:true} --workers={num_workers:4}; "
+    "{grad_accum:4} is gradient accumulation, which changes with the batch size to keep the "
+    "effective batch size",
+    usage="trainfit plan [options] -- COMMAND",
+)

@@ -1,23 +1,16 @@
-"""Options of ``trainfit watch``."""
+"""Options of ``trainfit watch`` and ``trainfit compare``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from trainfit.cli.automation import add_fail_if
-from trainfit.cli.common import split_command, whole_number
+from trainfit.cli.common import Options, add_explain, add_result, split_command, whole_number
 
-PARSER: dict[str, Any] = {
-    "description": "Run a training command unchanged, record what its steps spend their time on, "
-    "and say what limits it and what to change. The script is not edited; its output, its exit "
-    "code and its results stay the same. TRAINFIT_WATCH=0 switches the recorder off.",
-    "epilog": "example: trainfit watch -- python train.py --epochs 1",
-    "usage": "trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
-}
-#: The user's command follows the options.
-split = split_command
+# ---
+# trainfit watch
 
 
 #: Steps of a run of --verify, its least runs, and runs between two of those numbers; tests compare
@@ -27,8 +20,8 @@ VERIFY_RUNS: Final = 5
 _VERIFY_CYCLE: Final = 4
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+def _watch(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``trainfit watch``."""
     folders = parser.add_argument_group("recorded run")
     folders.add_argument(
         "--folder", type=Path, metavar="DIR", help="record into DIR, a new or empty folder"
@@ -100,3 +93,45 @@ def _runs(text: str) -> int:
     if number < VERIFY_RUNS or (number - 1) % _VERIFY_CYCLE:
         raise argparse.ArgumentTypeError(f"expected 5, 9, 13, … runs, got {text!r}")
     return number
+
+
+WATCH: Final = Options(
+    configure=_watch,
+    split=split_command,
+    description="Run a training command unchanged, record what its steps spend their time on, "
+    "and say what limits it and what to change. The script is not edited; its output, its exit "
+    "code and its results stay the same. TRAINFIT_WATCH=0 switches the recorder off.",
+    epilog="example: trainfit watch -- python train.py --epochs 1",
+    usage="trainfit watch [options] -- COMMAND\n       trainfit watch --read FOLDER",
+)
+
+
+# ---
+# trainfit compare
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``trainfit compare``."""
+    parser.add_argument(
+        "before", type=Path, metavar="A", help="run before the change: its folder or result file"
+    )
+    parser.add_argument(
+        "after", type=Path, metavar="B", help="run after the change: its folder or result file"
+    )
+    parser.add_argument(
+        "--other-hardware",
+        action="store_true",
+        help="compare although GPUs, cores or processor differ",
+    )
+    add_result(parser)
+    add_explain(parser, "all measures and notes")
+
+
+COMPARE: Final = Options(
+    configure=_compare,
+    usage="trainfit compare [options] A B",
+    description="Compare two runs that `trainfit watch` recorded: what differs in command, "
+    "settings and machine, and what that did to step time, phases and memory, with 95% intervals. "
+    "Exit code 1: B is slower.",
+    epilog="example: trainfit compare runs/before runs/after",
+)

@@ -37,7 +37,7 @@ def whole_parser() -> argparse.ArgumentParser:
         parser = verbs.add_parser(name, help=verb.purpose, parents=[own], add_help=False)
         for action in parser._actions:
             _complete(action, gpus)
-        if hasattr(verb.options(), "split"):
+        if verb.options().split is not None:
             # Of "*" shtab makes one word for zsh.
             rest = parser.add_argument(
                 "command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.options.report import ends
+from trainfit.cli.options.results import ends
 from trainfit.cli.output import output_file
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.job_detail import explained, timeline_of

@@ -14,9 +14,9 @@ from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.cli.parser import VERBS, OptionParser
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.prices import given_prices
+from trainfit.plan.sweep.cell_run import cells_at_once, run_here, run_on_ray
 from trainfit.plan.sweep.grid import read_sweep
 from trainfit.plan.sweep.sweeping import sweep
-from trainfit.plan.sweep.workers import cells_at_once, run_here, run_on_ray
 from trainfit.report.sections.sweep.subject import sweep_subject
 
 

@@ -17,9 +17,11 @@ _THERMAL = ("hw_thermal_slowdown", "sw_thermal_slowdown")
 _SETTINGS = ("applications_clocks_setting", "user_defined_clocks", "application_clocks_setting")
 
 
-def each(machine: Machine, judge: Callable[[Machine, Gpu], Check | None]) -> tuple[Check, ...]:
-    """One check a GPU, of those that answer NVML and that it applies to."""
-    return of_gpus(machine, filter(answers, all_gpus(machine)), judge)
+def each_gpu(
+    judge: Callable[[Machine, Gpu], Check | None],
+) -> Callable[[Machine], tuple[Check, ...]]:
+    """A check of each GPU that answers NVML and that it applies to."""
+    return lambda machine: of_gpus(machine, filter(answers, all_gpus(machine)), judge)
 
 
 def of_gpus(
@@ -87,12 +89,9 @@ def _lost(machine: Machine, gpu: Gpu) -> Check:
 # --- Clocks -----------------------------------------------------------------------------------
 
 
-def check_clocks(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_clocks(machine: Machine, gpu: Gpu) -> Check | None:
     """NVML's reasons for the clocks of each GPU at this moment."""
-    return each(machine, _clocks)
-
-
-def _clocks(machine: Machine, gpu: Gpu) -> Check | None:
     name = "gpu-clocks"
     reasons = gpu.clock_reasons
     found = [
@@ -257,12 +256,9 @@ def _degrees(value: float | None) -> str:
 # --- Temperature and power --------------------------------------------------------------------
 
 
-def check_temperature(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_temperature(machine: Machine, gpu: Gpu) -> Check | None:
     """Each GPU's temperature against that of its slowdown."""
-    return each(machine, _temperature)
-
-
-def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
     name = "gpu-temperature"
     now, limit = gpu.temperature_c, gpu.slowdown_c
     found = [
@@ -297,12 +293,9 @@ def _temperature(machine: Machine, gpu: Gpu) -> Check | None:
     )
 
 
-def check_power(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_power(machine: Machine, gpu: Gpu) -> Check | None:
     """Each GPU's power limit against its default."""
-    return each(machine, _power)
-
-
-def _power(machine: Machine, gpu: Gpu) -> Check | None:
     name = "gpu-power"
     limit, default = gpu.power_limit_w, gpu.power_limit_default_w
     found = [
@@ -342,12 +335,9 @@ def _watts(value: float) -> str:
 # --- ECC --------------------------------------------------------------------------------------
 
 
-def check_ecc(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_ecc(machine: Machine, gpu: Gpu) -> Check | None:
     """Uncorrected memory errors of each GPU that counts them."""
-    return each(machine, _ecc)
-
-
-def _ecc(machine: Machine, gpu: Gpu) -> Check | None:
     name = "ecc"
     errors = gpu.ecc_errors
     found = [

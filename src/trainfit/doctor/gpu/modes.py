@@ -6,7 +6,7 @@ import re
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
-from trainfit.doctor.gpu.health import answers, each, of_gpus
+from trainfit.doctor.gpu.health import answers, each_gpu, of_gpus
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, PciDevice
@@ -21,7 +21,7 @@ def check_persistence(machine: Machine) -> tuple[Check, ...]:
     """Whether the driver keeps each GPU initialised between processes; not asked under WSL."""
     if machine.surroundings.wsl.is_known:
         return ()  # Windows' driver stays loaded
-    return each(machine, _persistence)
+    return each_gpu(_persistence)(machine)
 
 
 def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
@@ -84,12 +84,9 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
     )
 
 
-def check_mig(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_mig(machine: Machine, gpu: Gpu) -> Check | None:
     """What share of a GPU in MIG mode a job gets; nothing where MIG is off or not there."""
-    return each(machine, _mig)
-
-
-def _mig(machine: Machine, gpu: Gpu) -> Check | None:
     name = "mig"
     if gpu.mig.value is not True:
         return None
@@ -134,12 +131,9 @@ def _mig(machine: Machine, gpu: Gpu) -> Check | None:
     return good(name, summary, found, why)
 
 
-def check_compute_mode(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
     """Whether processes may use each GPU, and how many at a time."""
-    return each(machine, _compute_mode)
-
-
-def _compute_mode(machine: Machine, gpu: Gpu) -> Check | None:
     name = "compute-mode"
     mode = gpu.compute_mode
     found = [evidence("compute mode", mode)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
-from trainfit.doctor.gpu.health import each
+from trainfit.doctor.gpu.health import each_gpu
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Gpu, GpuProcess, Machine
@@ -25,12 +25,9 @@ def _shown(process: GpuProcess) -> str:
     return f"{process.pid} {name}{kind}{own}, {used}"
 
 
-def check_processes(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_processes(machine: Machine, gpu: Gpu) -> Check | None:
     """Other processes on each GPU; those of a desktop are said as such."""
-    return each(machine, _processes)
-
-
-def _processes(machine: Machine, gpu: Gpu) -> Check | None:
     name = "gpu-processes"
     processes, total = gpu.processes, gpu.memory_bytes.value
     found = [
@@ -139,12 +136,9 @@ def _other_gpu(machine: Machine, gpu: Gpu) -> Fix:
     return Fix(f"export {choice}  # GPU {gpu.index}", undo, "none")
 
 
-def check_memory(machine: Machine) -> tuple[Check, ...]:
+@each_gpu
+def check_memory(machine: Machine, gpu: Gpu) -> Check | None:
     """Memory in use that the visible processes do not account for."""
-    return each(machine, _memory)
-
-
-def _memory(machine: Machine, gpu: Gpu) -> Check | None:
     name = "gpu-memory"
     used, total, processes = gpu.used_bytes, gpu.memory_bytes, gpu.processes
     found = [

@@ -248,7 +248,6 @@ _SECONDS, _LEAST, _FAST_CLOCK = 0.15, 40, 0.1
 def core_clock_hz(
     seconds: float = _SECONDS,
     clock: Callable[[], float] = time.thread_time,
-    deadline_clock: Callable[[], float] = time.monotonic,
 ) -> float | None:
     """Clock cycles per second of one busy core; ``None`` where there is no MD5 (FIPS).
 
@@ -259,8 +258,8 @@ def core_clock_hz(
     except ValueError:
         return None
     took: list[float] = []
-    deadline = deadline_clock() + seconds
-    while len(took) < _LEAST or deadline_clock() < deadline:
+    deadline = time.monotonic() + seconds
+    while len(took) < _LEAST or time.monotonic() < deadline:
         began = clock()
         hashlib.md5(_PIECE, usedforsecurity=False)
         took.append(clock() - began)

@@ -7,10 +7,13 @@ Nothing of that happens here: the pickle is counted, not kept, and tensors stay 
 
 from __future__ import annotations
 
+import ast
 import copyreg
 import functools
+import inspect
 import pickle
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import context
@@ -23,11 +26,10 @@ import torch
 from trainfit.findings import fixes
 from trainfit.findings.worker_copies import shared_handle
 from trainfit.findings.worker_start import unguarded_line
-from trainfit.hooks.held_objects import held
-from trainfit.loader.faults.held import described
+from trainfit.hooks.held_objects import held, walk
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
-from trainfit.results.findings import Finding, failure_finding
+from trainfit.results.findings import Finding, Place, failure_finding
 from trainfit.results.text import duration, short, size
 
 #: From here on the pickle is felt when workers start: 16 MiB took 2.9 s for one spawned worker
@@ -249,3 +251,49 @@ def guard_problem(main: Any = None) -> Finding | None:
         return None
     said = f"{path}:{line} runs when the script is imported"
     return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
+
+
+# ---
+# What a data set holds, in words, and where the script makes it.
+
+
+def described(value: Any) -> str:
+    """An object's type, or of a function its name and place."""
+    if inspect.isfunction(value):
+        code = value.__code__
+        return f"{value.__qualname__}, {code.co_filename}:{code.co_firstlineno}"
+    kind = type(value)
+    module = kind.__module__.split(".")[0]
+    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__name__}"
+
+
+def made_at(dataset: Any, path: str) -> Place | None:
+    """The line that gives an attribute its value in the class of what holds it; ``None``: not
+    found, or found more than once."""
+    outer, _, name = path.rpartition(".")
+    owner = next((each for at, each in walk(dataset, "dataset") if at == outer), None)
+    if owner is None:
+        return None
+    try:
+        file = inspect.getsourcefile(type(owner))
+        lines, begin = inspect.getsourcelines(type(owner))
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    found = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.With)
+        for target in ast.walk(node)
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.ctx, ast.Store)
+        and target.attr == name
+        and not (isinstance(node, ast.Assign) and _is_none(node.value))
+    ]
+    if file is None or len(set(found)) != 1:
+        return None
+    return Place(file, begin + found[0] - 1)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

@@ -19,10 +19,8 @@ from trainfit.findings import fixes
 from trainfit.findings.facts import FailureContext
 from trainfit.hardware.machine.cgroup import between, oom_kills
 from trainfit.loader.faults.diagnose import context_of, diagnose_run
-from trainfit.loader.faults.held import made_at
-from trainfit.loader.faults.pickling import pickled, session_problem
-from trainfit.loader.faults.randomness import check_generators
-from trainfit.loader.faults.sharding import check_sharding
+from trainfit.loader.faults.pickling import made_at, pickled, session_problem
+from trainfit.loader.faults.sharding import check_generators, check_sharding
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.probe_runs import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.measure.processes import captured_stderr

@@ -19,8 +19,8 @@ import torch
 
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import shared_quota
-from trainfit.hardware.machine.idle_usage import busy_seconds
 from trainfit.hardware.machine.system import System
+from trainfit.hardware.machine.topology import busy_seconds
 from trainfit.loader.measure.records import warm_up
 from trainfit.results.dataloader import DISTURBED_CORES, SAVE_BYTES, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
@@ -74,6 +74,8 @@ def predicted_save_s(
 MOST_DISTURBED: Final = 3
 #: Cores that a process has to keep busy to be named.
 _WORTH_NAMING: Final = 0.1
+#: Processes that are named at most.
+_NAMED: Final = 3
 #: Seconds in a nanosecond.
 _NS: Final = 1e-9
 
@@ -145,34 +147,32 @@ class OtherProcessLoad:
         with contextlib.suppress(Exception):  # no /proc, or a worker dies just now: nobody knows
             everyone = busy_seconds(self._cpus)
             in_quota = self._quota.used_s(self._system) if self._quota is not None else None
-            me = psutil.Process(self._root)
+            me = psutil.Process()
             mine = sum(map(_worked_s, (me, *me.children(recursive=True))))
             return _Used(time.monotonic(), everyone, mine, in_quota)
         return None
 
 
 class OtherProcesses:
-    """Which processes are busy, from when it is made: all but the process ``root`` (by default this
-    one) and what it has started."""
+    """Which processes are busy, from when it is made: all but this one and what it has started."""
 
-    def __init__(self, root: int | None = None) -> None:
-        self._root = root
+    def __init__(self) -> None:
         self._began, self._before = time.monotonic(), _worked_by_process()
 
-    def busiest(self, most: int = 3) -> dict[str, float]:
+    def busiest(self) -> dict[str, float]:
         """Cores that each kept busy since, by name, the busiest first: those with a tenth of a core
         or more. Empty where that cannot be told."""
         seconds = time.monotonic() - self._began
         found: dict[str, float] = {}
         with contextlib.suppress(psutil.Error):
-            me = psutil.Process(self._root)
+            me = psutil.Process()
             mine = {me.pid, *(each.pid for each in me.children(recursive=True))}
             for key, (name, worked_s) in _worked_by_process().items():
                 if key[0] not in mine and seconds > 0:
                     used = worked_s - self._before.get(key, (name, 0.0))[1]
                     found[name] = found.get(name, 0.0) + used / seconds
         busy = sorted(found.items(), key=lambda each: -each[1])
-        return {name: cores for name, cores in busy[:most] if cores >= _WORTH_NAMING}
+        return {name: cores for name, cores in busy[:_NAMED] if cores >= _WORTH_NAMING}
 
 
 def _worked_by_process() -> dict[tuple[int, float], tuple[str, float]]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.lint.source import Source, UnreadableError, load
+from trainfit.lint.imports import Source, UnreadableError, load
 from trainfit.plan.command.options import tunable_of
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES

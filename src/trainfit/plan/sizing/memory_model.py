@@ -11,8 +11,7 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.memory import capacity
 from trainfit.memory.affine import AffineStream
-from trainfit.memory.batches import Device
-from trainfit.memory.capacity import bounds_of, largest_batch
+from trainfit.memory.capacity import Device, bounds_of, largest_batch
 from trainfit.memory.replay import Replay, Stream
 from trainfit.results.gpus import Constant, total
 from trainfit.results.memory import MemoryFigures

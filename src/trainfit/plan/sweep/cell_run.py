@@ -6,21 +6,37 @@ a cell can be sent to another machine.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import importlib
+import json
 import os
 import re
+import site
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from trainfit.plan.runs.processes import end_group
+from trainfit.hardware.machine.processor import read_cpu
+from trainfit.hardware.machine.system import System
+from trainfit.lint.imports import UnreadableError, read_files
+from trainfit.plan.command.interpreter import Interpreter
+from trainfit.plan.command.parsing import Command
+from trainfit.plan.runs.processes import GaveWay, RamGate, RamShort, available_ram, end_group
 from trainfit.plan.runs.tracing import ending
+from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.sweep import SweepVerb
 from trainfit.results.text import printable
+from trainfit.version import __version__
 
 #: Seconds between looks whether a cell is done.
 _TICK_S: Final = 0.05
@@ -131,3 +147,203 @@ def _failure(code: int, said: Path) -> str:
     text = said.read_text(encoding="utf-8", errors="replace")
     found = _ERROR.findall(text)
     return printable(found[-1]) if found else ending(code)
+
+
+# ---
+# What determines the result of a cell: its words, its machine, its files, its packages.
+#
+# Cells are kept by a hash of it, so that a sweep goes on where it ended, and a script that was
+# edited is planned afresh. Of files, those are looked at that the command names and that its script
+# imports by name; what else it opens is not known before it runs.
+
+
+#: Of larger files, length and time of the last change stand for what is in them.
+_LARGE: Final = 64 << 20
+
+
+def key_of(job: CellJob, command: Command, defaults: str = "") -> str:
+    """The name of the cell's file: the same whenever its result would be.
+
+    Args:
+        defaults: of the verb's options, from a file of the user's.
+    """
+    said = {
+        "trainfit": __version__,
+        "job": [job.verb, *job.options, job.gpu, *job.words, job.folder],
+        "defaults": defaults,
+        "variables": {
+            name: value for name, value in job.variables.items() if name.startswith(VARIABLES)
+        },
+        "packages": _packages(command.interpreter),
+        "files": {
+            str(path): _digest(path, (state := path.stat()).st_size, state.st_mtime_ns)
+            for path in _files(command, job)
+        },
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _files(command: Command, job: CellJob) -> Iterator[Path]:
+    named = [Path(word.rpartition("=")[2]) for word in (*job.words, *job.options)]
+    script = Path(command.name)
+    if command.kind == "module":
+        place = Path(*command.name.split("."))
+        parts = (place.with_suffix(".py"), place / "__main__.py")
+        script = next((each for each in parts if each.is_file()), script)
+    yield from (each.resolve() for each in (script, *named) if each.is_file())
+    try:
+        files, _ = read_files(script)
+    except UnreadableError:
+        return
+    yield from (file.source.path.resolve() for file in files)
+
+
+@functools.cache
+def _digest(path: Path, length: int, changed_ns: int) -> str:
+    if length > _LARGE:
+        return f"{length} {changed_ns}"
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def _packages(interpreter: Interpreter) -> list[str]:
+    """Of the command's Python: its path, its version, PyTorch's, and what is installed next to it,
+    as far as its folder tells."""
+    if interpreter.is_own:
+        # Not those that a library has put on the path since.
+        folders = [*site.getsitepackages(), site.getusersitepackages()]
+        found = [f"{each.name}-{each.version}" for each in metadata.distributions(path=folders)]
+    else:
+        folder = Path(interpreter.path).parent.parent
+        found = [each.name for each in folder.glob("lib/python*/site-packages/*.dist-info")]
+    version = ".".join(map(str, interpreter.version))
+    return [interpreter.path, version, interpreter.torch, *sorted(found)]
+
+
+# ---
+# Who runs the cells of a sweep: processes of this machine, or the nodes of a Ray cluster.
+
+
+#: A plan makes two simulated runs at a time.
+_CORES_OF_CELL: Final = 2
+#: RAM of the processes of a small plan; who needs more gives way where it runs short.
+_RAM_OF_CELL: Final = 3 << 30
+
+#: Cells by their key, in the order in which they are run.
+Jobs = Mapping[str, CellJob]
+Ends = Generator[tuple[str, CellEnd], None, None]
+
+
+class RayError(TrainfitError):
+    """Ray is not installed, or its cluster cannot be reached."""
+
+
+def cells_at_once() -> int:
+    """As many as this machine's cores and RAM allow, at least one."""
+    cores = read_cpu(System()).usable_cores.value or 1
+    ram = available_ram()
+    by_ram = cores if ram is None else ram // _RAM_OF_CELL
+    return max(1, min(int(cores) // _CORES_OF_CELL, int(by_ram)))
+
+
+def run_here(jobs: Jobs, at_once: int, warn: Callable[[str], None]) -> Ends:
+    """Each cell's end, as they come.
+
+    Closing the iterator ends the cells that go on; where RAM runs short, the youngest of them is
+    ended and run later.
+    """
+    stop, gate = threading.Event(), RamGate(warn)
+
+    def run(number: int, job: CellJob) -> CellEnd:
+        while True:
+            try:
+                with gate.turn(number, stop.is_set):
+                    return run_cell(job, stop.is_set, lambda: gate.look(number))
+            except GaveWay:
+                continue
+            except RamShort as error:
+                return CellEnd(None, str(error))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        waiting: dict[Future[CellEnd], str] = {}
+        try:
+            for number, (key, job) in enumerate(jobs.items()):
+                waiting[pool.submit(run, number, job)] = key
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield waiting.pop(future), future.result()
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+# ---
+# Ray: chosen for its retries on another node when a worker or a node dies, and as what clusters for
+# training have already. Nothing but the cell's words goes to a node: the user's files are to be
+# there, at the same place, as on a shared file system.
+
+#: Times that a cell is begun once more after its worker or its node was lost.
+_RETRIES: Final = 2
+_POLL_S: Final = 0.5
+
+
+def run_on_ray(jobs: Jobs, address: str) -> Ends:
+    """Each cell's end, as they come, run on the cluster at ``address`` with a CPU of Ray's each.
+
+    Raises :class:`RayError`.
+    """
+    # Ray prints what becomes of its workers; standard output is the result's alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        yield from _on_ray(_ray(address), jobs)
+
+
+def _on_ray(ray: Any, jobs: Jobs) -> Ends:
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(
+            run_cell
+        )
+        waiting: dict[Any, str] = {remote.remote(job): key for key, job in jobs.items()}
+        try:
+            while waiting:
+                done, _ = ray.wait(list(waiting), timeout=_POLL_S)
+                for each in done:
+                    yield waiting.pop(each), _end_of(ray, each)
+        finally:
+            for each in waiting:
+                ray.cancel(each)
+            if waiting:
+                ray.wait(list(waiting), num_returns=len(waiting), timeout=10 * _POLL_S)
+    finally:
+        ray.shutdown()
+
+
+def _ray(address: str) -> Any:
+    os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to its makers
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise RayError(
+            f"--ray {address}: Ray is not installed; pip install 'trainfit[ray]', or leave --ray "
+            "out to run the cells on this machine"
+        ) from None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:  # what is not reached has many ways to say so
+        said = " ".join(str(error).split())[:160]
+        raise RayError(
+            f"--ray {address}: no cluster is reached there ({type(error).__name__}: {said}); start "
+            "one with `ray start --head`, or give its address"
+        ) from None
+    return ray
+
+
+def _end_of(ray: Any, reference: Any) -> CellEnd:
+    try:
+        end: CellEnd = ray.get(reference)
+    except Exception as error:  # a lost worker, or what a node lacks
+        words = [line for line in str(error).splitlines() if line.strip()]
+        said = words[-1].strip()[:200] if words else "no reason was given"
+        return CellEnd(None, f"Ray could not run it ({type(error).__name__}: {said})")
+    return end

@@ -10,11 +10,9 @@ from typing import Final
 
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.plan.prices import Prices
-from trainfit.plan.sweep.cell_run import CellJob, own_variables
+from trainfit.plan.sweep.cell_run import CellJob, Ends, Jobs, key_of, own_variables
 from trainfit.plan.sweep.figures import best_first, failed, place_of_least, read_row
 from trainfit.plan.sweep.grid import Cell, Sweep
-from trainfit.plan.sweep.identity import key_of
-from trainfit.plan.sweep.workers import Ends, Jobs
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.files.writing import write_file
 from trainfit.results.runs.sweep import SweepCell, SweepResult
@@ -48,7 +46,7 @@ def sweep(
     """Run what has no result in ``folder``, and read all.
 
     Args:
-        run: who runs cells (:mod:`trainfit.plan.sweep.workers`).
+        run: who runs cells (:mod:`trainfit.plan.sweep.cell_run`).
         samples: of the whole run (``None``: an epoch, where the data set's size is known).
         defaults: of the verb's options, from a file of the user's.
         fresh: also run the cells that have a result.

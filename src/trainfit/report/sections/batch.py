@@ -19,8 +19,8 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, TIP, chart, tip, values, x, y
+from trainfit.report.layout import Sketch, bars
 from trainfit.report.notes import plain
-from trainfit.report.sketches import Sketch, bars
 from trainfit.results.batch import (
     BatchExplanation,
     Claim,

@@ -19,7 +19,7 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.generation import generation_sections
+from trainfit.report.lengths import generation_sections
 from trainfit.report.notes import (
     finding_items,
     generation_notes,

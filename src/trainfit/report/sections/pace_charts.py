@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from trainfit.report.blocks import PAGE, WHOLE, Chart, figures
 from trainfit.report.charts import COLORS, TIP, Spec, chart, color, thinned, tip, values, x, y
-from trainfit.report.sketches import Sketch, bars, blocks, parts
+from trainfit.report.layout import Sketch, bars, blocks, parts
 from trainfit.results.pace import Block, PaceResult, Phase, RateSummary
 from trainfit.results.text import duration, percent, times
 

@@ -22,8 +22,7 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.generation import generation_sections
-from trainfit.report.lengths import length_sections
+from trainfit.report.lengths import generation_sections, length_sections
 from trainfit.report.notes import (
     finding_items,
     note_text,
@@ -35,7 +34,7 @@ from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts
 from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
-from trainfit.report.sections.loading import loading_facts
+from trainfit.report.sections.loader_figures import loading_facts
 from trainfit.report.sections.memory import (
     INTERVALS,
     figures_table,

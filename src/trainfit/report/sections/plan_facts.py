@@ -11,13 +11,13 @@ from trainfit.report.blocks import facts as facts_of
 from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes
 from trainfit.report.sections.launch import change_text, left_out_text, removed_text, threads_text
-from trainfit.report.sections.loading import effect_text, helps, input_text
+from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH
-from trainfit.results.loader import BUSY, most_helpful_first
+from trainfit.results.loader import BUSY
 from trainfit.results.plan import PlanResult, batch_reasons, run_rate
 from trainfit.results.runs.steps import PEER_COPY
 from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
@@ -341,45 +341,6 @@ def _shapes(result: PlanResult) -> str:
     return shapes_text(result.shapes)
 
 
-def _loader(result: PlanResult) -> str:
-    """Does the DataLoader keep up?"""
-    loading = result.loading
-    if loading is None:
-        return ""
-    found = loading.result
-    if found is None:
-        return f"not tuned: {loading.failure}"
-    if loading.input_at_most is not None and result.cpu is not None and not result.cpu.core_speed:
-        where = result.cpu.name or "the other processor"
-        return f"on {where}: {input_text(loading)}; measured here, see --explain"
-    settings = f"num_workers={(loading.launched or found.recommended).num_workers}"
-    factor = loading.factor or 0.0
-    marked = f" ({BUSY})" if loading.evidence == "busy" else ""
-    if loading.bottleneck == "unknown":
-        why = f": {found.reason}" if found.faults and not found.candidates else ""
-        return f"cannot tell whether {settings} keeps up{why}: see --explain"
-    if loading.bottleneck == "gpu":
-        more = f" ({times(factor)} the GPU's rate)" if factor >= _SAME else ""
-        return f"{settings} keeps up{more}{marked}"
-    most = "up to " if loading.step_is_bound else ""
-    text = f"{settings} slows the step {most}{times(factor)}{marked}"
-    helpful = next(filter(helps, most_helpful_first(found.advice)), None)
-    if helpful is not None:
-        text += f"; {effect_text(helpful)}: {helpful.title}"
-    return text
-
-
-def _wrong_data(result: PlanResult) -> str:
-    """What makes workers read other data than they are asked for, and its fix."""
-    found = result.loading.result if result.loading is not None else None
-    faults = found.faults if found is not None else ()
-    wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
-    if wrong is None:
-        return ""
-    at = f" ({wrong.place})" if wrong.place is not None else ""
-    return f"{wrong.title}{at}; fix: {wrong.fix.action}"
-
-
 def _threads(result: PlanResult) -> str:
     """Variables and cores before the command."""
     return threads_text(result.launch_parts)
@@ -427,10 +388,6 @@ def _files(result: PlanResult) -> str:
     return "; ".join(protection_notes(result.protection))
 
 
-#: Kinds of faults of a DataLoader by which its workers give wrong samples.
-_WRONG_DATA = (
-    *("shared_handle", "handle_before_fork", "iterable_not_sharded", "generator_copied"),
-)
 #: What is shown, in this order: its name, its detail, its text.
 _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
@@ -440,8 +397,8 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("step", 10, _step),
     ("samples", 25, _makeup),
     ("shapes", 22, _shapes),
-    ("DataLoader", 20, _loader),
-    ("fault", 5, _wrong_data),
+    ("DataLoader", 20, keeps_up_text),
+    ("fault", 5, wrong_data_text),
     ("threads", 12, _threads),
     ("variables", 0, _removed),
     ("not set", 55, _left_out),

@@ -45,8 +45,8 @@ from trainfit.report.charts import (
     x,
     y,
 )
+from trainfit.report.layout import bars
 from trainfit.report.notes import plain
-from trainfit.report.sketches import bars
 from trainfit.report.watch import (
     PHASES,
     answer,

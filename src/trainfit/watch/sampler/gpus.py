@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from trainfit.hardware.gpu.local_gpu import visible
-from trainfit.hardware.machine.nvml_counters import NvmlDevice
+from trainfit.hardware.machine.nvml import NvmlDevice
 from trainfit.results.runs.tables import GPUS, Table, empty_rows
 from trainfit.results.runs.watched import plain_uuid
 
