@@ -19,6 +19,7 @@ from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
+from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch
 
 pytestmark = [
@@ -78,6 +79,14 @@ def test_a_length_that_gpu_data_tells_is_the_models() -> None:
         watch._begin(model, config, {"input_ids_length": 100})
         assert watch.text is not None and config.max_length == length
         assert (watch.text.calls_left, "GPU data" in watch.text.by) == (length - 100, assumed)
+
+
+def test_batches_of_padded_texts_are_no_text() -> None:
+    loop, found = DecodeLoop(), []
+    for call, length in enumerate((291, 292, 292, 270, 271, 272)):
+        loop.given(torch.nn.Identity() if not call else loop.module, (("ids", (64, length)),))  # type: ignore[arg-type]
+        found.append(loop.called(call + 1))
+    assert found == [False] * 5 + [True]
 
 
 def test_a_loop_without_end_ends_with_the_models_positions() -> None:

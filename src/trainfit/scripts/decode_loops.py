@@ -11,6 +11,8 @@ from trainfit.results.runs.generation import GeneratedText
 
 #: Names of the tensors that a call was given, and their shapes.
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
+#: Calls in a row, each given one position more, that are a text.
+_GROWN = 2
 
 
 class DecodeLoop:
@@ -21,7 +23,7 @@ class DecodeLoop:
         self.module: torch.nn.Module | None = None
         self.signature: Signature = ()
         self.decodes = 0
-        self._prefill = 0
+        self._prefill = self._grown = 0
         self._before: Signature = ()
         self._prompt: Signature = ()
         self.is_text = self._follows = self._grows = False
@@ -37,10 +39,13 @@ class DecodeLoop:
         """That call was step ``steps`` (from 1); is it one for a further token?"""
         if self._follows:
             self.decodes += 1
-            self.is_text = self.is_text or self._grows
+            self._grown += self._grows
+            # Padded batches may be one position longer than the one before by chance.
+            self.is_text = self.is_text or self._grown >= _GROWN
         else:
             # The call before was for the prompt, if this one is for a single position.
             self.is_text = steps > 1 and _has_one_position(self.signature)
+            self._grown = 0
             self.decodes = int(self.is_text)
             self._prefill = steps - 1 - self.decodes
             self._prompt = self._before if self.is_text else self.signature

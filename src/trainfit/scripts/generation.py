@@ -164,6 +164,8 @@ class GenerationWatch:
         module = self._loop.module
         if module is not None and self.in_loop:
             self.frozen = recording
+            rounds = self._simulation.engine.rounds
+            rounds.most = max(rounds.most, text.limit or 0)
             self._counted = CountedCalls(
                 module, self._loop.signature, self._add_call, lambda: self.over()
             )

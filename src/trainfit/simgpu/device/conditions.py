@@ -113,12 +113,13 @@ class Rounds:
 
     def __init__(self) -> None:
         self._counts: dict[Any, tuple[int, int]] = {}
+        self.most = ROUNDS
 
     def over(self, found: Condition, step: int) -> bool:
         """Has it been round often enough, within a step? Then counting starts again."""
         before, count = self._counts.get(found.place, (step, 0))
         count = count + 1 if before == step else 1
-        ends = count > ROUNDS
+        ends = count > self.most
         self._counts[found.place] = (step, 0 if ends else count)
         return ends
 
