@@ -78,6 +78,8 @@ def test_what_comes_with_a_later_epoch_comes_once(tmp_path: Path, condition: str
     body = f"epoch = number - 1\nif {condition}:\n    self.did.append(self.step)"
     assert _did(tmp_path, body, every=500) == [2]
     assert _did(tmp_path, body, every=500, is_main=False) == [2] * ("every" in condition)
+    of_all = body.replace("epoch", "max_epoch")
+    assert _did(tmp_path, of_all, every=500) == []  # how many there are does not change
 
 
 def test_of_a_callback(tmp_path: Path) -> None:

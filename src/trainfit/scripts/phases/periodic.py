@@ -23,6 +23,8 @@ from trainfit.simgpu.device.user_location import is_library
 _LOOPS: Final = ("/transformers/trainer_callback.py",)
 _LOOPING: Final = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+#: Words in the name of how many epochs there are.
+_TOTALS: Final = frozenset(("max", "min", "num", "n", "total", "start", "last", "best"))
 
 _Trace = Callable[[FrameType, str, Any], Any]
 
@@ -234,9 +236,9 @@ class _WithoutRemainder(ast.NodeTransformer):
 
 
 def _counts_epochs(node: ast.expr) -> bool:
-    """``epoch``, ``self.current_epoch``."""
-    name = getattr(node, "id", getattr(node, "attr", ""))
-    return "epoch" in name.lower()
+    """``epoch``, ``self.current_epoch``; not ``args.epochs`` or ``max_epoch``, which stay."""
+    words = getattr(node, "id", getattr(node, "attr", "")).lower().split("_")
+    return "epoch" in words and not _TOTALS.intersection(words)
 
 
 def _is_remainder(node: ast.expr) -> bool:
