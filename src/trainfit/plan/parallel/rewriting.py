@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -48,7 +49,8 @@ class Rewriting:
         self._added: list[_Allocation] = []
         self._kernels: list[tuple[int, dict[str, int]]] = []
         self._frees: dict[int, int] = {}
-        self._dispatched: list[tuple[int, int]] = []
+        #: Before which operator of the recording how many come, and whose phase they have.
+        self._dispatched: list[tuple[int, int, int]] = []
         made = np.flatnonzero(recording.events % 4 == MALLOC)
         self._made = made
         self._op_of_made = np.maximum.accumulate(recording.alloc_op[recording.events[made] >> 2])
@@ -118,9 +120,10 @@ class Rewriting:
         row = {**_KERNEL, **columns, "kind": KERNEL_KINDS.index(kind), "op": op, "stream": stream}
         self._kernels.append((place, row))
 
-    def dispatch(self, op: int, count: int) -> None:
-        """The CPU dispatches so many operators behind operator ``op``, of its phase and module."""
-        self._dispatched.append((op, count))
+    def dispatch(self, op: int, count: int, *, before: bool = False) -> None:
+        """The CPU dispatches so many operators behind operator ``op`` (or before it), of its phase
+        and module. What is launched there in addition is theirs, one launch each."""
+        self._dispatched.append((op if before else op + 1, count, op))
 
     def mark(self, place: int, op: int, stream: int = 0) -> tuple[int, int]:
         """An event on a stream; what :meth:`wait` is given."""
@@ -140,33 +143,37 @@ class Rewriting:
         """The recording with all changes; ``header`` and ``columns`` replace its own."""
         changed = dataclasses.replace(self.recording, **columns)
         new_alloc, fields = self._allocations(changed)
-        fields |= self._launches(changed)
+        number = self._numbers()
+        fields |= self._launches(changed, number)
         found: dict[str, Any] = {**self.recording.header, **header}
         parameters = found.get("parameters")
         if parameters is not None:
             found["parameters"] = [[int(new_alloc[alloc]), *rest] for alloc, *rest in parameters]
         fields["workspace_alloc"] = new_alloc[self.recording.workspace_alloc]
         fields["header"] = found
-        self._operators(changed, fields, found)
+        self._operators(changed, fields, found, number)
         return dataclasses.replace(changed, simulated=None, **fields)
 
+    def _numbers(self) -> IntArray:
+        """The new number of each operator."""
+        # At one place those behind the operator before it come first.
+        self._dispatched.sort(key=lambda each: (each[0], each[2]))
+        ops = np.arange(len(self.recording.op_name) + 1)
+        places = np.sort([place for place, count, _ in self._dispatched for _ in range(count)])
+        return ops + np.searchsorted(places, ops, "right")
+
     def _operators(
-        self, recording: Recording, fields: dict[str, Any], header: dict[str, Any]
+        self, recording: Recording, fields: dict[str, Any], header: dict[str, Any], number: IntArray
     ) -> None:
         """Columns of operators with those that are added, and new numbers where operators are
         named."""
-        behind = np.repeat(
-            np.array([op for op, _ in self._dispatched], dtype=np.int64),
-            np.array([count for _, count in self._dispatched], dtype=np.int64),
-        )
+        rows = np.array(self._dispatched, dtype=np.int64).reshape(-1, 3)
+        places, like = (np.repeat(rows[:, column], rows[:, 1]) for column in (0, 2))
         for name in ("op_name", "op_phase", "op_module", "op_step"):
             column = getattr(recording, name)
-            fields[name] = np.insert(column, behind + 1, column[behind])
-        ops = np.arange(len(recording.op_name) + 1)
-        number = ops + np.searchsorted(np.sort(behind), ops, "left")
-        for name in ("alloc_op", "kernel_op"):
-            column = fields[name]
-            fields[name] = np.where(column < 0, column, number[np.maximum(column, 0)])
+            fields[name] = np.insert(column, places, column[like])
+        made = fields["alloc_op"]
+        fields["alloc_op"] = np.where(made < 0, made, number[np.maximum(made, 0)])
         evaluations = header.get("evaluations") or ()
         if evaluations:
             header["evaluations"] = [[int(number[end]) for end in each] for each in evaluations]
@@ -202,13 +209,36 @@ class Rewriting:
             fields[name] = column[made]
         return new_alloc, fields
 
-    def _launches(self, recording: Recording) -> dict[str, Any]:
-        places = [place for place, _ in self._kernels]
+    def _launches(self, recording: Recording, number: IntArray) -> dict[str, Any]:
+        added = self._added_kernels(number)
+        places = [place for place, _ in added]
+        own = recording.kernel_op
+        renumbered = np.where(own < 0, own, number[np.maximum(own, 0)])
+        recording = dataclasses.replace(recording, kernel_op=renumbered)
         return {
             f"kernel_{name}": np.insert(
-                getattr(recording, f"kernel_{name}"),
-                places,
-                [row[name] for _, row in self._kernels],
+                getattr(recording, f"kernel_{name}"), places, [row[name] for _, row in added]
             )
             for name in _KERNEL
         }
+
+    def _added_kernels(self, number: IntArray) -> list[tuple[int, dict[str, int]]]:
+        """Those that are added, each of a dispatched operator where there is one, else of the one
+        that it was added to."""
+        counts, used = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+        for place, count, op in self._dispatched:
+            counts[op, place] += count
+        found = []
+        for at, row in self._kernels:
+            op = row["op"]
+            before = counts[op, op] and at <= self.launched_before(op)
+            key = op, (op if before else op + 1)
+            if not counts[key]:
+                found.append((at, row | {"op": int(number[op])}))
+                continue
+            # The first of those that come there.
+            first = int(number[op]) - counts[key] if before else int(number[op]) + 1
+            mine = first + min(used[key], counts[key] - 1)
+            used[key] += row["launches"]
+            found.append((at, row | {"op": mine}))
+        return found

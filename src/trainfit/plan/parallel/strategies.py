@@ -117,11 +117,10 @@ class _Job:
         self.rewriting.launch(at, op, kind, stream, read=nbytes, rows=self.ranks)
         return self.rewriting.mark(at, op, stream)
 
-    def copies(self, at: int, op: int, nbytes: int, launches: int = 1, stream: int = 0) -> None:
-        """Copies of so many bytes; stream 0 is that of the computing kernels."""
-        self.rewriting.launch(
-            at, op, "pointwise", stream, read=nbytes, written=nbytes, launches=launches
-        )
+    def copies(self, at: int, op: int, *sizes: int, stream: int = 0) -> None:
+        """A copy of each of so many bytes; stream 0 is that of the computing kernels."""
+        for nbytes in sizes:
+            self.rewriting.launch(at, op, "pointwise", stream, read=nbytes, written=nbytes)
 
     def passes(self) -> list[IntArray]:
         """The operators of each forward and backward pass."""
@@ -149,14 +148,20 @@ class _Job:
             elif nbytes > _SCALAR:
                 sizes[alloc] = round(nbytes * share)
         stepped = recording.op_phase[np.maximum(recording.kernel_op, 0)] == _OPTIMIZER
-        # A launch takes a number of blocks of so many numbers each: there are fewer, but one.
+        trained = [kept[each.module, each.nbytes] for each in self.parameters if each.trained]
+        tensors = sum(map(bool, trained)) / max(1, len(trained))
+        # A launch takes a number of tensors, and of blocks of so many numbers each: there are
+        # fewer, but one.
         return {
             f"kernel_{name}": np.where(
                 stepped,
-                np.maximum(np.rint(column * share).astype(np.int64), np.minimum(column, least)),
+                np.maximum(np.rint(column * part).astype(np.int64), np.minimum(column, least)),
                 column,
             )
-            for name, least in (("flops", 0), ("read", 0), ("written", 0), ("launches", 1))
+            for name, least, part in (
+                *(("flops", 0, share), ("read", 0, share), ("written", 0, share)),
+                *(("launches", 1, share), ("batches", 1, tensors)),
+            )
             for column in (getattr(recording, f"kernel_{name}"),)
         }
 
@@ -229,7 +234,7 @@ def _reduce_gradients(job: _Job) -> None:
         for bucket in _buckets(order):
             op = max(ready[each.alloc] for each in bucket)
             at, nbytes = rewriting.launched_after(op), sum(each.nbytes for each in bucket)
-            job.copies(at, op, nbytes, len(bucket))
+            job.copies(at, op, *(each.nbytes for each in bucket))
             rewriting.dispatch(op, _OF_BUCKET + len(bucket))
             event = rewriting.mark(at, op)
             events.append(job.collective(at, op, "all_reduce", nbytes, stream, event))
@@ -237,7 +242,7 @@ def _reduce_gradients(job: _Job) -> None:
         at = rewriting.launched_after(end)
         for bucket, event in zip(_buckets(order), events, strict=True):
             rewriting.wait(at, end, event)
-            job.copies(at, end, sum(each.nbytes for each in bucket), len(bucket))
+            job.copies(at, end, *(each.nbytes for each in bucket))
             rewriting.dispatch(end, _BACK * len(bucket))
 
 
@@ -346,7 +351,7 @@ class _Sharding:
         if after is not None:
             rewriting.wait(at, ahead, after, self._gathers)
         self._job.copies(at, ahead, whole // ranks, stream=self._gathers)
-        rewriting.dispatch(ahead, _OF_GATHER + len(unit))
+        rewriting.dispatch(ahead, _OF_GATHER + len(unit), before=True)
         event = self._job.collective(at, ahead, "all_gather", whole, self._gathers, None)
         at = rewriting.launched_before(use.first)
         rewriting.wait(at, use.first, event)

@@ -220,8 +220,7 @@ _PUT: Final = (
 for _words, _places, _funcs in (
     (_DATA, (0, 2, 3), (aten.native_layer_norm.default,)),
     (_DATA, (0, 1, 2), (aten.native_group_norm.default,)),
-    (_DATA, (0, 1), (aten._cdist_forward.default, aten.grid_sampler_2d.default)),
-    (_DATA, (0, 1), (aten.grid_sampler_3d.default,)),
+    (_DATA, (0, 1), (aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)),
     (_ITERATED, (0, 1), (aten.binary_cross_entropy.default,)),
     (_ITERATED, (1, 2), (aten.binary_cross_entropy_backward.default,)),
     (_ITERATED, (1, 2), (aten.huber_loss_backward.default,)),
