@@ -21,10 +21,10 @@ doctor = "trainfit doctor --only cores --script {script} --output {out}"
 [case.habit]
 section = 4
 command = "doctor"
-screen = ["zero_grad"]
-kinds = ["zero-grad-missing|zero_grad_missing"]
-replace = "    loss.backward()"
-by = "    optimizer.zero_grad()\\n    loss.backward()"
+screen = ["retain_graph"]
+kinds = ["retain-graph|retain_graph"]
+replace = "backward(retain_graph=True)"
+by = "backward()"
 """
 SCRIPT = """
 import torch
@@ -33,8 +33,9 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(10):
     loss = model(torch.zeros(1, 4)).sum()
-    loss.backward()
+    loss.backward(retain_graph=True)
     optimizer.step()
+    optimizer.zero_grad()
 """
 
 

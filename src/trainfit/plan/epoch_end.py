@@ -137,6 +137,8 @@ class _Evaluations:
         tried: dict[LoaderCut, list[Trace]] = {}
         for each in wanted:
             specs = [_lengthened(spec, each, length) for length in lengths]
+            if each.index is None and not self._is_cut(batch, specs[0]):
+                specs = specs[:1]
             for one in specs:
                 self._job.runs.start(batch, one)
             tried[each] = [self._job.runs.attempt(batch, one) for one in specs]
@@ -149,6 +151,11 @@ class _Evaluations:
             found = (last_batch_fails(self._job.first, batch, at_fault),)
         return each, runs, found
 
+    def _is_cut(self, batch: int | None, spec: RunSpec) -> bool:
+        """Does a DataLoader give an evaluation its batches? One by hand has its whole length."""
+        coverage = self._job.runs.attempt(batch, spec).outcome.coverage
+        return coverage is not None and coverage.evaluation_batches is not None
+
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
@@ -160,12 +167,11 @@ class _Evaluations:
         left = remainder_of(job.first, job.batch, batch) if index is not None else 0
         cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS, left)
         spec = job.sized(spec)
-        if index is None:  # evaluations are not cut
-            lengths = lengths[:1]
         try:
             cut, traces, last = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
+        lengths = lengths[: len(traces)]
         failed = next((each for each in traces if not _went_on(each)), None)
         if failed is not None and index is None and failed.outcome.status == "timeout":
             return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()

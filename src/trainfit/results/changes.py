@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -23,6 +24,11 @@ LEAST_GAIN: Final = 0.002
 
 #: Share of a step's time below which it has not become faster: the model is no finer.
 LEAST_FASTER: Final = 0.02
+
+#: Transformers' names of AdamW (``TrainingArguments.optim``), and of the one whose states of 8 bits
+#: are paged.
+ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
+PAGED: Final = "paged_adamw_8bit"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ from trainfit.plan.command.options import candidates
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import as_switch
 from trainfit.plan.command.words import OFF, ON, Candidate, write_switch, write_texts, written
+from trainfit.results.changes import ADAMW, PAGED
 from trainfit.results.runs.script import ScriptOption
-from trainfit.simgpu.interventions.trainers import ADAMW, PAGED
 
 #: By remedy: switches that ask for it.
 _SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
-import re
 import weakref
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.changes import ADAMW, PAGED
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
@@ -22,9 +22,6 @@ from trainfit.simgpu.patching import ImportHook
 
 _TRAINER: Final = "transformers.trainer"
 _LOADING: Final = "transformers.modeling_utils"
-#: Names of AdamW in ``TrainingArguments``, and of the one whose states of 8 bits are paged.
-ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
-PAGED: Final = "paged_adamw_8bit"
 #: What PEFT's own documentation begins with.
 _RANK: Final = 16
 #: How QLoRA quantizes (Dettmers 2023): values and scales, computing in 16 bits.
