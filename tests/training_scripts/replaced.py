@@ -36,7 +36,7 @@ def main() -> None:
     seen = look()
     print(json.dumps(seen))
     sys.stdout.flush()
-    os._exit(3 if seen["found"] else 0)
+    os.abort()  # what a simulated run printed is shown where it ends unexpectedly
 
 
 def look() -> dict[str, list[str]]:
