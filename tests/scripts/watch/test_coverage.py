@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import sys
 from pathlib import Path
@@ -53,6 +54,26 @@ def test_a_model_that_is_trained_and_called_in_evaluation_mode() -> None:
         assert not watched.watch.result().evaluated
         watched.watch.called(nn.Sequential(model).eval())
         assert watched.watch.result().evaluated
+
+
+@pytest.mark.parametrize("teaches", [False, True])
+def test_averaged_weights_are_evaluated(teaches: bool) -> None:
+    """By a copy of the model; one that each step calls is a teacher."""
+    with Watched() as watched:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        average, other = copy.deepcopy(model).eval(), nn.Linear(4, 4).eval()
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(1, 4):
+            if teaches:
+                watched.watch.called(average)
+            watched.watch.called(model)
+            watched.step(number, number)
+        watched.watch.called(other)
+        assert not watched.watch.result().evaluated
+        watched.watch.called(average)
+        found = watched.watch.result()
+        assert found.evaluated is not teaches
+        assert (found.graph_at is not None) is not teaches  # with gradients on
 
 
 def test_calls_that_every_step_has_are_no_evaluation() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -19,6 +20,13 @@ from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
+
+#: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
+_COPIED: Final = 0.5
+
+
+def _numel(shapes: Counter[tuple[int, ...]]) -> int:
+    return sum(count * math.prod(shape) for shape, count in shapes.items())
 
 
 class CoverageWatch:
@@ -36,6 +44,8 @@ class CoverageWatch:
         self._spans: list[list[int]] = []
         self._called_at = 0
         self._trained: set[int] = set()
+        #: Shapes of what each optimizer trains.
+        self._shapes: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self._evaluated = self._saved = False
         #: Where an evaluation after the first step began with gradients on.
         self._graph_at: str | None = None
@@ -43,6 +53,8 @@ class CoverageWatch:
         self._is_within = False
         #: Was the model called in this step as an evaluation does, and in each before?
         self._has_inferred = False
+        #: Was a copy of it, in the first step?
+        self._has_taught = False
         self._inferring: list[bool] = []
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
@@ -78,11 +90,13 @@ class CoverageWatch:
             return
         try:
             is_own = any(id(each) in self._trained for each in module.parameters())
+            if not is_own and (trains or not self._is_copy(module)):
+                return
         except Exception:  # a module of the user's, whatever it raises
             return
-        if not is_own:
-            return
-        if trains:
+        if not is_own and not self._inferring:
+            self._has_taught = True
+        elif trains:
             self._over()
             self.trains_again()
         elif self._is_evaluation(module):
@@ -93,6 +107,12 @@ class CoverageWatch:
                 self._graph_at = user_frame()
         else:
             self._has_inferred = True
+
+    def _is_copy(self, module: torch.nn.Module) -> bool:
+        """Has it the parameters of what is trained, as averaged weights have (EMA)?"""
+        own = Counter(tuple(each.shape) for each in module.parameters())
+        least = _COPIED * _numel(own)
+        return any(shapes <= own and _numel(shapes) >= least for shapes in self._shapes.values())
 
     def _is_evaluation(self, module: torch.nn.Module) -> bool:
         """Is a call without gradients, or in evaluation mode, none that every step has?
@@ -129,8 +149,8 @@ class CoverageWatch:
 
     def stepped(self, steps: int) -> None:
         """An optimizer step is over, the ``steps``-th."""
-        self._inferring.append(self._has_inferred)
-        self._has_inferred = False
+        self._inferring.append(self._has_inferred or self._has_taught)
+        self._has_inferred = self._has_taught = False
         self._over()
         loader = self._feeding()
         if loader is not None:
@@ -164,13 +184,15 @@ class CoverageWatch:
 
     def _watch_parameters(self, patches: PatchSet) -> None:
         add = torch.optim.Optimizer.add_param_group
-        trained = self._trained
+        trained, shapes = self._trained, self._shapes
 
         @functools.wraps(add)
         def add_param_group(optimizer: Any, param_group: dict[str, Any]) -> None:
             add(optimizer, param_group)
             with contextlib.suppress(Exception):
-                trained.update(map(id, optimizer.param_groups[-1]["params"]))
+                params = optimizer.param_groups[-1]["params"]
+                trained.update(map(id, params))
+                shapes[id(optimizer)].update(tuple(each.shape) for each in params)
 
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
 
