@@ -52,7 +52,7 @@ _STEADY_BYTES: Final = 8 << 20
 
 #: Rooms whose text a program's kernels, and their times, follow from.
 _MODEL: Final = ("simgpu", "speed")
-#: Seconds for simulating a profile's programs anew; they take four.
+#: Seconds for simulating a profile's programs again; they take four.
 _RENEWAL_S: Final = 300.0
 
 _RATE_UNITS: Final[Mapping[str, Unit]] = {"matmul": "FLOP/s", "launch": "s"}

@@ -133,8 +133,9 @@ class _Job:
         left of a parameter's bytes by its module and bytes. Columns that change by it."""
         recording, sizes = self.recording, self.rewriting.alloc_bytes
         whole = sum(each.nbytes for each in self.parameters if each.trained)
-        left = sum(kept[each.module, each.nbytes] for each in self.parameters if each.trained)
-        share = left / whole if whole else 1.0
+        left = [kept[each.module, each.nbytes] for each in self.parameters if each.trained]
+        share = sum(left) / whole if whole else 1.0
+        tensors = sum(map(bool, left)) / max(1, len(left))
         op = recording.alloc_op
         stepping = (op >= 0) & (recording.op_phase[np.maximum(op, 0)] == _OPTIMIZER)
         mine = (recording.alloc_kind == _STATE) | (
@@ -148,8 +149,6 @@ class _Job:
             elif nbytes > _SCALAR:
                 sizes[alloc] = round(nbytes * share)
         stepped = recording.op_phase[np.maximum(recording.kernel_op, 0)] == _OPTIMIZER
-        trained = [kept[each.module, each.nbytes] for each in self.parameters if each.trained]
-        tensors = sum(map(bool, trained)) / max(1, len(trained))
         # A launch takes a number of tensors, and of blocks of so many numbers each: there are
         # fewer, but one.
         return {

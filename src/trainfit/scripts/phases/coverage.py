@@ -86,7 +86,7 @@ class CoverageWatch:
         """An outermost module with parameters is about to be called."""
         trains = module.training and torch.is_grad_enabled()
         self._called_at = self._operators()
-        if self._is_within if not trains else not self._is_within:
+        if not self._trained or (self._is_within if not trains else not self._is_within):
             return
         try:
             is_own = any(id(each) in self._trained for each in module.parameters())

@@ -172,7 +172,7 @@ class Engine(Hooks):
     def wait_for_device(self, *, uploads: bool = False) -> None:
         """The host waits until the current stream has done what was submitted to it.
 
-        ``uploads``: for a copy to the device, which has pinning as its own cure.
+        ``uploads``: for a copy to the device, whose fix is pinned memory.
         """
         self.uploads = uploads
         self.memory.synchronize(self.memory.stream)

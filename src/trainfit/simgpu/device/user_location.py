@@ -60,26 +60,6 @@ def user_frame() -> str | None:
     return frame_of_user(sys._getframe(1))
 
 
-#: PyTorch's Python around a call of one function of its own.
-_WRAPPERS = tuple(
-    os.path.join("torch", *name)
-    for name in (("cuda", "__init__.py"), ("cuda", "memory.py"), ("_tensor.py",))
-)
-
-
-def call_of_user() -> str | None:
-    """``file:line`` that calls what trainfit stands for now, if that line is the user's own and no
-    library's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
-        frame = frame.f_back
-    if frame is None or is_library(frame.f_code.co_filename):
-        return None
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def place_of_user() -> tuple[str, int] | None:
     """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
     frame: FrameType | None = sys._getframe(2)
@@ -123,6 +103,26 @@ def line_of_user(trace: TracebackType | None) -> str | None:
             found = f"{filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+#: PyTorch's Python around a call of one function of its own.
+_WRAPPERS = tuple(
+    os.path.join("torch", *name)
+    for name in (("cuda", "__init__.py"), ("cuda", "memory.py"), ("_tensor.py",))
+)
+
+
+def call_of_user() -> str | None:
+    """``file:line`` that calls what trainfit stands for now, if that line is the user's own and no
+    library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    if frame is None or is_library(frame.f_code.co_filename):
+        return None
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 @functools.cache
