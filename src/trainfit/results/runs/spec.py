@@ -117,7 +117,7 @@ class RunSpec(Exchanged):
         title: what differs, in words, for the progress line.
 
         rank: which process of the job it is.
-        company: ranks that run beside it, whose small values come to it (none: what others send is
+        company: ranks simulated with it, whose small values come to it (none: what others send is
             not known).
 
         steps: ends the run, if nothing does before.

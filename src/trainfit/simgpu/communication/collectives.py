@@ -2,7 +2,7 @@
 
 One process of the job runs here, rank 0 mostly, and the others are taken to hold what it holds:
 what they would send is what it has, so a value that is known stays known, and is what equal ranks
-would make of it. Sends, receives and broadcasts go by what really comes from ranks that run beside
+would make of it. Sends, receives and broadcasts go by what really comes from ranks simulated with
 it. A collective of several ranks is one kernel of NCCL's. As ProcessGroupNCCL has it, one that the
 script waits for by a handle runs on a stream of the group's own, behind what was launched before;
 others run on the current stream.
@@ -469,8 +469,8 @@ def _register(name: str, rule: _Rule) -> None:
 def _meet(
     call: _Call, peers: Peers, name: str, kind: str, tensors: Sequence[Any]
 ) -> tuple[tuple[str, int] | None, Callable[[], None] | None]:
-    """Note what others take part in, and pass on to them, and from them, what runs beside this
-    rank: the peer of a send or a receive, and what brings what is received."""
+    """Note what others take part in, and pass on to and from the ranks that are simulated with this
+    one: the peer of a send or a receive, and what brings what is received."""
     ranks = ranks_of(call.group)
     if name in _TO_OR_FROM:
         what, argument = _TO_OR_FROM[name]
@@ -509,7 +509,7 @@ def _geometry(tensor: Any) -> torch.Tensor:
 def _arrival(
     engine: Engine, peers: Peers, source: int, tensors: Sequence[Any]
 ) -> Callable[[], None] | None:
-    """Gives ``tensors`` what comes from a rank that runs beside this one."""
+    """Gives ``tensors`` what comes from a rank that is simulated with this one."""
     numbers = [peers.expect(source) for _ in tensors]
 
     def arrive() -> None:

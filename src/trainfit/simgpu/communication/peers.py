@@ -33,7 +33,7 @@ class PeerIsGone(RuntimeError):
 
 
 class Peers:
-    """Of one rank: ``rank`` is its number in the job, ``company`` those that run beside it, and
+    """Of one rank: ``rank`` is its number in the job, ``company`` those simulated with it, and
     ``folder`` where it reads and writes what passes between them.
 
     Attributes: ``meetings`` are what it did with others, in order.
