@@ -16,10 +16,9 @@ from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import MAY_CHANGE
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import has_rates, step_seconds, work_law
-from trainfit.plan.sizing.curve import tile_of
+from trainfit.plan.sizing.curve import Grain
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import duration
@@ -67,7 +66,7 @@ def _confirmed(job: PlannedJob, setting: AmpSetting) -> Batches:
             return found
         at, wrong = found
         job.notes.append(wrong)
-        lower = rounded(at // 2, tile_of(job.gpu))
+        lower = Grain.of(job.gpu, job.unit).rounded(at // 2)
         if may_repeat and lower > 1:
             pair = [(lower, at)]
             batches = job.batch_sizes().find(

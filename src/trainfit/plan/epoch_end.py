@@ -29,7 +29,6 @@ from trainfit.plan.remainder import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.plan.sizing.recommendation import rounded
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, step_ends
@@ -366,9 +365,9 @@ def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
 def _recommended(chosen: AmpSetting, allowed: int) -> int:
     """The largest batch size up to ``allowed`` of which the step's time is known, else itself."""
     known = [step.batch_size or 0 for step in chosen.batches.curve.steps]
-    tile = chosen.batches.curve.tile
-    return max((size for size in known if size <= allowed and size % tile == 0),
-               default=rounded(allowed, tile))  # fmt: skip
+    grain = chosen.batches.curve.grain
+    return max((size for size in known if size <= allowed and size % grain.samples == 0),
+               default=grain.rounded(allowed))  # fmt: skip
 
 
 def _with(

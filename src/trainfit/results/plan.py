@@ -419,6 +419,13 @@ def _loader_step_s(
     return seconds
 
 
+def data_set_text(plan: PlanResult, samples: int) -> str:
+    """How many ``samples`` bound the batch size: the data set's, or a process's share of them."""
+    if plan.ranks is not None and samples == plan.samples:
+        return f"each process gets {samples} samples of the data set"
+    return f"the data set has {samples} samples"
+
+
 # ---
 # Why a batch size is recommended, in words that a launch command and a report share.
 
@@ -437,7 +444,7 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     else:
         yield f"smallest with {percent(KNEE)} of the best throughput"
     if data_set is not None and (memory is None or data_set <= memory):
-        yield f"the data set has {data_set} samples"
+        yield data_set_text(result, data_set)
     elif memory is not None and best < memory:
         at_least = "at least " if limits.at_least else ""
         yield f"largest batch {_margin(result)}: {at_least}{memory}"

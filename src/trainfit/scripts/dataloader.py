@@ -453,12 +453,13 @@ class LoaderTracker:
                 private.forget_iterator(loader)
 
     def _original(self, made: _Made) -> _Made:
-        """The first loader made of the same batch sampler."""
+        """The first loader made of the same batch sampler, or of a shard of it."""
         loader = made.loader()
         sampler = getattr(loader, "batch_sampler", None) if loader is not None else None
         if sampler is None:
             return made
-        return next((m for m in self._made if m.batch_sampler() is sampler), made)
+        those = (sampler, getattr(sampler, "batch_sampler", sampler))  # or Accelerate's shard of it
+        return next((m for m in self._made if any(m.batch_sampler() is s for s in those)), made)
 
     def _find(self, loader: Any) -> _Made | None:
         return next((made for made in self._made if made.loader() is loader), None)
@@ -574,12 +575,18 @@ def _with_batches(info: LoaderInfo, made: _Made) -> LoaderInfo:
 
 
 def _samples(loader: Any, batch_sampler: Any) -> int | None:
-    """Samples of an epoch: as many as the sampler gives, which may be part of the data set."""
+    """Samples of an epoch of this process: as many as the sampler gives, which may be part of the
+    data set, or its share of them."""
+    processes = 1
+    if (around := getattr(batch_sampler, "batch_sampler", None)) is not None:  # Accelerate's shard
+        processes, batch_sampler = getattr(batch_sampler, "num_processes", 1), around
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
     length = _length(sampler)
-    return _length(getattr(loader, "dataset", None)) if length is None else length
+    if length is None:
+        length = _length(getattr(loader, "dataset", None))
+    return None if length is None else -(-length // processes)
 
 
 def _length(source: Any) -> int | None:

@@ -16,13 +16,22 @@ from torch import nn
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.batches import full_part, full_steps, half_epoch, most_timed
+from trainfit.plan.runs.batches import (
+    data_set_of,
+    full_part,
+    full_steps,
+    half_epoch,
+    is_full,
+    most_timed,
+    shared_by,
+)
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.attempts import SimulatedBatch, other_path, search
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import (
     MOST_TRIALS,
     Curve,
+    Grain,
     batch_sizes,
     curve_of,
     curve_through,
@@ -35,7 +44,6 @@ from trainfit.plan.sizing.recommendation import (
     EffectiveBatch,
     accumulation_for,
     recommend,
-    rounded,
 )
 from trainfit.results.configuration import BatchOption
 from trainfit.results.dataloader import LoaderSettings
@@ -338,7 +346,7 @@ def by_trial(start: int, memory: Callable[[int], int], time: Callable[[int], flo
     )
     if not found.recommended:
         return found.recommended
-    bounds = Bounds(rounded(found.recommended, Curve().tile), most)
+    bounds = Bounds(Curve().grain.rounded(found.recommended), most)
     assert bounds.most is not None
     known = {batch: measure(batch) for batch in found.tried if batch <= bounds.most}
     known = known or {min(start, bounds.most): measure(min(start, bounds.most))}
@@ -512,8 +520,27 @@ def test_one_full_step_tells_no_time() -> None:
     assert timed(recording_of(trace), 1024, MACHINE, full_steps(trace)) is None
     alone = short_epoch(1024)
     assert timed(recording_of(alone), 1024, MACHINE, full_steps(alone)) is None
-    assert most_timed(trace) == half_epoch(trace, 1030) == 515
-    assert most_timed(alone) == 512
+    assert most_timed(trace, 1024) == half_epoch(trace, 1030) == 515
+    assert most_timed(alone, 1024) == 512
+
+
+def test_a_batch_that_processes_share() -> None:
+    """Each of 6 gets 6 samples of 36: other sizes are multiples of 6, and 6 x 8 is a tile."""
+    alone = short_epoch(6, 6)
+    assert shared_by(alone, 6) == 1
+    recording = recording_of(alone)
+    six = dataclasses.replace(recording, header={**recording.header, "ranks": 6})
+    trace = dataclasses.replace(alone, recording=six)
+    assert (shared_by(trace, 36), shared_by(trace, 6), shared_by(trace, None)) == (6, 1, 1)
+    assert is_full(trace, 36)
+    assert data_set_of(trace, 36) == 72
+    assert batch_sizes(50, 6) == [6, 12, 18, 24, 30, 36, 42, 48]
+    grain = Grain(8, 6)
+    assert [grain.rounded(size) for size in (5, 17, 48, 100)] == [0, 12, 48, 96]
+    steps = tuple(step(size, 1.0 + size / 1000) for size in batch_sizes(400, 6))
+    assert saturation_batch(Curve(steps, grain=grain)) == 384
+    makeup = StepMakeup(6, 1, 6, "DataLoader", 1).of_all(6)
+    assert (makeup.micro_batch, makeup.effective_batch) == (36, 36)
 
 
 def test_a_short_last_batch_is_no_other_path() -> None:

@@ -23,6 +23,7 @@ def run(
     known: Sequence[int] = (8, 16),
     most: int = 1 << 20,
     fails: Callable[[int], bool] = lambda batch: False,
+    unit: int = 1,
 ) -> tuple[Found, list[int]]:
     asked: list[int] = []
 
@@ -35,7 +36,12 @@ def run(
         return [trial(batch) for batch in batches if not fails(batch)]
 
     found = search(
-        map(trial, known), measure, free_bytes=CAPACITY, free_with_headroom_bytes=USABLE, most=most
+        map(trial, known),
+        measure,
+        free_bytes=CAPACITY,
+        free_with_headroom_bytes=USABLE,
+        most=most,
+        unit=unit,
     )
     assert len(asked) <= MOST_TRIALS
     assert len(set(asked)) == len(asked)
@@ -154,3 +160,9 @@ def test_what_trials_tell_without_others() -> None:
 )
 def test_how_far_memory_seems_to_reach(known: list[tuple[int, int]], most: int, reach: int) -> None:
     assert reach_of([trial(*each) for each in known], USABLE, most) == reach
+
+
+def test_sizes_that_processes_can_share_are_tried() -> None:
+    found, asked = run(lambda batch: 1_000 * batch, known=(6, 12), unit=6)
+    assert asked and not any(batch % 6 for batch in asked)
+    assert found.recommended is not None and 850 <= found.recommended <= 900

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from helpers_report import plan_text, screen, whole
 from trainfit.hardware import find_gpu
-from trainfit.plan.sizing.curve import Curve, saturation_batch, tile_of
-from trainfit.plan.sizing.recommendation import rounded
+from trainfit.plan.sizing.curve import Curve, Grain, saturation_batch
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.configuration import BatchCheck, Configuration
@@ -315,11 +314,11 @@ def test_multiples_of_8_are_for_tensor_cores_alone() -> None:
     assert "multiple of 8" not in " ".join(plan_text(plan).split())
     card, other = find_gpu("GTX 1650"), find_gpu("T4")
     assert card.sources["tensor_flops"] == NO_TENSOR_CORES
-    assert (tile_of(card), tile_of(other)) == (1, 8)
-    assert (rounded(43, tile_of(card)), rounded(43, tile_of(other))) == (43, 40)
+    assert (Grain.of(card).samples, Grain.of(other, 6).samples) == (1, 48)
+    assert [Grain.of(gpu).rounded(43) for gpu in (card, other)] == [43, 40]
     steps = tuple(
         StepSpeed(size, 1.0, (0.5, 2.0), 1.0, 0.0, 0.0, "bandwidth", float(min(size, 11)))
         for size in range(1, 17)
     )
-    assert saturation_batch(Curve(steps, tile=tile_of(card))) == 11
+    assert saturation_batch(Curve(steps, grain=Grain.of(card))) == 11
     assert saturation_batch(Curve(steps)) == 16

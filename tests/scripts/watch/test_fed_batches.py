@@ -197,3 +197,27 @@ def test_loaders_are_shut_down_and_can_be_iterated_again() -> None:
         tracker.shut_down()
     finally:
         patches.restore()
+
+
+class Shard:
+    """One process's batches of several processes', as Accelerate's ``BatchSamplerShard``."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler, self.num_processes = batch_sampler, 2
+        self.batch_size, self.drop_last = batch_sampler.batch_size, False
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from list(self.batch_sampler)[::2]
+
+
+def test_an_epoch_of_a_shard_is_the_process_s_own() -> None:
+    made: list[DataLoader[Any]] = []
+
+    def rebuilt() -> DataLoader[Any]:
+        made.append(DataLoader(torch.zeros(9, 3), 2))  # type: ignore[arg-type]
+        return DataLoader(made[0].dataset, batch_sampler=Shard(made[0].batch_sampler))  # type: ignore[arg-type]
+
+    found, batches = watched(rebuilt)
+    assert (found.samples, found.data_set, found.batch_size) == (5, 9, 2)
+    assert found.index == 0  # the user's own
+    assert sum(map(len, batches)) == 5

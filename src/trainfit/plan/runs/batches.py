@@ -22,7 +22,20 @@ def data_set_of(trace: Trace, batch: int | None) -> int | None:
         return None
     if not loader.samples and loader.fed and not is_full(trace, batch):
         return loader.fed[0]
-    return min(filter(None, (loader.samples, loader.data_set)), default=None)
+    shared = shared_by(trace, batch)
+    samples = loader.samples * shared if loader.samples else None
+    return min(filter(None, (samples, loader.data_set)), default=None)
+
+
+def shared_by(trace: Trace, batch: int | None) -> int:
+    """Processes that a batch is divided among: 8, where the batch size is 32 and each of 8 gets 4
+    samples of it (Accelerate's ``split_batches``, ultralytics' ``batch``); 1 where each has a batch
+    of that size to itself."""
+    loader, recording = trace.outcome.loader, trace.recording
+    ranks = int(recording.header.get("ranks") or 1) if recording is not None else 1
+    if loader is None or not loader.fed or ranks * loader.fed[0] != batch:
+        return 1
+    return ranks
 
 
 def drops_last(trace: Trace) -> bool:
@@ -34,7 +47,9 @@ def drops_last(trace: Trace) -> bool:
 def is_full(trace: Trace, batch: int | None) -> bool:
     """Was the first batch as large as was asked for, as far as can be told?"""
     loader = trace.outcome.loader
-    return loader is None or batch is None or not loader.fed or loader.fed[0] >= batch
+    if loader is None or batch is None or not loader.fed:
+        return True
+    return loader.fed[0] * shared_by(trace, batch) >= batch
 
 
 def full_steps(trace: Trace) -> int | None:
@@ -49,16 +64,16 @@ def full_steps(trace: Trace) -> int | None:
     return max(1, loader.samples // max(loader.fed[0], 1) // _batches_of_step(recording))
 
 
-def most_timed(trace: Trace) -> int | None:
-    """The largest batch size of which an epoch has two steps, where the run at hand has one and
-    so tells no step's time; ``None`` where it tells it, or more is not known.
+def most_timed(trace: Trace, batch: int | None) -> int | None:
+    """The largest batch size of which an epoch has two steps, where the run at hand, of ``batch``,
+    has one and so tells no step's time; ``None`` where it tells it, or more is not known.
 
     What a script does after a step counts to the step that follows.
     """
     loader = trace.outcome.loader
-    if full_steps(trace) != 1 or loader is None:
+    if full_steps(trace) != 1 or loader is None or not loader.samples:
         return None
-    return half_epoch(trace, loader.samples)
+    return half_epoch(trace, loader.samples * shared_by(trace, batch))
 
 
 def half_epoch(trace: Trace, samples: int | None) -> int | None:
@@ -91,7 +106,7 @@ def most_full(first: Trace, batch: int | None) -> int | None:
         return None
     # Other batch sizes are compared over the least number of steps.
     share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
-    return loader.samples // max(math.ceil(loader.batches * share), 1)
+    return loader.samples * shared_by(first, batch) // max(math.ceil(loader.batches * share), 1)
 
 
 def pairs_of(batch: int, most: int | None, gpus: int = 1) -> Iterator[tuple[int, int]]:

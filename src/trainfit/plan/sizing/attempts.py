@@ -126,11 +126,13 @@ def search(
     free_bytes: int,
     free_with_headroom_bytes: int,
     most: int,
+    unit: int = 1,
 ) -> Found:
     """Close in on both limits by secants through the measured peaks.
 
     ``measure`` makes trials at the given batch sizes and may leave out those that failed: the
-    search goes on below them. None is asked for twice, and none above ``most``.
+    search goes on below them. None is asked for twice, and none but multiples of ``unit`` up to
+    ``most``.
     """
     trials = {trial.batch: trial for trial in known}
     asked = set(trials)
@@ -141,8 +143,9 @@ def search(
     left = MOST_TRIALS
     while left:
         failed = asked - trials.keys()
-        guesses = (_next(trials, failed, good, free, most) for good, free in goals)
-        wanted = [guess for guess in dict.fromkeys(guesses) if guess and guess not in asked]
+        guesses = (_next(trials, failed, good, free, most) or 0 for good, free in goals)
+        whole = dict.fromkeys(guess - guess % unit for guess in guesses)
+        wanted = [guess for guess in whole if guess and guess not in asked]
         if not wanted:
             break
         wanted = wanted[:left]
@@ -310,6 +313,7 @@ class Attempts:
         spec: RunSpec,
         noise_scale: float | None,
         trials_left: int,
+        unit: int = 1,
     ) -> Curve:
         """Steps up to ``most`` samples, from ``known`` runs of ``spec`` and as many more as
         needed, no more than ``trials_left``; of all of them over as many steps, for some may end
@@ -321,13 +325,13 @@ class Attempts:
             trace = next((run for _, run in self.made([size], spec)), None)
             if trace is None:
                 return None
-            bounds.extend(filter(None, [most_timed(trace)]))
+            bounds.extend(filter(None, [most_timed(trace, size)]))
             traces[size] = trace
             return self._timed(trace, size)
 
         steps: dict[int, StepSpeed] = {}
         for size, trace in known.items():
-            bounds.extend(filter(None, [most_timed(trace)]))
+            bounds.extend(filter(None, [most_timed(trace, size)]))
             if trace.recording is not None and is_full(trace, size):
                 step = self._timed(trace, size)
                 steps |= {size: step} if step is not None else {}
@@ -338,11 +342,11 @@ class Attempts:
         if not steps:
             return Curve()
         least = functools.partial(min, bounds, default=None)
-        found = refine(steps, most, measure, noise_scale, least, trials_left)
+        found = refine(steps, most, measure, noise_scale, least, trials_left, unit)
         shortest = min((number for size in found if (number := _timed_steps(traces[size])) > 1),
                        default=None)  # fmt: skip
         alike = {size: self._timed(traces[size], size, shortest) or found[size] for size in found}
-        return curve_through(alike, most)
+        return curve_through(alike, most, unit)
 
     def _timed(self, trace: Trace, size: int, most: int | None = None) -> StepSpeed | None:
         full = full_steps(trace)

@@ -18,7 +18,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.attempts import Attempts, Found, found_by, reach_of, search
 from trainfit.plan.sizing.costing import has_rates
-from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, curve_of, tile_of, with_sizes
+from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, Grain, curve_of, with_sizes
 from trainfit.plan.sizing.laws import Batches, RecordedPair, law_above, law_of
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.plan.sizing.recommendation import (
@@ -26,7 +26,6 @@ from trainfit.plan.sizing.recommendation import (
     EffectiveBatch,
     Recommendation,
     recommend,
-    rounded,
 )
 from trainfit.results.configuration import BatchCheck, BatchLimits
 from trainfit.results.runs.spec import RunSpec
@@ -50,7 +49,7 @@ class BatchSizes:
     ``shapes`` says what stands for all batches where they vary in shape: memory is that of the
     longest. ``thorough``: sizes that are simulated one by one are explored up to the largest that
     fits, even where it is not what limits the recommended one. ``infers``: the script trains
-    nothing.
+    nothing. Batch sizes are multiples of ``unit``.
     """
 
     def __init__(
@@ -66,6 +65,7 @@ class BatchSizes:
         *,
         thorough: bool = True,
         infers: bool = False,
+        unit: int = 1,
     ) -> None:
         self._thorough = thorough
         self._infers = infers
@@ -76,7 +76,7 @@ class BatchSizes:
         self._runs = runs
         self._memory_model = memory_model
         self._machine = machine
-        self._tile = tile_of(machine.gpu)
+        self._grain = Grain.of(machine.gpu, unit)
         self._attempts = Attempts(runs, memory_model, machine, notes)
 
     def find(
@@ -197,13 +197,16 @@ class BatchSizes:
         headroom. So is the work of a step; where it is not, steps are simulated one by one."""
         memory_model = self._memory_model
         largest = memory_model.largest(law)
+        largest -= largest % self._grain.unit
         allowed = memory_model.largest(law, memory_model.usable_bytes) if largest else 0
-        memory = rounded(allowed, self._tile)
+        memory = self._grain.rounded(allowed)
         bounds = Bounds(
             memory, data_set_of(known[batch], batch), drops_last=drops_last(known[batch])
         )
         most = _compared(bounds, known[batch])
-        curve = curve_of(self._timing_pair(pair, spec, timing), self._machine, most or largest)
+        curve = curve_of(
+            self._timing_pair(pair, spec, timing), self._machine, most or largest, self._grain.unit
+        )
         if not curve.steps and most and by_trial:
             curve = self._timed_curve(known, batch, most, spec, timing, curve.notes)
         found = self._recommend(bounds, curve, batch, known[batch])
@@ -233,13 +236,14 @@ class BatchSizes:
             free_bytes=self._memory_model.capacity_bytes - context,
             free_with_headroom_bytes=self._memory_model.usable_bytes - context,
             most=data_set or LARGEST,
+            unit=self._grain.unit,
         )
         if found.recommended is None and not self._attempts.trial(batch, present).fits:
             return self._only_present(present, batch, f"{why}; {_tried(found)}")
-        memory = None if found.recommended is None else rounded(found.recommended, self._tile)
+        memory = None if found.recommended is None else self._grain.rounded(found.recommended)
         at_least = found.too_large is None and found.largest == found.recommended
         bounds = Bounds(memory, data_set, at_least, drops_last(present))
-        curve = Curve(tile=self._tile)
+        curve = Curve(grain=self._grain)
         if self._attempts.note_other_paths(batch, paths):
             if len(found.tried) < _LEAST_TRIALS:
                 return self._only_present(present, batch, f"{why}; {_tried(found)}", _PATHS)
@@ -276,7 +280,7 @@ class BatchSizes:
             before = reach
             trials = [self._attempts.trial(size, trace) for size, trace in made.items()]
             reach = reach_of(trials, free, data_set or LARGEST) if len(trials) > 1 else 0
-            bounds = Bounds(rounded(reach, self._tile), data_set, True, drops_last(present))
+            bounds = Bounds(self._grain.rounded(reach), data_set, True, drops_last(present))
             most = _compared(bounds, present)
             if not most or reach <= before or not has_rates(self._machine.gpu):
                 return None
@@ -290,7 +294,7 @@ class BatchSizes:
         found = found_by([self._attempts.trial(size, trace) for size, trace in made.items()])
         if (found.recommended or 0) < best:
             return None
-        memory = max(best, rounded(found.recommended or 0, self._tile))
+        memory = max(best, self._grain.rounded(found.recommended or 0))
         bounds = dataclasses.replace(bounds, memory=memory, at_least=found.too_large is None)
         advised = self._recommend(bounds, curve, batch, present)
         if advised.furthest != best or not advised.batch:
@@ -330,13 +334,15 @@ class BatchSizes:
     ) -> Curve:
         """Steps up to ``most`` samples, from ``known`` runs and up to ``trials_left`` more."""
         if not has_rates(self._machine.gpu):
-            return Curve((), notes, self._tile)
+            return Curve((), notes, self._grain)
         noise_scale = self._noise_scale
         if batch in known and self._effective(known[batch], batch).is_kept:
             noise_scale = None
         usable = known if timing == spec else {}
-        curve = self._attempts.timed_curve(usable, batch, most, timing, noise_scale, trials_left)
-        return dataclasses.replace(curve, notes=(*notes, *curve.notes), tile=self._tile)
+        curve = self._attempts.timed_curve(
+            usable, batch, most, timing, noise_scale, trials_left, self._grain.unit
+        )
+        return dataclasses.replace(curve, notes=(*notes, *curve.notes), grain=self._grain)
 
     def _recommend(
         self, bounds: Bounds, curve: Curve, batch: int, present: Trace
@@ -357,12 +363,15 @@ class BatchSizes:
     def _effective(self, present: Trace, batch: int) -> EffectiveBatch:
         loader = present.outcome.loader
         # The data set may have had fewer samples than were asked for.
-        given = min(batch, loader.fed[0]) if loader is not None and loader.fed else batch
+        unit, given = self._grain.unit, batch
+        if loader is not None and loader.fed:
+            given = min(batch, loader.fed[0] * unit)
         is_summed = present.outcome.learning.is_divided is False
         recording = recording_of(present)
+        makeup = recording.makeup
         return EffectiveBatch(
             self._command,
-            recording.makeup,
+            makeup.of_all(unit) if makeup is not None else None,
             given,
             is_summed=is_summed,
             optimizer=str(recording.header.get("optimizer") or ""),
@@ -380,7 +389,7 @@ class BatchSizes:
         else:
             found = recommend(
                 bounds,
-                Curve(tile=self._tile),
+                Curve(grain=self._grain),
                 batch,
                 without_curve=reason,
                 unfit=self._growth.unfit,

@@ -24,15 +24,45 @@ _TILE: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """Steps at other batch sizes, the smallest first, and what is to be said of them.
+class Grain:
+    """Which batch sizes are chosen.
 
-    Of ``tile`` samples a multiple is recommended (:func:`tile_of`).
+    Attributes:
+        tile: samples that a process's batch is best a multiple of.
+        unit: processes that divide a batch among them; a batch size is a multiple of it.
     """
+
+    tile: int = _TILE
+    unit: int = 1
+
+    @staticmethod
+    def of(gpu: GpuSpec, unit: int = 1) -> Grain:
+        """Tensor cores work on tiles of 8; without them any number will do."""
+        return Grain(_TILE if gpu.has_tensor_cores else 1, unit)
+
+    @property
+    def samples(self) -> int:
+        """What a batch size is best a multiple of."""
+        return self.tile * self.unit
+
+    def rounded(self, batch: int) -> int:
+        """Down to a multiple of :attr:`samples`, where one is left (a process's batch has at most 7
+        samples less); else of the unit, 0 where none is left."""
+        return batch - batch % (self.samples if batch > self.samples else self.unit)
+
+    def allows(self, batch: int) -> bool:
+        """May ``batch`` be chosen: a small one, or a multiple of :attr:`samples`?"""
+        return not batch % (self.unit if batch <= self.samples // 2 else self.samples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Steps at other batch sizes, the smallest first, and what is to be said of them; one that
+    ``grain`` allows is recommended."""
 
     steps: tuple[StepSpeed, ...] = ()
     notes: tuple[str, ...] = ()
-    tile: int = _TILE
+    grain: Grain = Grain()
 
 
 def with_step(curve: Curve, step: StepSpeed | None) -> Curve:
@@ -44,28 +74,24 @@ def with_step(curve: Curve, step: StepSpeed | None) -> Curve:
     return dataclasses.replace(curve, steps=tuple(steps))
 
 
-def tile_of(gpu: GpuSpec) -> int:
-    """Samples that a batch size is best a multiple of: Tensor cores work on tiles of 8; without
-    them 1."""
-    return _TILE if gpu.has_tensor_cores else 1
-
-
 def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | None:
-    """The smallest batch size that is nearly as fast as any (:func:`knee`), as a multiple of the
-    curve's tile where one is left; ``None`` where that is not known.
+    """The smallest batch size that is nearly as fast as any (:func:`knee`), as one that the
+    curve's grain allows where one is left; ``None`` where that is not known.
 
     The multiple has to be nearly as fast itself: where a script takes a batch in parts of 3, that
     of 6 is, and that of 8 is not."""
     fast = [each.batch_size or 0 for each in _nearly_as_fast(curve.steps, noise_scale)]
     for size in fast:
-        if size <= curve.tile // 2 or not size % curve.tile:
+        if curve.grain.allows(size):
             return size
-    most = curve.steps[-1].batch_size or 0 if fast else 0
-    return min(-(-fast[0] // curve.tile) * curve.tile, most) if fast else None
+    most, samples = curve.steps[-1].batch_size or 0 if fast else 0, curve.grain.samples
+    return min(-(-fast[0] // samples) * samples, most) if fast else None
 
 
-def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
-    """Steps at batch sizes up to ``largest``, from two recordings at different ones."""
+def curve_of(pair: Pair, machine: Machine, largest: int, unit: int = 1) -> Curve:
+    """Steps at multiples of ``unit`` up to ``largest``, from two recordings at different batch
+    sizes."""
+    largest -= largest % unit
     if not has_rates(machine.gpu) or len(pair) != 2 or not largest:
         return Curve()
     try:
@@ -82,19 +108,19 @@ def curve_of(pair: Pair, machine: Machine, largest: int) -> Curve:
             ),
         )
     per_batch = shares.pop()
-    sizes = batch_sizes(largest)
+    sizes = batch_sizes(largest, unit)
     return Curve(
         tuple(speed_of(step_time(law.at(size), machine), size, per_batch) for size in sizes),
-        tile=tile_of(machine.gpu),
+        grain=Grain.of(machine.gpu, unit),
     )
 
 
-def batch_sizes(largest: int) -> list[int]:
-    """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, …: four to each doubling, and the largest."""
-    sizes = {largest}
-    power = 1
+def batch_sizes(largest: int, unit: int = 1) -> list[int]:
+    """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, … times ``unit``: four to each doubling, and the largest."""
+    sizes = {largest - largest % unit}
+    power = unit
     while power <= largest:
-        sizes |= {power + power * part // _PARTS for part in range(_PARTS)}
+        sizes |= {power + power // unit * part // _PARTS * unit for part in range(_PARTS)}
         power *= 2
     return sorted(size for size in sizes if size <= largest)
 
@@ -185,7 +211,7 @@ def timed(
     return speed_of(found, batch, samples_per_batch(recording, batch))
 
 
-def curve_through(trials: Mapping[int, StepSpeed], most: int) -> Curve:
+def curve_through(trials: Mapping[int, StepSpeed], most: int, unit: int = 1) -> Curve:
     """Steps up to ``most`` samples: as simulated, and in proportion between two that were.
 
     That is samples/s = B / (a + b B) from each trial to the next. Below the smallest trial the step
@@ -194,7 +220,7 @@ def curve_through(trials: Mapping[int, StepSpeed], most: int) -> Curve:
     known = sorted(size for size in trials if size <= most)
     if not known:
         return Curve()
-    sizes = sorted({*(size for size in batch_sizes(most) if size <= known[-1]), *known})
+    sizes = sorted({*(size for size in batch_sizes(most, unit) if size <= known[-1]), *known})
     between = tuple(trials[size] if size in trials else _between(trials, size) for size in sizes)
     said = ", ".join(map(str, known))
     return Curve(between, (f"steps were simulated at batch sizes {said}; others lie between",))
@@ -207,6 +233,7 @@ def refine(
     noise_scale: float | None = None,
     most_timed: Callable[[], int | None] = lambda: None,
     trials_left: int = MOST_TRIALS,
+    unit: int = 1,
 ) -> dict[int, StepSpeed]:
     """More trials, until the recommended batch size no longer depends on which were made.
 
@@ -217,8 +244,8 @@ def refine(
     grid of batch sizes. No more than ``trials_left`` are made.
     """
     known, failed = dict(trials), set[int]()
-    grid = [size for size in batch_sizes(most) if size <= _GRID // 2 or not size % _GRID]
-    grid = sorted({*grid, most})
+    grid = [size for size in batch_sizes(most, unit) if Grain(_GRID, unit).allows(size)]
+    grid = sorted({*grid, most - most % unit})
     for _ in range(trials_left):
         if (bound := most_timed()) is not None and bound < grid[-1]:
             grid = sorted({*(size for size in grid if size < bound), bound})

@@ -11,7 +11,7 @@ from trainfit.memory.growth import step_pattern
 from trainfit.memory.peak import by_kind, by_module
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, varying_shapes
+from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, shared_by, varying_shapes
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import Notes
 from trainfit.plan.runs.runs import Runs
@@ -86,7 +86,13 @@ class PlannedJob:
             self.shapes,
             thorough=self.thorough,
             infers=self.infers,
+            unit=self.unit,
         )
+
+    @property
+    def unit(self) -> int:
+        """What a batch size has to be a multiple of: the processes that share a batch."""
+        return shared_by(self.first, self.batch)
 
     def sized(self, spec: RunSpec) -> RunSpec:
         """``spec`` for runs that tell memory: with the largest batch, where batches vary."""
@@ -210,7 +216,7 @@ def planned_job(
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
     peak = memory_model.shown(Stream.of(recording_of(largest)))[0].peak_reserved
-    gpus = len(Stream.of(recording_of(first)).gpus)
+    gpus = max(len(Stream.of(recording_of(first)).gpus), shared_by(first, batch))
     pairs = pairs_of(batch, most_full(first, batch), gpus) if batch is not None else ()
     return PlannedJob(
         command,

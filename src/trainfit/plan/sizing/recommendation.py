@@ -13,7 +13,7 @@ from typing import Final
 from trainfit.batch.advice import family, learning_rate
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS
-from trainfit.plan.sizing.curve import Curve, rate_at, saturation_batch
+from trainfit.plan.sizing.curve import Curve, Grain, rate_at, saturation_batch
 from trainfit.results.configuration import FEW_STEPS, BatchLimits, BatchOption
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.text import percent
@@ -291,7 +291,7 @@ def recommend(
         ):
             best, limits = present, dataclasses.replace(limits, reason=reason)
     else:
-        best, reason = _present(present, most, without_curve, curve.tile)
+        best, reason = _present(present, most, without_curve, curve.grain)
         limits = dataclasses.replace(limits, reason=reason)
     if best and effective is not None and effective.is_summed and effective.present:
         stays = min(effective.present, most or effective.present)
@@ -310,8 +310,8 @@ def recommend(
         elif most is not None and not effective.is_kept:
             if limits.trains is None and not effective.may_change:
                 best, limits = _learning_kept(effective, best, most, limits)
-            best, limits = _with_steps_left(bounds, effective, best, limits, curve.tile)
-        best, limits = _dividing(effective, best, bounds.memory, limits)
+            best, limits = _with_steps_left(bounds, effective, best, limits, curve.grain)
+        best, limits = _dividing(effective, best, bounds.memory, limits, curve.grain.unit)
         if fastest != best and not effective.infers:
             option = _option(bounds, curve, effective, best, fastest)
             limits = dataclasses.replace(limits, option=option)
@@ -337,7 +337,7 @@ def _learning_kept(
 
 
 def _dividing(
-    effective: EffectiveBatch, best: int, memory: int | None, limits: BatchLimits
+    effective: EffectiveBatch, best: int, memory: int | None, limits: BatchLimits, unit: int
 ) -> tuple[int, BatchLimits]:
     """A micro-batch of which a whole number makes the samples of a step, where accumulation keeps
     those, or has to, as the present batch size does not fit; no less than half of ``best``."""
@@ -348,7 +348,8 @@ def _dividing(
     if not effective.is_kept and not too_large:
         return best, limits
     total = present * ((makeup.accumulation if makeup is not None else None) or 1)
-    found = next((each for each in range(best, best // 2, -1) if total % each == 0), best)
+    whole = (each for each in range(best, best // 2, -1) if not (total % each or each % unit))
+    found = next(whole, best)
     if found == best or total % best == 0:
         return best, limits
     reason = f"the largest that divides the effective batch size of {effective.samples_at(found)}"
@@ -362,7 +363,7 @@ def _option(
 ) -> BatchOption | None:
     """What is clearly faster than ``best``, next to it; ``None``: nothing that leaves an epoch its
     steps."""
-    size, _ = _with_steps_left(bounds, effective, fastest, BatchLimits(None, None), curve.tile)
+    size, _ = _with_steps_left(bounds, effective, fastest, BatchLimits(None, None), curve.grain)
     before, after = effective.samples_at(best), effective.samples_at(size)
     now, then = rate_at(curve, best), rate_at(curve, size)
     if before == after or not now or not then or _no_clear_gain(curve, best, size):
@@ -384,7 +385,7 @@ def _option(
 
 
 def _with_steps_left(
-    bounds: Bounds, effective: EffectiveBatch, best: int, limits: BatchLimits, tile: int
+    bounds: Bounds, effective: EffectiveBatch, best: int, limits: BatchLimits, grain: Grain
 ) -> tuple[int, BatchLimits]:
     """No more than leaves an epoch :data:`LEAST_STEPS` steps, or as many as it has now: with a few
     large ones a script learns something else, or nothing."""
@@ -392,7 +393,7 @@ def _with_steps_left(
     if not present or not samples or best <= present or limits.by_noise is not None:
         return best, limits
     least = min(LEAST_STEPS, samples / max(1, effective.samples_at(present)))
-    most = max(present, rounded(int(best * samples / least / effective.samples_at(best)), tile))
+    most = max(present, grain.rounded(int(best * samples / least / effective.samples_at(best))))
     if most >= best:
         return best, limits
     reason = f"leaves an epoch of {samples} samples {LEAST_STEPS} steps ({best} would be faster)"
@@ -426,16 +427,12 @@ def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
     )
 
 
-def rounded(batch: int, tile: int) -> int:
-    """Down to a multiple of ``tile`` (:func:`tile_of`), where one is left: a batch of round size
-    has at most 7 samples less."""
-    return batch - batch % tile if batch > tile else batch
-
-
-def _present(present: int | None, most: int | None, why: str, tile: int) -> tuple[int | None, str]:
+def _present(
+    present: int | None, most: int | None, why: str, grain: Grain
+) -> tuple[int | None, str]:
     """The present batch size or, where that is too large, the largest that is possible."""
     if present is None or (most is not None and present > most):
-        found = rounded(most, tile) if most is not None else None
+        found = grain.rounded(most) if most is not None else None
         what = "the largest that memory and the data set allow"
         return found, f"{why}: {what}" if found is not None else why
     return present, f"{why}: keeping {present}"

@@ -18,7 +18,7 @@ from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH
 from trainfit.results.loader import BUSY
-from trainfit.results.plan import PlanResult, batch_reasons, run_rate
+from trainfit.results.plan import PlanResult, batch_reasons, data_set_text, run_rate
 from trainfit.results.runs.steps import PEER_COPY
 from trainfit.results.speed import CollectiveTime, Ranks, RunRate, StepSpeed
 from trainfit.results.text import count, duration, percent, rate, size, times
@@ -120,8 +120,9 @@ def _batches(result: PlanResult) -> str:
     largest = f"Largest batch {more}{chosen.largest_batch}"
     if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
         largest += " (larger ones not simulated)"
-    if result.samples is not None and chosen.largest_batch >= result.samples:
-        largest = f"Any batch size fits (the data set has {result.samples} samples)"
+    samples = (limits.data_set if limits is not None else None) or result.samples
+    if samples is not None and chosen.largest_batch >= samples:
+        largest = f"Any batch size fits ({data_set_text(result, samples)})"
     if best:
         return f"{largest}, recommended {best}{amp}{_speed(result)}."
     why = ": none leaves the safety margin" if best == 0 else ""
@@ -592,6 +593,9 @@ def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
         parts.append(f"{most}{rate(ranks.replicas * run.samples_per_s)} samples/s")
     batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
     each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
+    now = result.now.batch_size
+    if batch and now and makeup is not None and makeup.effective_batch:
+        each = round(makeup.effective_batch * batch / now)
     if each and not ranks.stages:
         parts.append(
             f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "

@@ -48,6 +48,15 @@ class StepMakeup:
     trials: int = 0
     why: str = ""
 
+    def of_all(self, processes: int) -> StepMakeup:
+        """With the samples of all ``processes``, of which this one has as many as the others."""
+        micro, samples = self.micro_batch, self.effective_batch
+        return dataclasses.replace(
+            self,
+            micro_batch=None if micro is None else micro * processes,
+            effective_batch=None if samples is None else samples * processes,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class GrowthSource:
