@@ -155,6 +155,23 @@ def test_work_can_be_waited_for(gpu: Any) -> None:
     assert work.is_completed()
 
 
+def test_what_nobody_waits_for_does_not_stay(gpu: Any) -> None:
+    """A script averages its loss by the way; DDP's ``join()`` asks so whether all are there."""
+    distributed.init_process_group("nccl")
+    model = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    sums: list[weakref.ref[torch.Tensor]] = []
+    for _ in range(5):
+        loss = model(torch.zeros(4, 8, device="cuda")).sum()
+        loss.backward()
+        optimizer.step()
+        told = loss.detach().clone()
+        distributed.all_reduce(told, async_op=True)
+        sums.append(weakref.ref(told))
+        del told
+    assert [each() is not None for each in sums] == [False, False, False, True, True]
+
+
 def test_gloo_and_both_at_once(gpu: Any) -> None:
     distributed.init_process_group("cpu:gloo,cuda:nccl")
     on_host = torch.ones(2)

@@ -30,8 +30,9 @@ from trainfit.torch_private.tensors import graph_task_id
 
 #: PyTorch hands out streams 1 to 64 from its pools; groups have theirs behind them.
 _FIRST_STREAM: Final = 65
-#: Handles that nobody has waited for, kept for C++, which holds nothing of their Python side.
-_HANDLES_KEPT: Final = 4096
+#: Steps for which handles that nobody has waited for are kept: C++ may wait for one, and holds
+#: nothing of its Python side. A collective is over after that, and NCCL lets its tensors go.
+_STEPS_KEPT: Final = 2
 EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
 
 
@@ -47,7 +48,8 @@ class Communication:
         #: Processes of the largest group so far; ``None``: there was none.
         self.ranks: int | None = None
         self._streams: dict[str, int] = {}
-        self._handles: dict[int, Any] = {}
+        #: Those that nobody has waited for, by their number, with the step that each is of.
+        self._handles: dict[int, tuple[int, Any]] = {}
         #: By the memory of a functional collective's result.
         self._awaited: dict[int, tuple[int, int]] = {}
 
@@ -134,9 +136,10 @@ class Communication:
         arrives: Callable[[], None] | None,
     ) -> Any:
         handle = _handle_class()(tensors, done, self, arrives)
-        if len(self._handles) >= _HANDLES_KEPT:
-            self._handles.clear()
-        self._handles[id(handle)] = handle
+        step = self._engine.recorder.step
+        while self._handles and next(iter(self._handles.values()))[0] <= step - _STEPS_KEPT:
+            del self._handles[next(iter(self._handles))]
+        self._handles[id(handle)] = step, handle
         return handle.boxed()
 
     def release(self, handle: Any) -> None:
