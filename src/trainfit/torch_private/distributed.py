@@ -96,14 +96,17 @@ def shapes_of_dtensors() -> PrivateName:
         return place(_sharding_prop.ShardingPropagator, "_propagate_tensor_meta_non_cached")
 
 
+def shape_of_written(called: Any) -> Any:
+    """Of an operator that works in place, as DTensor was called with it, the shape of what it
+    writes and returns; ``None`` for others."""
+    if not called.op._schema.name.endswith("_") or not called.args_schema:
+        return None
+    return getattr(called.args_schema[0], "tensor_meta", None)
+
+
 def without_modes() -> Any:
     """A context in which no mode sees what is dispatched."""
     with needed():
         from torch.utils._python_dispatch import _disable_current_modes
 
         return _disable_current_modes()
-
-
-def local_part(tensor: Any) -> Any:
-    """The tensor that this process has of a DTensor."""
-    return tensor._local_tensor

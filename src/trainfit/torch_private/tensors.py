@@ -133,3 +133,8 @@ def apply_function(kind: Any, /, *args: Any, **kwargs: Any) -> Any:
 def saved_other(node: Any) -> Any:
     """What a node of a product or quotient keeps of its second operand; ``None``: nothing."""
     return getattr(node, "_saved_other", None)
+
+
+def local_part(tensor: Any) -> Any:
+    """The tensor that this process has of a DTensor; another as it is."""
+    return getattr(tensor, "_local_tensor", tensor)

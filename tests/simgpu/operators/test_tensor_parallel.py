@@ -173,3 +173,25 @@ def test_a_rank_has_a_part_of_the_parameters(rank_0: None) -> None:
     matrices = 2 * 4 * (2 * WIDTH * 4 * WIDTH)  # two blocks, float32
     biases = 2 * 4 * 4 * WIDTH
     assert whole - parts == pytest.approx(3 / 4 * (matrices + biases), abs=2 * 2 * 512)
+
+
+def test_attention_dropout_and_random_values_of_a_part(rank_0: None) -> None:
+    """What C++ decides by the device is as on a GPU, of whose tensors a DTensor is made."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    with trainfit.simulate(f"{RANKS}x RTX 4090") as simulation:
+        distributed.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (RANKS,))
+        whole = torch.zeros(2, 8, 128, 64, device="cuda", dtype=torch.float16)
+        heads = distribute_tensor(whole, mesh, [Shard(1)])
+        seen = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        kept = nn.functional.dropout(seen, 0.5)
+        weight = distribute_tensor(torch.empty(8, 4, device="cuda"), mesh, [Shard(0)])
+        assert nn.init.uniform_(weight).to_local().shape == (2, 4)
+        assert kept.to_local().shape == (2, 2, 128, 64)
+        plain = torch.zeros(1, 1, 4, 4, device="meta")
+        assert nn.functional.scaled_dot_product_attention(plain, plain, plain).is_meta
+    names = set(simulation.recording.strings)
+    assert "aten._scaled_dot_product_flash_attention.default" in names
+    assert "aten.native_dropout.default" in names

@@ -31,6 +31,7 @@ from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.tensors import local_part
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -256,9 +257,13 @@ def _install_dtensor(patches: PatchSet) -> None:
     shapes = private.shapes_of_dtensors()
     original = shapes.now
 
-    def from_fake_tensors(*args: Any, **kwargs: Any) -> Any:
+    def from_fake_tensors(propagator: Any, called: Any, *args: Any, **kwargs: Any) -> Any:
+        # PyTorch's own way fails for uniform_() where it is built without CUDA.
+        written = private.shape_of_written(called)
+        if written is not None:
+            return written
         with private.without_modes():
-            return original(*args, **kwargs)
+            return original(propagator, called, *args, **kwargs)
 
     patches.set(*shapes, from_fake_tensors)
     dtensor = module.DTensor
@@ -267,8 +272,6 @@ def _install_dtensor(patches: PatchSet) -> None:
 
 
 def _of_local(name: str) -> Callable[[Any], Any]:
-    from trainfit.torch_private.distributed import local_part
-
     inherited = getattr(torch.Tensor, name)
 
     def get(tensor: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import HANDLERS, Handler
+from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.operators import rnn, torchvision_operators
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.convolution import by_cudnn, in_its_format
@@ -24,6 +25,7 @@ from trainfit.simgpu.operators.sdpa import attention
 from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import COMPOSITE, has_kernel
+from trainfit.torch_private.tensors import local_part
 
 aten = torch.ops.aten
 
@@ -140,7 +142,21 @@ def _composites(library: torch.library.Library, gpu: GpuSpec) -> None:
         *rnn.composites(),
     ):
         library.impl(op, kernel, "AutogradCUDA")
+        library.impl(op, _of_dtensors(op, kernel), "AutogradMeta")
         HANDLERS[op] = _without_autograd(kernel)
+
+
+def _of_dtensors(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """``kernel`` for DTensors of the GPU, which C++ takes for meta tensors; what ``op`` does else
+    for all others."""
+    whole = private.call_for(op)
+
+    def choose(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(local_part(first), DeviceTensor):
+            return kernel(first, *args, **kwargs)
+        return whole(COMPOSITE, first, *args, **kwargs)
+
+    return choose
 
 
 def _without_autograd(kernel: Callable[..., Any]) -> Handler:

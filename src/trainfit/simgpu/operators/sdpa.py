@@ -16,6 +16,7 @@ from torch.torch_version import TorchVersion
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.torch_private import operators as private
+from trainfit.torch_private.tensors import local_part
 
 _HALVES = (torch.float16, torch.bfloat16)
 #: Since this version PyTorch tries cuDNN's attention first on Hopper and B200/B300 (with
@@ -81,7 +82,7 @@ def choose_backend(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{names[0]} key.dtype: {names[1]} and value.dtype: {names[2]} instead."
         )
-    if query.dim() != 4 or any(not isinstance(t, DeviceTensor) for t in tensors):
+    if query.dim() != 4 or any(not isinstance(local_part(t), DeviceTensor) for t in tensors):
         return "math"
     grouped = len({t.shape[1] for t in tensors}) > 1
     if grouped and not (
