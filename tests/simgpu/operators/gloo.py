@@ -77,9 +77,7 @@ _KINDS_OF: Final = {
 }
 
 
-def real_ranks(
-    folder: Path, train: str, jobs: Sequence[Any], count: int
-) -> Sent:
+def real_ranks(folder: Path, train: str, jobs: Sequence[Any], count: int) -> Sent:
     """Kind and bytes of every collective, in order, of each rank and each of the jobs of ``train``,
     as real processes send them."""
     script = folder / "rank.py"
