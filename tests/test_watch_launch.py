@@ -311,7 +311,7 @@ def test_in_a_script(tmp_path: Path) -> None:
         f"import trainfit\nrun = trainfit.watch({str(tmp_path / 'run')!r})\n"
         + SCRIPT.read_text().replace("    end(OPTIONS.end)", "    run.stop()\n    run.stop()")
     )
-    found = alone(str(script), "--workers=1", "--method=spawn", "--epochs=1")
+    found = alone(str(script), "--workers=1", "--epochs=1")
     assert found.returncode == 0, found.stderr
     assert f"trainfit watch: recorded in {tmp_path / 'run'}" in found.stderr
     (rank,) = load_run(tmp_path / "run").ranks

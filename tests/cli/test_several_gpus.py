@@ -176,26 +176,19 @@ def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
     assert json_of(done)["steps"] == 3
 
 
-def test_several_machines_over_their_network(tmp_path: Path) -> None:
-    def efficiency(network: str) -> dict[str, Any]:
-        own = ("--gpu", f"2x(4x RTX 4090), {network}", "--json", *OWN)
-        command = ("torchrun", "--nnodes=2", "--nproc_per_node=4", DDP)
-        done = trainfit("plan", *own, "--", *command, "--batch-size={batch_size:32}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return json_of(done)
-
-    fast, slow = efficiency("400Gb/s"), efficiency("1x 1Gb/s")
-    for each in (fast, slow):
-        assert (each["ranks"]["count"], each["ranks"]["machines"]) == (8, 2)
-        assert each["ranks"]["collectives"][0]["nbytes"] == 4 * PARAMETERS
-    assert (
-        "between 2 machines a network card of 50 GB/s each way for each GPU"
-        in (fast["ranks"]["link"])
-    )
+def test_several_machines_over_their_network(tmp_path: Path, result: dict[str, Any]) -> None:
+    own = ("--gpu", "2x(4x RTX 4090), 1x 1Gb/s", "--json", *OWN)
+    command = ("torchrun", "--nnodes=2", "--nproc_per_node=4", DDP)
+    done = trainfit("plan", *own, "--", *command, "--batch-size={batch_size:32}", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    slow = json_of(done)
+    assert (slow["ranks"]["count"], slow["ranks"]["machines"]) == (8, 2)
+    assert slow["ranks"]["collectives"][0]["nbytes"] == 4 * PARAMETERS
+    assert "between 2 machines a network card of 125 MB/s each way" in slow["ranks"]["link"]
     # 2 * 7/8 of the gradients over one card of 125 MB/s, of which it reaches 90%.
     took = slow["ranks"]["collectives"][0]["seconds"]
     assert took == pytest.approx(4 * PARAMETERS * 2 * 7 / 8 / (0.9 * 125e6), rel=0.01)
-    assert slow["speed"]["now"]["exposed_s"] > 10 * fast["speed"]["now"]["exposed_s"]
+    assert slow["speed"]["now"]["exposed_s"] > 10 * result["speed"]["now"]["exposed_s"]
 
 
 def test_one_process_on_a_machine_of_several_is_told_so(tmp_path: Path) -> None:

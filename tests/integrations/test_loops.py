@@ -80,12 +80,15 @@ def test_the_ranks_of_a_training_are_one_run(loop: str, tmp_path: Path) -> None:
     assert [len(each["logged"]) for each in told if each["logged"]] == [1]
 
 
+# Of the recorder itself the tests of watch say both, and those of the adapters that none raises.
+@pytest.mark.slow
 def test_nothing_is_recorded_where_the_recorder_is_switched_off(tmp_path: Path) -> None:
     (told,), stderr = trained("accelerate", tmp_path, TRAINFIT_WATCH="0")
     assert told["metrics"] == {} and told["logged"] == []
     assert "trainfit watch" not in stderr and not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_disturbs_no_training(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the folder would be")
     (told,), stderr = trained("accelerate", tmp_path)

@@ -15,7 +15,7 @@ import gc
 import importlib.machinery
 import sys
 
-gc.set_threshold(200_000, 10, 10)
+gc.set_threshold(1_500_000, 10, 10)
 atexit.register(gc.freeze)
 
 _COMPILER = "torch._dynamo"

@@ -241,6 +241,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINS)

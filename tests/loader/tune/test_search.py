@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Iterator
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,13 +35,6 @@ PRESENT = LoaderSettings(0)
 #: An example simulates dozens of settings, which takes a second: fewer where they are the same
 #: each time (``make test``), more where they are by chance.
 EXAMPLES = 4 if settings.default.derandomize else 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def each_is_simulated_once() -> Iterator[None]:
-    """A prediction follows from frozen values, and most tests here search on the same ones."""
-    with mock.patch.object(Fitted, "predict", functools.cache(Fitted.predict)):
-        yield
 
 
 def fitted(

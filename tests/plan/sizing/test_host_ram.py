@@ -52,7 +52,7 @@ def test_a_search_ends_before_the_ram_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wide.py").write_text(WIDE)
-    monkeypatch.setattr(lengths, "HostRam", lambda: HostRam(lambda: 1600 * MIB))
+    monkeypatch.setattr(lengths, "HostRam", lambda: HostRam(lambda: 400 * MIB))
     said = trainfit(
         *("plan", "--gpu", "H100 SXM", "--no-remedies", "--json", "--solve", "width"),
         *("--", "python", "wide.py"),
@@ -62,4 +62,4 @@ def test_a_search_ends_before_the_ram_is_full(
     sizes = json.loads(said.stdout)["sizes"]
     assert sizes["too_large"] is None and sizes["limit"] == sizes["largest"]
     assert 1024 < sizes["largest"] < 20_000  # the GPU alone has room for more than 90,000
-    assert "of RAM here, 1.56 GiB are free" in sizes["limit_reason"]
+    assert "of RAM here, 400 MiB are free" in sizes["limit_reason"]

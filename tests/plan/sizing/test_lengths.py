@@ -61,10 +61,14 @@ def test_flash_attention_grows_in_proportion() -> None:
     )
 
 
-def test_what_the_model_and_the_data_set_allow_ends_the_search() -> None:
+def test_what_the_model_allows_ends_the_search() -> None:
     sizes = planned("--max-length={seq_len:256}", "--positions=1000")["sizes"]
     assert (sizes["largest"], sizes["limit"]) == (1000, 1000)
     assert "1,000 positions" in sizes["limit_reason"]
+
+
+@pytest.mark.slow
+def test_what_the_data_set_allows_ends_the_search() -> None:
     sizes = planned("--max-length=256", "--samples=300")["sizes"]
     assert sizes["limit"] == 300 and "300 tokens" in sizes["limit_reason"]
 

@@ -40,7 +40,7 @@ def _planned(folder: Path, evaluation: str) -> dict[str, Any]:
     return json_of(found)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     """313 batches of 64 × 10,000 numbers are kept: 800 MB that no step has."""
     text = _EVALUATION.format(kept="model(x.cuda())", workers=workers)
@@ -66,26 +66,17 @@ _AFTER = """kept = []
     {after}"""
 
 
-@pytest.mark.parametrize(
-    ("one", "after", "nbytes"),
-    [
-        # Kept, and once more as one tensor.
-        ("", "torch.cat(kept).sum()", 2 * 20_000 * 10_000 * 4),
-        # Each sample with each other, which grows with the square of the evaluation's length.
-        ("[:, :16].clone()", "all = torch.cat(kept); print((all @ all.T).shape)", 20_000**2 * 4),
-    ],
-)
-def test_what_comes_after_the_evaluations_loop(
-    tmp_path: Path, one: str, after: str, nbytes: int
-) -> None:
-    found = _planned(tmp_path, _AFTER.format(one=one, after=after))
+def test_what_comes_after_the_evaluations_loop(tmp_path: Path) -> None:
+    """Kept, and once more as one tensor."""
+    found = _planned(tmp_path, _AFTER.format(one="", after="torch.cat(kept).sum()"))
     end = found["epoch_end"]
     assert (end["evaluation"], end["batches"]) == ("simulated", 313)
-    assert end["allocated_bytes"] == pytest.approx(nbytes, rel=0.1)
+    assert end["allocated_bytes"] == pytest.approx(2 * 20_000 * 10_000 * 4, rel=0.1)
 
 
 def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
-    """Two of 1.6 GB, of a card of 3 GB; what is kept of each batch has 1.3 MB."""
+    """Each sample with each other, which grows with the square of the evaluation's length: two of
+    1.6 GB, of a card of 3 GB; what is kept of each batch has 1.3 MB."""
     after = "all = torch.cat(kept); (all @ all.T).exp()"
     found = _planned(tmp_path, _AFTER.format(one="[:, :16].clone()", after=after))
     assert found["epoch_end"]["fits"] is False
@@ -99,10 +90,6 @@ def test_nothing_kept(tmp_path: Path) -> None:
         "epoch_end"
     ]
     assert (end["evaluation"], end["batch_bytes"], end["fits"]) == ("simulated", 0, True)
-
-
-def test_no_evaluation(tmp_path: Path) -> None:
-    assert _planned(tmp_path, "pass")["epoch_end"]["evaluation"] == "none"
 
 
 #: Each sample of a batch is compared with a gallery: 20 MB a sample, of which training has none.
@@ -181,7 +168,7 @@ _COPY = """import copy
     torch.save(best.state_dict(), "best.pt")"""
 
 
-@pytest.mark.parametrize("evaluation", ["", _EVALUATION])
+@pytest.mark.parametrize("evaluation", ["", pytest.param(_EVALUATION, marks=pytest.mark.slow)])
 def test_a_copy_of_the_model_is_there_in_the_next_epoch(tmp_path: Path, evaluation: str) -> None:
     """2.6 MB of parameters; a script without an evaluation has it, too."""
     text = evaluation.format(kept="model(x.cuda()).cpu()", workers=0)
@@ -227,7 +214,11 @@ _BY_HAND = """for step in range(100_000):
     x, y = train[torch.randint(len(train), (a.batch_size,))]"""
 
 
-@pytest.mark.parametrize("loop", [_ENDLESS, _BY_HAND], ids=["sampler", "no loader"])
+@pytest.mark.parametrize(
+    "loop",
+    [pytest.param(_ENDLESS, marks=pytest.mark.slow, id="sampler"),
+     pytest.param(_BY_HAND, id="no loader")],
+)  # fmt: skip
 def test_an_evaluation_every_so_many_steps(tmp_path: Path, loop: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(_EVERY.replace("{loop}", loop))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers_warm import launchers_here
 from trainfit.plan.sweep.cell_run import CellJob, key_of
 from trainfit.plan.sweep.grid import Sweep, SweepFileError, read_sweep
 
@@ -14,12 +16,13 @@ GOOD = 'commands = ["python train.py"]\ngpus = ["T4"]\n'
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "train.py").write_text("import torch\nimport model\n")
     (tmp_path / "a.py").write_text("import torch\n")
     (tmp_path / "model.py").write_text("width = 1\n")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    with launchers_here():
+        yield tmp_path
 
 
 def read(text: str) -> Sweep:

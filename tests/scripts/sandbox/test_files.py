@@ -147,11 +147,15 @@ def test_the_working_folder_itself(home: Path, request_of: SandboxRequest) -> No
 
 
 def test_checkpoints_by_libraries(home: Path, request_of: SandboxRequest) -> None:
+    pytest.importorskip("h5py")
+    pytest.importorskip("safetensors")
     check(
         """
         import sqlite3
+        import h5py
         import numpy as np
         import torch
+        from safetensors.torch import load_file, save_file
         torch.save({"w": torch.ones(3)}, "last.pt")
         assert torch.load("last.pt")["w"].sum() == 3
         torch.save([1], "legacy.pt", _use_new_zipfile_serialization=False)
@@ -169,20 +173,7 @@ def test_checkpoints_by_libraries(home: Path, request_of: SandboxRequest) -> Non
             base.commit()
             base.close()
             assert sqlite3.connect(path).execute("select x from t").fetchall() == [(7,)]
-        """,
-        home,
-        request_of,
-    )
-
-
-def test_checkpoints_by_c_code(home: Path, request_of: SandboxRequest) -> None:
-    pytest.importorskip("h5py")
-    pytest.importorskip("safetensors")
-    check(
-        """
-        import h5py, torch
-        from safetensors.torch import load_file, save_file
-        save_file({"w": torch.ones(2)}, "last.pt")
+        save_file({"w": torch.ones(2)}, "last.pt")  # by code in C, as what follows
         assert load_file("last.pt")["w"].sum() == 2
         with h5py.File("data.h5", "w") as stream:
             stream["x"] = [1, 2]

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.simgpu.operators.test_against_gloo import real_ranks
+import pytest
+
+from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
 from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
@@ -16,6 +18,8 @@ from trainfit.plan.sizing.costing import machine_of, steady_work
 from trainfit.speed.pipeline import pipeline_step
 
 RANKS: Final = 2
+#: One training, of no parameter.
+JOBS: Final = (None,)
 #: What stages tell each other of their shapes is smaller: it names the device.
 _LEAST: Final = 1024
 
@@ -48,8 +52,13 @@ train(f"cuda:{os.environ['LOCAL_RANK']}", None)
 """
 
 
+@pytest.mark.slow
+def test_real_ranks_send_what_is_recorded(tmp_path: Path) -> None:
+    assert real_ranks(tmp_path, TRAIN, JOBS, RANKS) == recorded_ranks(TRAIN, JOBS, RANKS)
+
+
 def test_stages_send_what_real_ranks_send(tmp_path: Path) -> None:
-    real = real_ranks(tmp_path, TRAIN, [None], RANKS)
+    real = recorded_ranks(TRAIN, JOBS, RANKS)
     script, gpu = tmp_path / "train.py", find_gpus(f"{RANKS}x RTX 4090")
     script.write_text(TRAIN + SIMULATED)
     words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={RANKS}"]

@@ -13,6 +13,7 @@ import trainfit
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.torch_private import distributed as private
 
 RANKS = 4
 MIB = 1 << 20
@@ -50,8 +51,12 @@ def test_the_world_has_its_ranks(gpu: Any) -> None:
     assert gpu.recording.header["context_parts"][-1]["name"] == "nccl"
 
 
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.9",
+    reason="PyTorch 2.8 does not tell which reduction an operator makes",
+)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_values_are_those_of_equal_ranks(gpu: Any, device: str) -> None:
+def test_reductions_are_those_of_equal_ranks(gpu: Any, device: str) -> None:
     values = torch.arange(RANKS, device=device)
     distributed.all_reduce(values)
     assert values.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
@@ -59,15 +64,28 @@ def test_values_are_those_of_equal_ranks(gpu: Any, device: str) -> None:
     distributed.broadcast(values, 0)
     distributed.reduce(values, 1)
     assert values.tolist() == [0, RANKS, 2 * RANKS, 3 * RANKS]
+    mine = torch.zeros(2, dtype=torch.int64, device=device)
+    distributed.reduce_scatter_tensor(mine, torch.tensor([1, 2] * RANKS, device=device))
+    assert mine.tolist() == [RANKS, 2 * RANKS]
+
+
+def test_what_a_reduction_that_is_not_told_makes_is_unknown(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private, "reduction_name", lambda boxed: "")
+    values = torch.arange(RANKS, device="cuda")
+    distributed.all_reduce(values)
+    assert values.tolist() == [0] * RANKS
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_what_is_gathered_is_that_of_equal_ranks(gpu: Any, device: str) -> None:
     whole = torch.zeros(2 * RANKS, dtype=torch.int64, device=device)
     distributed.all_gather_into_tensor(whole, torch.tensor([1, 2], device=device))
     assert whole.tolist() == [1, 2] * RANKS
     parts = [torch.zeros(2, dtype=torch.int64, device=device) for _ in range(RANKS)]
     distributed.all_gather(parts, torch.tensor([1, 2], device=device))
     assert [part.tolist() for part in parts] == [[1, 2]] * RANKS
-    mine = torch.zeros(2, dtype=torch.int64, device=device)
-    distributed.reduce_scatter_tensor(mine, whole)
-    assert mine.tolist() == [RANKS, 2 * RANKS]
 
 
 def test_objects_and_barriers(gpu: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import trainfit
-from tests.simgpu.operators.test_against_gloo import real_ranks
+from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
 from tests.simgpu.operators.test_several_ranks import launched
 from trainfit.memory.replay import Stream, replay
 
@@ -123,10 +124,15 @@ def train(device, job):
 JOBS: Final = ("columns_and_rows", "sequences", "two_dimensions", "data_sharded")
 
 
+@pytest.mark.slow
+def test_real_ranks_send_what_is_recorded(tmp_path: Path) -> None:
+    assert real_ranks(tmp_path, TRAIN, JOBS, RANKS) == recorded_ranks(TRAIN, JOBS, RANKS)
+
+
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[tuple[str, int]]]]:
+def real() -> dict[str, list[list[tuple[str, int]]]]:
     """Of each job, what each rank sends."""
-    ranks = real_ranks(tmp_path_factory.mktemp("gloo"), TRAIN, JOBS, RANKS)
+    ranks = recorded_ranks(TRAIN, JOBS, RANKS)
     return {job: [rank[number] for rank in ranks] for number, job in enumerate(JOBS)}
 
 

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from helpers_cli import environment
-
-_ASK = """\
-import sys
-from pathlib import Path
+from trainfit.loader.measure import processes
 from trainfit.scripts import execute
 from trainfit.simgpu.device import user_location as location
 
-script, *files = sys.argv[1:]
-if script:
-    location.claim(Path(script).parent)
-    execute._claim_entry_point(Path(script))
-print([location.is_library(each) for each in files])
-"""
-
 
 def is_library(*files: Path | str, script: Path | str = "", cwd: Path, path: Path) -> list[bool]:
-    """Asked in a process that was started in ``cwd`` with ``path`` on its path."""
-    variables = environment()
-    variables["PYTHONPATH"] += os.pathsep + str(path)
-    done = subprocess.run(
-        [sys.executable, "-c", _ASK, *map(str, (script, *files))],
-        cwd=cwd, env=variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    found: list[bool] = json.loads(done.stdout.lower())
-    return found
+    """As in a process that was started in ``cwd`` with ``path`` on its path."""
+
+    def asked() -> list[bool]:
+        os.chdir(cwd)
+        sys.path.append(str(path))
+        importlib.reload(location)  # it looks at the folder when it is imported
+        if script:
+            location.claim(Path(script).parent)
+            execute._claim_entry_point(Path(script))
+        return [location.is_library(str(each)) for each in files]
+
+    ended = processes.call(asked, 60.0)
+    assert ended.value is not None, ended
+    return ended.value
 
 
 @pytest.fixture

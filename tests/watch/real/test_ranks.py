@@ -77,7 +77,10 @@ def straggler(document: dict[str, Any]) -> dict[str, Any]:
     ("how", "cause"),
     [
         (("sleep",), "its data: most of the difference is its DataLoader, with as many samples"),
-        (("sleep", "manual"), "its data: most of the difference is its DataLoader"),
+        pytest.param(
+            *(("sleep", "manual"), "its data: most of the difference is its DataLoader"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             *(("more",), "its data: it has more samples in a step than the others"),
             marks=pytest.mark.slow,
@@ -114,6 +117,7 @@ def test_alike_ranks_have_no_straggler_and_calls_are_counted(folder: Path) -> No
     assert headers["calls"] > 20 and headers["calls"] % 2 == 0
 
 
+@pytest.mark.slow
 def test_ranks_of_two_machines_are_judged_together(folder: Path) -> None:
     """Each machine is watched by itself, into a folder of its own."""
     with socket.socket() as taken:

@@ -27,8 +27,10 @@ def line_of(text: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("where", "who"), [("worker", "a DataLoader worker"), ("main", "the main thread")]
-)
+    ("where", "who"),
+    [("worker", "a DataLoader worker"),
+     pytest.param("main", "the main thread", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_standstill_is_said_live_and_at_the_end(where: str, who: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "trainfit", "watch", "--plain", "--folder", tmp_path / "run"]
     output = tmp_path / "said"
