@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.memory.replay import Replay, Stream
-from trainfit.plan.changes.amp import AmpSetting, choose_amp
+from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import (
     PeakParts,
     StepParts,
     is_native,
     of_failure,
+    of_gpu,
     of_run,
     peak_parts,
     place_of,
@@ -22,7 +23,7 @@ from trainfit.plan.command.precision import other_value
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.runs.batches import full_steps, is_full
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
-from trainfit.plan.runs.tracing import recording_of
+from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import timed
 from trainfit.plan.sizing.laws import Batches
@@ -320,6 +321,8 @@ def _tried(
     if not said and present.batches.law is None:
         why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
+    elif is_beaten(job, present, trace, spec):
+        batches = Batches("one trace", f"slower than {present.dtype} already as it is")
     else:
         by_trial = said and has_rates(job.gpu) and job.thorough
         batches = job.batches(trace, spec, by_trial=by_trial)
@@ -332,10 +335,26 @@ def _tried(
         variable=spec.variables.get(ACCELERATE),
     )
     found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
-    if _is_unknown(batches):
+    if _is_unknown(batches) and not is_beaten(job, present, trace, spec):
         rate = _samples_per_s(job, spec, present.batches.recommended)
         found = dataclasses.replace(found, samples_per_s=rate)
     yield found
+
+
+def is_beaten(job: PlannedJob, present: AmpSetting, trace: Trace, spec: RunSpec) -> bool:
+    """Does nothing hang on the batch sizes without AMP, of which ``trace`` is the run ``spec``? It
+    is slower than the command's own AMP and needs no less memory, and nothing speaks against that
+    AMP; more samples a batch are to its favour still, as Tensor cores are idle less."""
+    if job.thorough or present.dtype == "off" or trace.outcome.autocast is not None:
+        return False
+    if any(each.is_critical for each in (*of_gpu(present.dtype, job.gpu), *present.hazards)):
+        return False
+    now = present.configuration
+    without = job.configuration(trace, Batches("one trace", ""), spec)
+    if now.step_s is None or without.step_s is None:
+        return False
+    is_slower = without.step_s > (1 + LEAST_GAIN) * now.step_s
+    return is_slower and without.memory.device_bytes >= now.memory.device_bytes
 
 
 def _samples_per_s(job: PlannedJob, spec: RunSpec, batch: int | None) -> float | None:
