@@ -34,6 +34,7 @@ from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderCut
 
 #: Steps of an epoch that is cut short, and epochs in which an evaluation is waited for.
@@ -138,7 +139,8 @@ class _Evaluations:
         for each in wanted:
             specs = [_lengthened(spec, each, length) for length in lengths]
             first = self._job.runs.attempt(batch, specs[0])
-            others = specs[1:] if _is_longer(first, each) else []
+            goes_on = _went_on(first) and is_longer(first.outcome.coverage, each)
+            others = specs[1:] if goes_on else []
             tried[each] = [first, *(self._job.runs.attempt(batch, one) for one in others)]
             if all(_went_on(trace) for trace in tried[each]):
                 break
@@ -221,10 +223,9 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     )
 
 
-def _is_longer(trace: Trace, cut: LoaderCut) -> bool:
-    """Has it an evaluation that goes on after ``cut``? One by hand has its whole length."""
-    coverage = trace.outcome.coverage
-    if not _went_on(trace) or coverage is None or not coverage.evaluated:
+def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:
+    """Has a run an evaluation that ``cut`` made shorter? One by hand has its whole length."""
+    if coverage is None or not coverage.evaluated:
         return False
     whole = coverage.evaluation_batches
     return cut.index is not None if whole is None else whole > cut.others

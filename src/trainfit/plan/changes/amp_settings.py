@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import (
@@ -23,13 +24,13 @@ from trainfit.plan.command.precision import other_value
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.runs.batches import full_steps, is_full
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
-from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import timed
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.speed import speed
-from trainfit.results.configuration import AmpChoice
+from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -315,14 +316,18 @@ def _tried(
         if outcome.status == "failed" and outcome.autocast is not None:
             failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error}"))
         return
+    alone = Batches("one trace", f"slower than {present.dtype} as it is (--thorough has more)")
+    is_asked = not job.thorough and present.dtype != "off"
+    at_once = job.configuration(trace, alone, spec) if is_asked else None
+    beaten = at_once is not None and is_beaten(at_once, present, job.gpu)
     # What the launch command may ask for is compared at its own best batch size.
     value = spec.values.get("amp") if spec.force is None else None
     said = value is not None or ACCELERATE in spec.variables
     if not said and present.batches.law is None:
         why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
-    elif is_beaten(job, present, trace, spec):
-        batches = Batches("one trace", f"slower than {present.dtype} already as it is")
+    elif beaten:
+        batches = alone
     else:
         by_trial = said and has_rates(job.gpu) and job.thorough
         batches = job.batches(trace, spec, by_trial=by_trial)
@@ -330,30 +335,27 @@ def _tried(
         value,
         spec,
         trace,
-        job.configuration(trace, batches, spec),
+        at_once if at_once and beaten else job.configuration(trace, batches, spec),
         batches,
         variable=spec.variables.get(ACCELERATE),
     )
     found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
-    if _is_unknown(batches) and not is_beaten(job, present, trace, spec):
+    if _is_unknown(batches) and not beaten:
         rate = _samples_per_s(job, spec, present.batches.recommended)
         found = dataclasses.replace(found, samples_per_s=rate)
     yield found
 
 
-def is_beaten(job: PlannedJob, present: AmpSetting, trace: Trace, spec: RunSpec) -> bool:
-    """Does nothing hang on the batch sizes without AMP, of which ``trace`` is the run ``spec``? It
-    is slower than the command's own AMP and needs no less memory, and nothing speaks against that
-    AMP; more samples a batch are to its favour still, as Tensor cores are idle less."""
-    if job.thorough or present.dtype == "off" or trace.outcome.autocast is not None:
-        return False
-    if any(each.is_critical for each in (*of_gpu(present.dtype, job.gpu), *present.hazards)):
-        return False
+def is_beaten(without: Configuration, present: AmpSetting, gpu: GpuSpec) -> bool:
+    """Does nothing hang on the batch sizes ``without`` AMP? At the present one it is slower than
+    the command's own AMP and needs no less memory, and nothing speaks against that AMP; larger ones
+    are to its favour still, as Tensor cores are idle less."""
     now = present.configuration
-    without = job.configuration(trace, Batches("one trace", ""), spec)
-    if now.step_s is None or without.step_s is None:
+    if present.dtype == "off" or without.amp != "off" or now.step_s is None:
         return False
-    is_slower = without.step_s > (1 + LEAST_GAIN) * now.step_s
+    if any(each.is_critical for each in (*of_gpu(present.dtype, gpu), *present.hazards)):
+        return False
+    is_slower = without.step_s is not None and without.step_s > (1 + LEAST_GAIN) * now.step_s
     return is_slower and without.memory.device_bytes >= now.memory.device_bytes
 
 
