@@ -33,6 +33,7 @@ from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderCut
 
 #: Steps of an epoch that is cut short, and epochs in which an evaluation is waited for.
@@ -136,11 +137,10 @@ class _Evaluations:
         tried: dict[LoaderCut, list[Trace]] = {}
         for each in wanted:
             specs = [_lengthened(spec, each, length) for length in lengths]
-            if each.index is None and not self._is_cut(batch, specs[0]):
-                specs = specs[:1]
-            for one in specs:
-                self._job.runs.start(batch, one)
-            tried[each] = [self._job.runs.attempt(batch, one) for one in specs]
+            first = self._job.runs.attempt(batch, specs[0])
+            goes_on = _went_on(first) and is_longer(first.outcome.coverage, each)
+            others = specs[1:] if goes_on else []
+            tried[each] = [first, *(self._job.runs.attempt(batch, one) for one in others)]
             if all(_went_on(trace) for trace in tried[each]):
                 break
         runs = tried[each]
@@ -150,22 +150,13 @@ class _Evaluations:
             found = (last_batch_fails(self._job.first, batch, at_fault),)
         return each, runs, found
 
-    def _is_cut(self, batch: int | None, spec: RunSpec) -> bool:
-        """Does a DataLoader give an evaluation its batches? One by hand has its whole length."""
-        coverage = self._job.runs.attempt(batch, spec).outcome.coverage
-        return coverage is not None and coverage.evaluation_batches is not None
-
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """The evaluation at a batch size, and what fills the memory where that does not fit."""
-        job = self._job
-        loader, makeup = job.first.outcome.loader, job.recording.makeup
-        index = loader.index if loader is not None else None
-        each = (makeup.loader_batches if makeup is not None else None) or 1
-        left = remainder_of(job.first, job.batch, batch) if index is not None else 0
-        cut = LoaderCut(index, _STEPS * each, lengths[0], _LOOK_S, _STEPS, left)
-        spec = job.sized(spec)
+        job, spec = self._job, self._job.sized(spec)
+        cut = _cut(job, batch)
+        index = cut.index
         try:
             cut, traces, last = self._runs(batch, spec, cut, lengths)
         except NotSimulated as error:
@@ -204,6 +195,22 @@ class _Evaluations:
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 
+def start(job: PlannedJob) -> None:
+    """Begin the first run that :func:`epoch_ends` asks for."""
+    if not job.infers:
+        cut = _cut(job, job.batch)
+        job.runs.start(job.batch, _lengthened(job.sized(AS_WRITTEN), cut, cut.others))
+
+
+def _cut(job: PlannedJob, batch: int | None) -> LoaderCut:
+    """How the epochs of a run at this batch size are cut."""
+    loader, makeup = job.first.outcome.loader, job.recording.makeup
+    index = loader.index if loader is not None else None
+    each = (makeup.loader_batches if makeup is not None else None) or 1
+    left = remainder_of(job.first, job.batch, batch) if index is not None else 0
+    return LoaderCut(index, _STEPS * each, _LENGTHS[0], _LOOK_S, _STEPS, left)
+
+
 def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     by_hand = cut.index is None
     return dataclasses.replace(
@@ -213,6 +220,14 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
         time_limit_s=_BY_HAND_S if by_hand else _LIMIT_S,
         title=f"its evaluation ({others} batches)",
     )
+
+
+def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:
+    """Has a run an evaluation that ``cut`` made shorter? One by hand has its whole length."""
+    if coverage is None or not coverage.evaluated:
+        return False
+    whole = coverage.evaluation_batches
+    return cut.index is not None if whole is None else whole > cut.others
 
 
 def _went_on(trace: Trace) -> bool:

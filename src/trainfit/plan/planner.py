@@ -34,6 +34,7 @@ from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import EpochEnds, epoch_ends
+from trainfit.plan.epoch_end import start as start_epoch_end
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
@@ -230,8 +231,9 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     job.start_runs(flipped)
     start_comparison(job.first, job.batch, job.runs)
     present = present_setting(job)
-    if present.batches.law is not None:
+    if present.batches.law is not None and present.dtype == "off":
         job.start_pair(flipped)
+    start_epoch_end(job)
 
     # Precision, and its batch size.
     others, failed = other_settings(job, present, flipped)

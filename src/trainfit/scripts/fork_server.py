@@ -338,6 +338,8 @@ def main() -> None:
 
     compiled.import_compiler()
     compiled.remove_import_folder()
+    # Nor are they looked through by a collection in a run, which would copy the pages they share.
+    gc.freeze()
     gc.enable()
 
     def grow(folder: str, control: int, status: int) -> None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware import catalogue, find_gpu
+from trainfit.hardware import GpuSpec, catalogue, find_gpu
 from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
+from trainfit.plan.changes.amp_settings import is_beaten
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import amp_precisions
 from trainfit.plan.runs.tracing import Trace
@@ -444,3 +445,25 @@ def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
     assert bool(found.by_hand) is is_said
     kept = "less than the figures' own error" in found.reason
     assert kept is not is_said
+
+
+@pytest.mark.parametrize(
+    ("present", "without", "gpu", "beaten"),
+    [
+        (setting("bfloat16", 13.0), setting("off", 10.0), RTX, True),
+        (setting("bfloat16", 10.2), setting("off", 10.0), RTX, False),  # as fast, to the model
+        (setting("bfloat16", None), setting("off", None), RTX, False),
+        (setting("bfloat16", 13.0), setting("off", 10.0), T4, False),  # which emulates it
+        (setting("float16", 13.0, scaled=False), setting("off", 10.0), RTX, False),
+        (setting("off", 13.0), setting("bfloat16", 10.0), RTX, False),
+    ],
+)
+def test_no_other_batch_sizes_without_an_amp_that_wins(
+    present: AmpSetting, without: AmpSetting, gpu: GpuSpec, beaten: bool
+) -> None:
+    assert is_beaten(without.configuration, present, gpu) is beaten
+    larger = dataclasses.replace(present.configuration.memory, device_bytes=1)
+    more = dataclasses.replace(present.configuration, memory=larger)
+    assert not is_beaten(
+        without.configuration, dataclasses.replace(present, configuration=more), gpu
+    )

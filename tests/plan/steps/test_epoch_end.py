@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from tests.helpers_cli import json_of, trainfit
+from trainfit.plan.epoch_end import is_longer
+from trainfit.results.runs.steps import Coverage
+from trainfit.results.runs.trace import LoaderCut
 
 _SCRIPT = """
 import torch
@@ -90,6 +93,25 @@ def test_nothing_kept(tmp_path: Path) -> None:
         "epoch_end"
     ]
     assert (end["evaluation"], end["batch_bytes"], end["fits"]) == ("simulated", 0, True)
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "loader", "batches", "longer"),
+    [
+        (False, 0, 313, False),  # another DataLoader of the script
+        (True, 0, 8, False),
+        (True, 0, 9, True),
+        (True, 0, None, True),  # of no length, as far as is known
+        (True, None, None, False),  # by hand
+        (True, None, 9, True),
+    ],
+)
+def test_a_second_length_only_of_what_the_first_cut_short(
+    evaluated: bool, loader: int | None, batches: int | None, longer: bool
+) -> None:
+    coverage = Coverage(evaluated, saved=False, evaluation_batches=batches)
+    assert is_longer(coverage, LoaderCut(loader, batches=2, others=8)) is longer
+    assert not is_longer(None, LoaderCut(loader, batches=2, others=8))
 
 
 #: Each sample of a batch is compared with a gallery: 20 MB a sample, of which training has none.

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Replay, Stream
-from trainfit.plan.changes.amp import AmpSetting, choose_amp
+from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import (
     PeakParts,
     StepParts,
     is_native,
     of_failure,
+    of_gpu,
     of_run,
     peak_parts,
     place_of,
@@ -28,7 +30,7 @@ from trainfit.plan.sizing.curve import timed
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.speed import speed
-from trainfit.results.configuration import AmpChoice
+from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -314,12 +316,18 @@ def _tried(
         if outcome.status == "failed" and outcome.autocast is not None:
             failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error}"))
         return
+    alone = Batches("one trace", f"slower than {present.dtype} as it is (--thorough has more)")
+    is_asked = not job.thorough and present.dtype != "off"
+    at_once = job.configuration(trace, alone, spec) if is_asked else None
+    beaten = at_once is not None and is_beaten(at_once, present, job.gpu)
     # What the launch command may ask for is compared at its own best batch size.
     value = spec.values.get("amp") if spec.force is None else None
     said = value is not None or ACCELERATE in spec.variables
     if not said and present.batches.law is None:
         why = "other batch sizes were simulated with the current AMP alone"
         batches = Batches("one trace", why)
+    elif beaten:
+        batches = alone
     else:
         by_trial = said and has_rates(job.gpu) and job.thorough
         batches = job.batches(trace, spec, by_trial=by_trial)
@@ -327,15 +335,28 @@ def _tried(
         value,
         spec,
         trace,
-        job.configuration(trace, batches, spec),
+        at_once if at_once and beaten else job.configuration(trace, batches, spec),
         batches,
         variable=spec.variables.get(ACCELERATE),
     )
     found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
-    if _is_unknown(batches):
+    if _is_unknown(batches) and not beaten:
         rate = _samples_per_s(job, spec, present.batches.recommended)
         found = dataclasses.replace(found, samples_per_s=rate)
     yield found
+
+
+def is_beaten(without: Configuration, present: AmpSetting, gpu: GpuSpec) -> bool:
+    """Does nothing hang on the batch sizes ``without`` AMP? At the present one it is slower than
+    the command's own AMP and needs no less memory, and nothing speaks against that AMP; larger ones
+    are to its favour still, as Tensor cores are idle less."""
+    now = present.configuration
+    if present.dtype == "off" or without.amp != "off" or now.step_s is None:
+        return False
+    if any(each.is_critical for each in (*of_gpu(present.dtype, gpu), *present.hazards)):
+        return False
+    is_slower = without.step_s is not None and without.step_s > (1 + LEAST_GAIN) * now.step_s
+    return is_slower and without.memory.device_bytes >= now.memory.device_bytes
 
 
 def _samples_per_s(job: PlannedJob, spec: RunSpec, batch: int | None) -> float | None:
