@@ -33,6 +33,10 @@ NOTEBOOK: Final = (
     "delete the line: nbconvert writes get_ipython() for a notebook's % and ! lines; what they "
     "install or set, do in the shell before the run"
 )
+SCHEDULE: Final = (
+    "give the schedule the steps of the whole training (epochs × len(loader)), or call "
+    "scheduler.step() once an epoch if its lengths are epochs"
+)
 NOT_RESTARTABLE: Final = (
     "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "
     "iterator each time (or a list)"

@@ -258,10 +258,14 @@ def _measured(
         limited = dataclasses.replace(model, other_processes_bytes=held).limited(ends[-1].stream)
         if limited.fits:
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
-    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
+    steps = peak is None or peak.allocated_bytes < allocated
+    later = traces[-1].outcome.later if steps else None
+    found = EpochEnd(
+        "simulated", "", False, allocated, device, fits, length, round(grows), later=later
+    )
     if fits:
         return found, ()
-    if peak is None or peak.allocated_bytes < allocated:
+    if peak is None or steps:
         return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
     return found, of_full_memory(memory_at_the_end(runs, peak, whole))
 
@@ -320,7 +324,7 @@ def _limited(
     """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
     recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
     seen, model = there or present, job.memory_model
-    what = "evaluation" if seen.evaluation == "simulated" else seen.title
+    what = "evaluation" if seen.evaluation == "simulated" and not seen.later else seen.title
     best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
     if seen.device_bytes is None or best is None or peak is None:
         return chosen, there

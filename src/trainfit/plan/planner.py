@@ -468,7 +468,8 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     if present.configuration.fits:
         full = tuple(each for each in full if each.kind in MISTAKES)
     if all(each.kind != TENSORS_KEPT for each in full):
-        full = (*of_steps(job.pattern, job.memory_model), *full)
+        graphs_at = job.first.outcome.learning.gradients_with_graph
+        full = (*of_steps(job.pattern, job.memory_model, graphs_at), *full)
     return (*found, *full)
 
 

@@ -101,7 +101,7 @@ class Runner:
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
         self._loaders.epochs.ended = self._epoch_ended
-        self._has_epoch_ended = False
+        self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
@@ -310,11 +310,15 @@ class Runner:
 
     def _trains_again(self) -> None:
         """Training goes on after an evaluation of an epoch's end, or one that was made to come
-        early: a run that was to have it ends."""
+        early: a run that was to have it ends; after the next one, where a later epoch's work was
+        made to come early, too."""
         self._evaluating_since = None
         has_ended, cut = self._has_epoch_ended or bool(self._periodic.entered), self._spec.cut
         if cut is not None and cut.index is None:  # no DataLoader tells of an epoch's end
             has_ended = has_ended or self._simulation.steps >= cut.batches
+        if has_ended and self._periodic.later is not None and not self._has_gone_on:
+            self._has_gone_on = True
+            return
         if cut is not None and not cut.goes_on and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
@@ -412,6 +416,7 @@ class Runner:
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
+        coverage = self._coverage.result()
         TraceOutcome(
             **vars(end),
             loader=self._feeding(end.status),
@@ -427,16 +432,15 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
-            learning=self._learning.facts(),
+            learning=self._learning.facts(coverage.all_steps or 0),
             feeds=self._feeds(),
-            coverage=dataclasses.replace(
-                self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
-            ),
+            coverage=dataclasses.replace(coverage, evaluation_batches=self._loaders.epochs.longest),
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
+            later=self._periodic.later,
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),

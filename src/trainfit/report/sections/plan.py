@@ -29,6 +29,7 @@ from trainfit.report.notes import (
     plain,
     plan_notes,
     protection_notes,
+    short_place,
 )
 from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts
@@ -166,7 +167,9 @@ def _memory(result: PlanResult) -> list[Section]:
 
 def _evaluation_label(result: PlanResult) -> str:
     end = result.epoch_end
-    return "evaluation" if end is None or end.evaluation == "simulated" else end.title
+    if end is None or (end.evaluation == "simulated" and end.later is None):
+        return "evaluation"
+    return end.title
 
 
 def _evaluation(result: PlanResult) -> str:
@@ -185,6 +188,8 @@ def _evaluation(result: PlanResult) -> str:
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
         if end.batch_bytes and end.batches:
             text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches)"
+        if end.later is not None:
+            text += f", from {short_place(end.later)} on"
         told.append(text)
     return "; ".join(told)
 
