@@ -34,8 +34,8 @@ NOTEBOOK: Final = (
     "install or set, do in the shell before the run"
 )
 SCHEDULE: Final = (
-    "give the schedule the steps of the whole training (epochs × len(loader)), or call "
-    "scheduler.step() once an epoch if its lengths are epochs"
+    "as many steps as the training has (total_steps=epochs * len(loader), divided by the "
+    "micro-batches of a step) where scheduler.step() comes after each batch, or one an epoch"
 )
 NOT_RESTARTABLE: Final = (
     "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "

@@ -83,7 +83,7 @@ EVALUATED_WITH_GRAPH: Final = Habit(
     "with torch.no_grad():",
 )
 EVALUATED_IN_TRAINING: Final = Habit(
-    "in training mode dropout is on, and BatchNorm takes each batch's own statistics and learns "
+    "in training mode dropout is on, and BatchNorm uses each batch's own statistics and learns "
     "those of the evaluation's data",
     "switch the model before the evaluation, and back after it",
     "model.eval()",
@@ -103,6 +103,12 @@ KEPT_BATCHES: Final = Habit(
     "worker lies in /dev/shm and keeps a file open",
     "keep only what is needed of it (.clone() a part, .item()), move it to a file, or clear the "
     "list at each epoch",
+)
+#: A loader that is gone over again and again.
+CYCLED: Final = Habit(
+    "itertools.cycle keeps all that it has given, to give it again: the batches of an epoch, and "
+    "each later epoch gets them in the same order",
+    "go over the DataLoader again: def endless(loader): while True: yield from loader",
 )
 #: Steps that get longer.
 GROWING_WORK: Final = Habit(

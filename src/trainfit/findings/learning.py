@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import fixes
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent
 
@@ -246,10 +246,10 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
     when = f"after {count(end.step, 'step')} of {end.of_steps}"
     if end.error:
         title = f"The learning-rate schedule ends {when}: {end.error}"
-        kind, cause = "schedule_ends", "it was made for fewer steps than the training has"
+        kind, cause = SCHEDULE_ENDS, "it was made for fewer steps than the training has"
     elif end.rate < 0:
         title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
-        kind, cause = "schedule_ends", "its function goes on below 0 where the schedule is over"
+        kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
     else:
         title = f"The learning rate falls to {end.rate:.0g} {when}: nothing is learned from then on"
         kind, cause = "rate_vanishes", "the schedule is for fewer steps than the training has"
@@ -262,6 +262,7 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
         (Fix(fixes.SCHEDULE),),
         confidence="likely",
         place=Place.parse(end.place),
+        subject=f"after {count(end.step, 'step')}" if end.error else "",
     )
 
 
@@ -312,7 +313,7 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    *("gradients_dropped", "step_repeated", "rate_vanishes", "schedule_ends", "not_registered"),
+    *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (

@@ -59,14 +59,7 @@ _KNOWN: Final = (
         "changed_in_place",
         re.compile(r"needed for gradient computation has been modified by an inplace operation"),
         "A tensor that the backward pass needs was changed in place after the forward pass",
-        _NOT_IN_PLACE,
-    ),
-    # torch/optim/lr_scheduler.py
-    _Known(
-        "schedule_ends",
-        re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
-        "The learning-rate schedule (OneCycleLR) is over before the training",
-        fixes.SCHEDULE,
+        f"{_NOT_IN_PLACE}; or, of a weight: {_STEP_BETWEEN}",
     ),
     # aten/src/ATen/autocast_mode.cpp
     _Known(
@@ -126,8 +119,7 @@ _KNOWN: Final = (
         "schedule_over",
         re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
         "OneCycleLR is stepped more often than its total_steps",
-        "total_steps=epochs * len(loader) where scheduler.step() comes after each batch (divided "
-        "by the micro-batches of a step), or one scheduler.step() an epoch",
+        fixes.SCHEDULE,
     ),
     # torch/nn/functional.py
     _Known(
@@ -242,5 +234,5 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
     if found.kind == "changed_in_place" and _OF_WEIGHTS.search(raised.message):
         title, fix = "A weight was changed between a forward and its backward pass", _STEP_BETWEEN
     elif found.kind == "changed_in_place" and "which is output" not in raised.message:
-        fix = f"of a weight: {_STEP_BETWEEN}; of data: {fix}"
+        fix = f"{_STEP_BETWEEN}; of data: {_NOT_IN_PLACE}"
     return failure_finding(found.kind, title, "", fix)

@@ -264,7 +264,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
-    others_agree = agreement(job.first, job.batch, job.runs)
+    others_agree = agreement(job.first, job.batch, job.runs, ends.run)
     kept, options = _accumulation(job, options, chosen)
     note_accumulation(job.notes, kept)
     note_learning(job, chosen.batches)

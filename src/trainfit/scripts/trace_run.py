@@ -169,6 +169,7 @@ class Runner:
     def _begin(self) -> None:
         """This process runs the script from now on."""
         self._started = self._told = time.monotonic()
+        self._cpu_s = time.process_time()
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
@@ -225,6 +226,10 @@ class Runner:
         self._coverage.stepped(steps)
         if self._over:
             return
+        limit_s = self._spec.steps_limit_s
+        if limit_s and time.process_time() - self._cpu_s > limit_s:
+            self._finish(ScriptOutcome("timeout"))
+            self._stopper.stop()
         if not self._seen_enough(steps):
             cut = self._spec.cut
             if cut is not None and cut.periodic and steps >= cut.periodic:

@@ -80,8 +80,6 @@ _LOADER: Final = {
 _ORDER: Final = ("set", "by hand", "option", "kept", "not set", "cannot tell")
 
 
-#: An evaluation that needs more than training by less is not told of.
-_ALIKE: Final = 1.02
 _BASIS: Final = {
     "two traces": "from two simulated batch sizes",
     "one trace a batch size": "each one simulated",
@@ -182,7 +180,7 @@ def _evaluation(result: PlanResult) -> str:
     for end, training in pairs:
         if end is None or end.device_bytes is None or end.allocated_bytes is None:
             continue
-        if training is not None and end.device_bytes <= _ALIKE * training.device_bytes:
+        if training is not None and end.device_bytes <= plan_facts.ALIKE * training.device_bytes:
             continue
         at = f"batch size {end.batch_size}: " if end.batch_size else ""
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
