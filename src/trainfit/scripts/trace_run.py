@@ -46,7 +46,7 @@ from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
-from trainfit.scripts.phases.periodic import PeriodicWork
+from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
@@ -104,6 +104,7 @@ class Runner:
         self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
+        self._validation = LightningValidation(lambda: self._spec.cut is not None)
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -133,6 +134,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
+            self._validation.install(self._patches)
             self._generation.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
@@ -158,6 +160,7 @@ class Runner:
                 self._interventions.remove()
                 self._generation.remove()
                 self._coverage.remove()
+                self._validation.remove()
                 self._launch.remove()
                 self._context.remove()
                 self._options.remove()
