@@ -52,11 +52,11 @@ _UNITS: Final = {
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
     "units of the tunable": "present value largest recommended too_large limit",
-    "steps": "epoch_steps kept_gradients used_again zero_rates last_step first_lost_step "
+    "steps": "epoch_steps of_steps kept_gradients used_again zero_rates last_step first_lost_step "
              "first_step trials light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "
              "steps_seen steps_then steps_until_full steps_used",
-    "epochs": "epochs epochs_begun",
+    "epochs": "all_epochs epochs epochs_begun",
     "workers": "empty input_workers num_workers workers",
     "threads": "library_threads second_threads started_threads thread_pools threads worker_threads",
     "cores": "busy_cores cores cores_busy cuda_cores logical_cpus others_cores physical_cores "
@@ -69,7 +69,7 @@ _UNITS: Final = {
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
                 "median_elements matmul_balance_size",
     "currency": "budget cost",
-    "factor": "small_eps vanished_rate beta1 beta2 core_speed core_speeds detectable effect "
+    "factor": "small_eps vanished_rate rate beta1 beta2 core_speed core_speeds detectable effect "
               "efficiency factor "
               "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",

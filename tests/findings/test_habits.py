@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trainfit.findings.habits import of_evaluation, of_steps
 from trainfit.results.runs.steps import Coverage, StepMakeup
 
@@ -25,3 +27,13 @@ def test_an_evaluation_with_gradients_on() -> None:
     (found,) = of_evaluation(Coverage(True, False, graph_at="/home/me/train.py:9"))
     assert found.place is not None and found.place.line == 9 and "no_grad" in found.fix.line
     assert not list(of_evaluation(Coverage(True, False)))
+
+
+def test_an_evaluation_in_training_mode_has_data_of_its_own() -> None:
+    seen = Coverage(True, False, training_at="train.py:9", dropping_at="model.py:3")
+    assert not list(of_evaluation(seen))  # samples of a generator
+    found = of_evaluation(dataclasses.replace(seen, evaluation_batches=10))
+    assert [(each.kind, str(each.place)) for each in found] == [
+        ("evaluation_in_training_mode", "train.py:9"),
+        ("dropout_in_evaluation", "model.py:3"),
+    ]

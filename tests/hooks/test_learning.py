@@ -239,6 +239,21 @@ def restored_by_attribute(device: str) -> None:
     steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
 
 
+def not_registered(device: str) -> nn.Module:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(16, 16).to(device) for _ in range(2)]
+            self.head = nn.Linear(16, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.head(self.layers[1](self.layers[0](x)))
+
+    model = Net().to(device)
+    steps(model, torch.optim.SGD(model.parameters(), 0.1), device)
+    return model
+
+
 def mostly_frozen(device: str) -> None:
     model = nn.Sequential(nn.Linear(16, 512), nn.Linear(512, 64), nn.Linear(64, 1)).to(device)
     model.requires_grad_(False)
@@ -404,7 +419,7 @@ HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
-    step_repeated,
+    *(step_repeated, not_registered),
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 

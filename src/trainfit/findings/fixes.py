@@ -33,6 +33,10 @@ NOTEBOOK: Final = (
     "delete the line: nbconvert writes get_ipython() for a notebook's % and ! lines; what they "
     "install or set, do in the shell before the run"
 )
+SCHEDULE: Final = (
+    "as many steps as the training has (total_steps=epochs * len(loader), divided by the "
+    "micro-batches of a step) where scheduler.step() comes after each batch, or one an epoch"
+)
 NOT_RESTARTABLE: Final = (
     "a generator is exhausted after one pass: pass an object whose __iter__ returns a new "
     "iterator each time (or a list)"

@@ -82,6 +82,17 @@ EVALUATED_WITH_GRAPH: Final = Habit(
     "put the evaluation under torch.no_grad() or torch.inference_mode()",
     "with torch.no_grad():",
 )
+EVALUATED_IN_TRAINING: Final = Habit(
+    "in training mode dropout is on, and BatchNorm uses each batch's own statistics and learns "
+    "those of the evaluation's data",
+    "switch the model before the evaluation, and back after it",
+    "model.eval()",
+)
+DROPS_ALWAYS: Final = Habit(
+    "a function does not know the model's mode: its training is True unless it is told",
+    "pass the mode, or use a layer (nn.Dropout), which has it",
+    "F.dropout(x, p, training=self.training)",
+)
 KEPT_GRAPHS: Final = Habit(
     "what is kept with its autograd graph keeps every step's graph alive: memory grows with every "
     "step, on the host by the graph's nodes, on the GPU by what backward() has not freed",
@@ -92,6 +103,12 @@ KEPT_BATCHES: Final = Habit(
     "worker lies in /dev/shm and keeps a file open",
     "keep only what is needed of it (.clone() a part, .item()), move it to a file, or clear the "
     "list at each epoch",
+)
+#: A loader that is gone over again and again.
+CYCLED: Final = Habit(
+    "itertools.cycle keeps all that it has given, to give it again: the batches of an epoch, and "
+    "each later epoch gets them in the same order",
+    "go over the DataLoader again: def endless(loader): while True: yield from loader",
 )
 #: Steps that get longer.
 GROWING_WORK: Final = Habit(
@@ -162,16 +179,37 @@ def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
 
 
 def of_evaluation(coverage: Coverage) -> Iterator[Finding]:
-    """What an evaluation that was simulated shows."""
-    if coverage.graph_at is None:
-        return
-    habit = EVALUATED_WITH_GRAPH
-    yield Finding(
-        "evaluation_with_graph",
-        "warning",
-        "The evaluation calls the model with gradients on",
-        (),
-        habit.cause,
-        (Fix(habit.action, line=habit.line),),
-        place=Place.parse(coverage.graph_at),
-    )
+    """What an evaluation that was simulated shows. Without a DataLoader of its own it may be a look
+    at the training itself (samples of a generator, a loss)."""
+    seen = [(coverage.graph_at, *_WITH_GRAPH)]
+    if coverage.evaluation_batches is not None:
+        seen += [(coverage.training_at, *_IN_TRAINING), (coverage.dropping_at, *_DROPS)]
+    for place, kind, title, habit in seen:
+        if place is not None:
+            yield Finding(
+                kind,
+                "warning",
+                title,
+                (),
+                habit.cause,
+                (Fix(habit.action, line=habit.line),),
+                place=Place.parse(place),
+            )
+
+
+#: Kind of a finding, its title, and the habit.
+_WITH_GRAPH: Final = (
+    "evaluation_with_graph",
+    "The evaluation calls the model with gradients on",
+    EVALUATED_WITH_GRAPH,
+)
+_IN_TRAINING: Final = (
+    "evaluation_in_training_mode",
+    "The evaluation calls the model in training mode: its results are not those of the model",
+    EVALUATED_IN_TRAINING,
+)
+_DROPS: Final = (
+    "dropout_in_evaluation",
+    "Dropout stays on in the evaluation: its results are random",
+    DROPS_ALWAYS,
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.findings import fixes
+from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent
 
@@ -72,6 +73,24 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         fixes,
         confidence="certain" if checkpoint is not None else "likely",
         place=Place.parse(checkpoint),
+    )
+
+
+def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
+    found = facts.unregistered
+    if not found:
+        return
+    names = ", ".join(dict.fromkeys(found))
+    yield Finding(
+        "not_registered",
+        "critical",
+        f"{count(len(found), 'tensor')} that the loss depends on are never trained: no optimizer "
+        f"has them, and no model ({names})",
+        (Evidence("not trained", count(len(found), "tensor")),),
+        "layers in a Python list or dict are no part of a module: parameters(), state_dict() and "
+        "to(device) leave them out",
+        (Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),),
+        confidence="likely",
     )
 
 
@@ -220,6 +239,33 @@ def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _schedule(facts: LearningFacts) -> Iterator[Finding]:
+    end = facts.schedule
+    if end is None or facts.vanished_rate is not None:
+        return
+    when = f"after {count(end.step, 'step')} of {end.of_steps}"
+    if end.error:
+        title = f"The learning-rate schedule ends {when}: {end.error}"
+        kind, cause = SCHEDULE_ENDS, "it was made for fewer steps than the training has"
+    elif end.rate < 0:
+        title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
+        kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
+    else:
+        title = f"The learning rate falls to {end.rate:.0g} {when}: nothing is learned from then on"
+        kind, cause = "rate_vanishes", "the schedule is for fewer steps than the training has"
+    yield Finding(
+        kind,
+        "critical",
+        title,
+        (Evidence("schedule", f"{end.step} of {count(end.of_steps, 'step')}"),),
+        f"{cause}, or for epochs and is stepped with each batch",
+        (Fix(fixes.SCHEDULE),),
+        confidence="likely",
+        place=Place.parse(end.place),
+        subject=f"after {count(end.step, 'step')}" if end.error else "",
+    )
+
+
 def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
     if not facts.anomaly:
         return
@@ -267,10 +313,10 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    *("gradients_dropped", "step_repeated", "rate_vanishes"),
+    *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _clipping, _half, _zeroing, _dropped, _repeated, _rate, _vanishing, _mode),
-    *(_frozen, _anomaly, _accumulation),
+    *(_gradients, _unregistered, _clipping, _half, _zeroing, _dropped, _repeated, _rate),
+    *(_vanishing, _schedule, _mode, _frozen, _anomaly, _accumulation),
 )

@@ -68,6 +68,15 @@ _BATCHES: Final = Habit(
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
     "num_workers=1 or more: they are then made while the step computes",
 )
+#: What batches are made with. An environment is stepped by other code.
+_MAKES: Final = re.compile(
+    r"stack|cat\b|concat|tensor|numpy|array|collate|batch|sample|load|choice|perm|randint|index"
+)
+_ALONE: Final = Habit(
+    "runs Python code",
+    "do it for many at once, or in a process of its own; if it makes batches, in a Dataset whose "
+    "DataLoader has workers",
+)
 _PYTHON: Final = Habit(
     "runs Python code",
     "move it into the data set, so that workers do it, or onto the GPU; or do it every few steps",
@@ -84,4 +93,6 @@ def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool) -> Habit
             return habit
     if waits_for:
         return _BY_WAIT[waits_for]
-    return _PYTHON if has_loader else _BATCHES
+    if has_loader:
+        return _PYTHON
+    return _BATCHES if _MAKES.search(text) else _ALONE

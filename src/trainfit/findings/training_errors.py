@@ -9,6 +9,7 @@ import dataclasses
 import re
 from typing import Final
 
+from trainfit.findings import fixes
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -28,10 +29,12 @@ class _Known:
 #: that of the many weights of a recurrent layer.
 _OF_WEIGHTS: Final = re.compile(r"output 0 of (?:As(?:Strided)?|T|Permute|Unsqueeze)\w*Backward")
 _STEP_BETWEEN: Final = (
-    "optimizer.step() came between a forward pass and its backward pass: make all backward passes "
-    "first, or a new forward pass after the step; what is carried from step to step (a hidden "
-    "state) needs .detach()"
+    "what is carried from step to step (a hidden state) needs .detach(); else optimizer.step() "
+    "came between a forward pass and its backward pass: make all backward passes first, or a new "
+    "forward pass after the step"
 )
+
+_NOT_IN_PLACE: Final = "x = x + y instead of x += y or x[…] = y, inplace=False of activations"
 
 _KNOWN: Final = (
     # torch/csrc/autograd/functions/utils.h, of a leaf or a result without a graph
@@ -56,8 +59,7 @@ _KNOWN: Final = (
         "changed_in_place",
         re.compile(r"needed for gradient computation has been modified by an inplace operation"),
         "A tensor that the backward pass needs was changed in place after the forward pass",
-        "x = x + y instead of x += y or x[…] = y, inplace=False of activations; or, of a weight: "
-        + _STEP_BETWEEN,
+        f"{_NOT_IN_PLACE}; or, of a weight: {_STEP_BETWEEN}",
     ),
     # aten/src/ATen/autocast_mode.cpp
     _Known(
@@ -117,8 +119,7 @@ _KNOWN: Final = (
         "schedule_over",
         re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
         "OneCycleLR is stepped more often than its total_steps",
-        "total_steps=epochs * len(loader) where scheduler.step() comes after each batch (divided "
-        "by the micro-batches of a step), or one scheduler.step() an epoch",
+        fixes.SCHEDULE,
     ),
     # torch/nn/functional.py
     _Known(
@@ -232,4 +233,6 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
         title += f" ({raised.message.strip()[:_LONGEST]})"
     if found.kind == "changed_in_place" and _OF_WEIGHTS.search(raised.message):
         title, fix = "A weight was changed between a forward and its backward pass", _STEP_BETWEEN
+    elif found.kind == "changed_in_place" and "which is output" not in raised.message:
+        fix = f"{_STEP_BETWEEN}; of data: {_NOT_IN_PLACE}"
     return failure_finding(found.kind, title, "", fix)

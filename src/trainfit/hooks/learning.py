@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.operators import no_dispatch
@@ -25,13 +27,12 @@ _FIRST: Final = 4
 _LOSSES: Final = 8
 _MODELS: Final = 4
 _DEPTH: Final = 8
+#: Nodes of a graph up to which its leaves are looked for.
+_NODES: Final = 20_000
 _NAMES: Final = 3
 #: Nodes that pass a loss on as it is.
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
-#: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
-#: and less); schedules end above it, or at 0, but for the last of their steps only.
-_VANISHED: Final = 1e-8
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -77,6 +78,10 @@ class LearningObserver:
         self._micro_batches: Counter[int] = Counter()
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []
+        self._schedules: list[Schedule] = []
+        #: What the second step's loss was computed with, by identity.
+        self._leaves: dict[int, str] | None = None
+        self._graphs_at: str | None = None
         self._checkpoint: str | None = None
         self._clipped: str | None = None
         self._half = False
@@ -98,13 +103,21 @@ class LearningObserver:
         self._is_fed = True
         self._batches[id(batches)] += 1
 
-    def backward(self, tensors: Any) -> None:
-        """A backward pass from ``tensors`` begins."""
+    def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
+        """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
         self._passes += 1
         self._used += 1
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
+            if self._trained_before and self._leaves is None:
+                self._leaves = leaves_of(root.grad_fn)
+        if with_graph and self._graphs_at is None:
+            self._graphs_at = self._place() or ""
+
+    def scheduled(self, scheduler: Any) -> None:
+        """A schedule of learning rates is made."""
+        self._schedules.append(Schedule(weakref.ref(scheduler), self._place()))
 
     def scaled(self) -> None:
         """An enabled GradScaler scaled a loss."""
@@ -155,7 +168,7 @@ class LearningObserver:
                 self._evaluating = None
             if not self._trained_before:
                 self._told_to_train.add(model)
-        elif self._is_to_train(model) and _behaves_by_mode(model):
+        elif self._is_to_train(model) and behaves_by_mode(model):
             parts = known.modules() if known is not None else ()
             if self._evaluating is not None and any(part is model for part in parts):
                 return  # it is told to the parts, too
@@ -235,8 +248,9 @@ class LearningObserver:
 
     # -- what came of it -------------------------------------------------------------------------
 
-    def facts(self) -> LearningFacts:
-        """All so far; the models that were called give names to tensors."""
+    def facts(self, ahead: int = 0) -> LearningFacts:
+        """All so far; the models that were called give names to tensors. Schedules are stepped
+        ``ahead`` to that many steps of the optimizer (0: they are not)."""
         names: dict[int, str] = {}
         for known in self._models:
             if (model := known()) is not None:
@@ -247,12 +261,19 @@ class LearningObserver:
         micro = self._micro_batches.most_common(1)
         dropped = self._dropped.most_common(1)
         foreign = [key for key, _ in without if key not in names]
+        had = {key for seen in self._all for key in seen.had}
+        loose = [key for key in self._leaves or () if key not in names and key not in had]
+        all_known = bool(names) and len(self._models) < _MODELS
+        # Those that shard parameters compute with others than the optimizer has.
+        are_whole = all_known and not (dist.is_available() and dist.is_initialized())
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
-            foreign=len(foreign) if names and len(self._models) < _MODELS else 0,
+            foreign=len(foreign) if all_known else 0,
+            unregistered=tuple((self._leaves or {})[key] for key in loose if are_whole),
+            gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=_only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
@@ -265,6 +286,12 @@ class LearningObserver:
             used_again=sum(seen.again for seen in looked),
             zero_rates=_steps_at_zero(looked),
             vanished_rate=_vanished(looked),
+            schedule=schedule_end(
+                self._schedules if ahead else (),
+                max((seen.steps for seen in looked), default=0),
+                ahead,
+                list(self._seen),
+            ),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
@@ -321,14 +348,13 @@ class _Optimizer:
             key = id(tensor)
             self.had[key] = self.had.get(key, False) or tensor.grad is not None
             if key not in self._shapes:
-                shape = "×".join(map(str, tensor.shape)) or "scalar"
-                self._shapes[key] = shape, tensor.numel(), tensor.requires_grad
+                self._shapes[key] = _shape(tensor), tensor.numel(), tensor.requires_grad
         rates = [group.get("lr") for group in optimizer.param_groups]
         self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
         known = [float(rate) for rate in rates if isinstance(rate, int | float)]
         if known and len(known) == len(rates):
             self.largest_rate = max(self.largest_rate, *known)
-            if max(known) < _VANISHED * self.largest_rate:
+            if max(known) < VANISHED * self.largest_rate:
                 self.vanished.append(max(known))
             else:
                 self.vanished.clear()  # of a schedule that begins again
@@ -442,6 +468,30 @@ def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
     return LossScale(frozenset(divisors), True)
 
 
+def leaves_of(node: Any) -> dict[int, str] | None:
+    """The parameters that a graph ends in, by identity, with their shapes; ``None``: it is too
+    large for a look."""
+    found: dict[int, str] = {}
+    known, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.nn.Parameter):
+            found[id(leaf)] = _shape(leaf)
+        following = {each for each, _ in node.next_functions} - known
+        known |= following
+        waiting += following
+        if len(known) > _NODES:
+            return None
+    return found
+
+
+def _shape(tensor: Any) -> str:
+    return "×".join(map(str, tensor.shape)) or "scalar"
+
+
 def _number(value: Any) -> float | None:
     """A number of the host's."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
@@ -472,6 +522,6 @@ def _names(model: Any) -> dict[int, str]:
     return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}
 
 
-def _behaves_by_mode(model: Any) -> bool:
+def behaves_by_mode(model: Any) -> bool:
     """Whether it has layers that compute something else in training."""
     return any(isinstance(part, BatchNorm | Dropout) for part in model.modules())

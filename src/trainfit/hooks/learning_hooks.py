@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.amp import grad_scaler
 from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
 
@@ -21,6 +22,8 @@ from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
 
 _Tell = Callable[..., None]
+#: What begins a schedule, those of other schedules as well.
+_SCHEDULERS = lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler
 
 
 def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Callable[[], None]:
@@ -31,7 +34,7 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
     tell = _Careful(observed)
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
-        (torch.autograd, "backward", lambda it, tensors, *_, **__: it.backward(tensors), False),
+        (torch.autograd, "backward", _backward, False),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
         (clip_grad, "clip_grad_norm_", lambda it, *_, **__: it.clipping(), False),
@@ -40,6 +43,7 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
+        *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
     )
     for owner, name, told, always in hooks:
@@ -60,6 +64,22 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         after.remove()
 
     return remove
+
+
+def _backward(
+    observer: LearningObserver,
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    observer.backward(tensors, with_graph=create_graph)
+
+
+def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:
+    observer.scheduled(scheduler)
 
 
 def _stepping(observer: LearningObserver, optimizer: Any) -> None:

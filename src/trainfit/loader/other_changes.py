@@ -224,12 +224,14 @@ def _batched_indexing(case: Case) -> LoaderChange | None:
     total, free = decoded_bytes(case), case.machine.available_bytes
     if total is None or free is None or total > _CACHE_SHARE * free or not case.waits_for_batches:
         return None
-    if not case.probe.parts or case.share("read", "decode", "transform") > 0.5:
-        return None
     stored = case.probe.storage
-    if case.share("collate") < _COLLATES or (stored is not None and stored.files):
+    if not case.probe.parts or (stored is not None and stored.files):
         return None
-    calls = case.share("collate", "unknown")
+    indexed = 0.0 if stored is None else _indexed(case)
+    others = case.share("read", "decode", "transform") - indexed
+    if others > 0.5 or case.share("collate") + indexed < _COLLATES:
+        return None
+    calls = case.share("collate", "unknown") + indexed
     return LoaderChange(
         "batched_indexing",
         "fetch a whole batch with one indexing operation instead of sample by sample",
@@ -239,6 +241,16 @@ def _batched_indexing(case: Case) -> LoaderChange | None:
         "for each sample",
         calls,
     )
+
+
+def _indexed(case: Case) -> float:
+    """Of a batch's time, that of taking a sample out of tensors in RAM: TensorDataset's."""
+    reads = [part for part in case.probe.parts if part.name == "read"]
+    return sum(part.share for part in reads if all(map(_of_torch, part.what)))
+
+
+def _of_torch(name: str) -> bool:
+    return name.startswith("torch.utils.data.dataset.")
 
 
 def _storage(case: Case) -> LoaderChange | None:

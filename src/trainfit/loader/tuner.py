@@ -314,9 +314,14 @@ class Tuner:
             variables=threads.variables(
                 probe, machine, recommended, os.environ, was_held=bool(self._held)
             ),
-            advice=()
-            if decision.is_predicted
-            else beyond(load, self._probe(chosen), recommended, self._consumer, machine, epoch),
+            # Next to other programs shares of a batch's time hold, rates less so.
+            advice=tuple(
+                each
+                for each in beyond(
+                    load, self._probe(chosen), recommended, self._consumer, machine, epoch
+                )
+                if each.fix.gain is None or not decision.is_predicted
+            ),
             too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
             faults=tuple(self._faults),
             notes=tuple(notes),

@@ -46,7 +46,8 @@ _THIRD: Final = 32
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
-#: Where no DataLoader tells where an epoch ends: steps, and seconds, that its end is waited for.
+#: Where no DataLoader tells where an epoch ends: steps, and seconds of CPU time, that its end is
+#: waited for.
 _MOST_STEPS: Final = 2000
 _BY_HAND_S: Final = 30.0
 _NO_LOADER: Final = "no DataLoader tells where an epoch ends"
@@ -57,13 +58,14 @@ _SLOW_S: Final = 60.0
 @dataclasses.dataclass(frozen=True)
 class EpochEnds:
     """The evaluation at the ``present`` batch size and at the ``recommended`` one (``None``: that
-    is the same, or the script does not train), the ``findings`` where it does not fit, and the
-    ``setting`` that is recommended with it in mind."""
+    is the same, or the script does not train), the ``findings`` where it does not fit, the
+    ``setting`` that is recommended with it in mind, and the ``run`` that had it."""
 
     setting: AmpSetting
     present: EpochEnd | None = None
     recommended: EpochEnd | None = None
     findings: tuple[Finding, ...] = ()
+    run: tuple[RunSpec, Trace] | None = None
 
 
 def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
@@ -79,14 +81,14 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     findings += evaluations.by_epoch(present)
     best = chosen.batches.recommended
     if present.device_bytes is None or not best or job.batch is None:
-        return EpochEnds(chosen, present, None, findings)
+        return EpochEnds(chosen, present, None, findings, evaluations.looked)
     if best == job.batch and chosen.spec == AS_WRITTEN:
         there = None
     else:
         there, more = evaluations.at(best, chosen.spec, evaluations.lengths(present))
         findings += tuple(each for each in more if each.kind == LAST_BATCH)
     setting, there = _limited(job, chosen, evaluations, present, there)
-    return EpochEnds(setting, present, there, findings)
+    return EpochEnds(setting, present, there, findings, evaluations.looked)
 
 
 class _Evaluations:
@@ -94,15 +96,15 @@ class _Evaluations:
 
     def __init__(self, job: PlannedJob) -> None:
         self._job = job
-        self._looked: tuple[RunSpec, Trace] | None = None
+        self.looked: tuple[RunSpec, Trace] | None = None
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
         A run without an evaluation has them already."""
         job = self._job
-        if self._looked is None or not present.fits or job.pattern.course == "growing":
+        if self.looked is None or not present.fits or job.pattern.course == "growing":
             return ()
-        spec, trace = self._looked
+        spec, trace = self.looked
         if present.evaluation == "simulated":
             if spec.cut is None or trace.outcome.seconds > _SLOW_S:
                 return ()
@@ -117,7 +119,7 @@ class _Evaluations:
         free = job.memory_model.capacity_bytes - (present.device_bytes or 0)
         recording = recording_of(trace)
         found = tuple(of_epochs(recording, _STEPS, free))
-        if found or self._looked[0].cut is None or self._looked[0].cut.index is None:
+        if found or self.looked[0].cut is None or self.looked[0].cut.index is None:
             return found
         peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
         return tuple(of_longer_epochs(peaks, _STEPS, free))
@@ -167,7 +169,7 @@ class _Evaluations:
             return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
         if failed is not None:
             return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), ()
-        self._looked = self._looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
+        self.looked = self.looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
@@ -217,7 +219,8 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
         spec,
         cut=dataclasses.replace(cut, others=others),
         steps=_MOST_STEPS if by_hand else _STEPS * _EPOCHS,
-        time_limit_s=_BY_HAND_S if by_hand else _LIMIT_S,
+        time_limit_s=_LIMIT_S,
+        steps_limit_s=_BY_HAND_S if by_hand else 0.0,
         title=f"its evaluation ({others} batches)",
     )
 
@@ -272,10 +275,14 @@ def _measured(
         limited = dataclasses.replace(model, other_processes_bytes=held).limited(ends[-1].stream)
         if limited.fits:
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
-    found = EpochEnd("simulated", "", False, allocated, device, fits, length, round(grows))
+    steps = peak is None or peak.allocated_bytes < allocated
+    later = traces[-1].outcome.later if steps else None
+    found = EpochEnd(
+        "simulated", "", False, allocated, device, fits, length, round(grows), later=later
+    )
     if fits:
         return found, ()
-    if peak is None or peak.allocated_bytes < allocated:
+    if peak is None or steps:
         return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
     return found, of_full_memory(memory_at_the_end(runs, peak, whole))
 
@@ -334,7 +341,7 @@ def _limited(
     """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
     recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
     seen, model = there or present, job.memory_model
-    what = "evaluation" if seen.evaluation == "simulated" else seen.title
+    what = "evaluation" if seen.evaluation == "simulated" and not seen.later else seen.title
     best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
     if seen.device_bytes is None or best is None or peak is None:
         return chosen, there

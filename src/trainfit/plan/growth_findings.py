@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from trainfit.findings.out_of_memory import TENSORS_KEPT
@@ -22,13 +23,32 @@ _COPY_LESS = Fix(
 )
 
 
-def of_steps(pattern: StepPattern, model: MemoryModel) -> Iterator[Finding]:
-    """What each optimizer step leaves behind, where that is too much for a long training."""
+#: torch/autograd/__init__.py warns of it.
+_IN_A_CIRCLE = (
+    "backward(create_graph=True): each parameter has a gradient whose graph has the parameter, and "
+    "neither is freed"
+)
+_NO_CIRCLE = Fix(
+    "torch.autograd.grad(loss, inputs, create_graph=True) instead of backward(); or set gradients "
+    "to None after the step (zero_grad(set_to_none=True))"
+)
+
+
+def of_steps(
+    pattern: StepPattern, model: MemoryModel, graphs_at: str | None = None
+) -> Iterator[Finding]:
+    """What each optimizer step leaves behind, where that is too much for a long training.
+
+    ``graphs_at`` is the line of a backward pass that makes graphs of the gradients, if one does.
+    """
     growth = Growth.of(pattern, model)
     if not growth.unfit or not pattern.sources:
         return
     said = f"Memory grows by {size(growth.bytes_per_step)} with each optimizer step"
-    yield _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
+    found = _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
+    if graphs_at is not None and found.place == Place.parse(graphs_at):
+        found = dataclasses.replace(found, cause=_IN_A_CIRCLE, fixes=(_NO_CIRCLE,))
+    yield found
 
 
 def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Finding]:

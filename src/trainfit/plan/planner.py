@@ -266,7 +266,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
-    others_agree = agreement(job.first, job.batch, job.runs)
+    others_agree = agreement(job.first, job.batch, job.runs, ends.run)
     kept, options = _accumulation(job, options, chosen)
     note_accumulation(job.notes, kept)
     note_learning(job, chosen.batches)
@@ -470,7 +470,8 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     if present.configuration.fits:
         full = tuple(each for each in full if each.kind in MISTAKES)
     if all(each.kind != TENSORS_KEPT for each in full):
-        full = (*of_steps(job.pattern, job.memory_model), *full)
+        graphs_at = job.first.outcome.learning.gradients_with_graph
+        full = (*of_steps(job.pattern, job.memory_model, graphs_at), *full)
     return (*found, *full)
 
 

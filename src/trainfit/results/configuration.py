@@ -133,7 +133,8 @@ class EpochEnd:
     checkpoint was written meanwhile. ``allocated_bytes`` and ``device_bytes`` are the peak over
     its ``batches`` (``None``: not known, as no DataLoader was cut short), of which each leaves
     ``batch_bytes`` behind (0: memory does not grow), and of the next epoch's steps, where something
-    is left until then.
+    is left until then. ``later`` is the line of ``if epoch == 5:`` where it is the steps after that
+    which need most.
     """
 
     evaluation: Literal["simulated", "none", "not simulated"]
@@ -145,10 +146,13 @@ class EpochEnd:
     batches: int | None = None
     batch_bytes: int | None = None
     batch_size: int | None = None
+    later: str | None = None
 
     @property
     def title(self) -> str:
         """What needs the memory, in words."""
+        if self.later is not None:
+            return "training from a later epoch on"
         if self.evaluation == "simulated":
             return "evaluation and checkpoint" if self.saved else "evaluation"
         return "checkpoint" if self.saved else "end of an epoch"

@@ -83,6 +83,8 @@ _NOWHERE = Place("", 0)
 LAST_BATCH: Final = "last_batch_fails"
 #: … and of one that the script fails after its first steps.
 FAILS_LATER: Final = "fails_later"
+#: … and of a schedule of learning rates that is over before the training.
+SCHEDULE_ENDS: Final = "schedule_ends"
 #: Likewise, that each epoch leaves memory behind; its subject is after how many the GPU is full.
 EPOCH_GROWTH: Final = "memory_grows_by_epoch"
 

@@ -46,7 +46,7 @@ from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
-from trainfit.scripts.phases.periodic import PeriodicWork
+from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
@@ -101,9 +101,10 @@ class Runner:
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
         self._loaders.epochs.ended = self._epoch_ended
-        self._has_epoch_ended = False
+        self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
+        self._validation = LightningValidation(lambda: self._spec.cut is not None)
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -133,6 +134,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
+            self._validation.install(self._patches)
             self._generation.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
@@ -158,6 +160,7 @@ class Runner:
                 self._interventions.remove()
                 self._generation.remove()
                 self._coverage.remove()
+                self._validation.remove()
                 self._launch.remove()
                 self._context.remove()
                 self._options.remove()
@@ -169,6 +172,7 @@ class Runner:
     def _begin(self) -> None:
         """This process runs the script from now on."""
         self._started = self._told = time.monotonic()
+        self._cpu_s = time.process_time()
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
@@ -225,6 +229,10 @@ class Runner:
         self._coverage.stepped(steps)
         if self._over:
             return
+        limit_s = self._spec.steps_limit_s
+        if limit_s and time.process_time() - self._cpu_s > limit_s:
+            self._finish(ScriptOutcome("timeout"))
+            self._stopper.stop()
         if not self._seen_enough(steps):
             cut = self._spec.cut
             if cut is not None and cut.periodic and steps >= cut.periodic:
@@ -310,11 +318,15 @@ class Runner:
 
     def _trains_again(self) -> None:
         """Training goes on after an evaluation of an epoch's end, or one that was made to come
-        early: a run that was to have it ends."""
+        early: a run that was to have it ends; after the next one, where a later epoch's work was
+        made to come early, too."""
         self._evaluating_since = None
         has_ended, cut = self._has_epoch_ended or bool(self._periodic.entered), self._spec.cut
         if cut is not None and cut.index is None:  # no DataLoader tells of an epoch's end
             has_ended = has_ended or self._simulation.steps >= cut.batches
+        if has_ended and self._periodic.later is not None and not self._has_gone_on:
+            self._has_gone_on = True
+            return
         if cut is not None and not cut.goes_on and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
@@ -412,6 +424,7 @@ class Runner:
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
+        coverage = self._coverage.result()
         TraceOutcome(
             **vars(end),
             loader=self._feeding(end.status),
@@ -427,16 +440,15 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
-            learning=self._learning.facts(),
+            learning=self._learning.facts(coverage.all_steps or 0),
             feeds=self._feeds(),
-            coverage=dataclasses.replace(
-                self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
-            ),
+            coverage=dataclasses.replace(coverage, evaluation_batches=self._loaders.epochs.longest),
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
+            later=self._periodic.later,
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainfit.scripts.phases.loops import epochs_of
 from trainfit.scripts.phases.periodic import PeriodicWork, blocks_of
 
 _LOOP = """
@@ -80,6 +81,42 @@ def test_what_comes_with_a_later_epoch_comes_once(tmp_path: Path, condition: str
     assert _did(tmp_path, body, every=500, is_main=False) == [2] * ("every" in condition)
     of_all = body.replace("epoch", "max_epoch")
     assert _did(tmp_path, of_all, every=500) == []  # how many there are does not change
+
+
+_NESTED = """
+def train(loader, epochs=7, first=1):
+    for fold in range(2):
+        for epoch in {epochs}:
+            for batch in loader:
+                for _ in range(3):
+                    seen.append(epochs_of(sys._getframe()))
+            for other in loader:
+                pass
+
+bar = lambda x: x
+train([1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "all_of_them"),
+    [("range(first, epochs)", 12), ("tqdm(range(epochs), leave=False)", 14), ("count()", 2)],
+)
+def test_epochs_of_the_loop_over_the_data(tmp_path: Path, epochs: str, all_of_them: int) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(_NESTED.replace("{epochs}", epochs))
+    seen: list[int | None] = []
+    space = {"seen": seen, "epochs_of": epochs_of, "sys": sys, "tqdm": lambda it, **_: it}
+    exec(compile(file.read_text(), str(file), "exec"), space | {"count": lambda: [1]})
+    assert set(seen) == {all_of_them}
+
+
+def test_a_loop_without_an_end_has_no_epochs(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("while True:\n    for x in [1]:\n        seen = of(_getframe())\n    break\n")
+    space = {"of": epochs_of, "_getframe": sys._getframe}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    assert space["seen"] is None
 
 
 def test_of_a_callback(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
-from trainfit.watch.recorder.job import ReadyBatches
+from trainfit.watch.recorder.job import CalledModels, ReadyBatches
 from trainfit.watch.recorder.looks.stacks import in_sampler, is_busy_elsewhere, users_stack
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
@@ -45,6 +45,18 @@ class Net(nn.Module):
 
 def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("steps", [0, 8])
+def test_averaged_weights_that_come_after_steps_count_as_trained(steps: int) -> None:
+    models, model = CalledModels(), Net()
+    trained = models.elements(model)
+    for _ in range(steps):
+        models.begin()
+        models.extra(1)
+    averaged, other = Net().eval().requires_grad_(False), Net(9).eval().requires_grad_(False)
+    # In the first steps it is a teacher, which each step calls.
+    assert (models.elements(averaged), models.elements(other)) == (trained * (steps > 0), 0)
 
 
 # -- phases ---------------------------------------------------------------------------------------

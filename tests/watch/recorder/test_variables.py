@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -62,6 +63,19 @@ def test_a_list_that_keeps_tensors_of_each_step() -> None:
     with open(__file__) as file:
         assert "# that line" in file.readlines()[line - 1]
     assert found["numbers"].holds == "" and next(iter(found)) == "kept"
+
+
+def test_what_a_cycle_keeps() -> None:
+    def loop() -> Loop:
+        batches = itertools.cycle(torch.ones(2) for _ in range(1000))  # this line
+        while True:
+            next(batches)
+            yield sys._getframe()
+
+    found = looked(loop)["batches"]
+    assert (found.kind, found.holds, found.item_bytes) == ("cycle", "tensors", 8)
+    with open(__file__) as file:
+        assert "# this line" in file.readlines()[int(found.place.rpartition(":")[2]) - 1]
 
 
 def test_a_history_in_an_object_and_a_tensor_that_is_never_cut() -> None:

@@ -120,6 +120,28 @@ def test_files_of_others_do_not_count(tmp_path: Path, monkeypatch: pytest.Monkey
     assert row["new_bytes"] == 0 and told == []
 
 
+@pytest.mark.parametrize(("written", "is_told"), [(1 << 20, False), (40 << 20, True)])
+def test_what_the_run_did_not_write_is_not_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int, is_told: bool
+) -> None:
+    told: Told = []
+    space = type("Space", (), {"f_blocks": 1 << 20, "f_frsize": 4096, "f_bavail": 1, "f_bfree": 0})
+    space.f_bfree = space.f_blocks
+    monkeypatch.setattr(folders.os, "statvfs", lambda _: space)
+    looks = Folders(
+        str(tmp_path),
+        lambda *each: told.append(each),
+        str(tmp_path / "none"),
+        written=lambda: written,
+    )
+    looks.sample(1.0)
+    (tmp_path / "part").write_bytes(b"x" * (40 << 20))
+    os.utime(tmp_path / "part", (time.time() + 1, time.time() + 1))
+    space.f_bfree -= (40 << 20) // 4096
+    looks.sample(2.0)
+    assert bool(told) == is_told
+
+
 def test_little_growth_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, told = filled(tmp_path, monkeypatch, ["a", "b"])
     assert set(rows["new_bytes"]) == {-1} and told == []

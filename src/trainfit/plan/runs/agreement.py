@@ -7,6 +7,7 @@ compared by what those did.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -42,8 +43,14 @@ def start(first: Trace, batch: int | None, runs: Runs) -> None:
         runs.start(batch, spec)
 
 
-def agreement(first: Trace, batch: int | None, runs: Runs) -> Agreement:
-    """Of the job's other ranks; raises :class:`ScriptError` where one disagrees with rank 0."""
+def agreement(
+    first: Trace, batch: int | None, runs: Runs, end: tuple[RunSpec, Trace] | None = None
+) -> Agreement:
+    """Of the job's other ranks; raises :class:`ScriptError` where one disagrees with rank 0.
+
+    ``end`` is rank 0's run to the end of an epoch: where it does something with others there, they
+    are compared there, too.
+    """
     if first.ranks:
         for rank, trace in first.ranks.items():
             _require(first.ranks[0].outcome, trace.outcome, rank)
@@ -59,8 +66,21 @@ def agreement(first: Trace, batch: int | None, runs: Runs) -> Agreement:
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
         return Agreement(words, _fails(outcome, spec.rank))
+    _compare_end(end, batch, runs, spec.rank)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
     return Agreement(words, _uneven(first.outcome, outcome, spec.rank))
+
+
+def _compare_end(
+    end: tuple[RunSpec, Trace] | None, batch: int | None, runs: Runs, rank: int
+) -> None:
+    """What only some ranks do between epochs (an evaluation on rank 0) may be work for all."""
+    if end is None or not any(each.kind not in _OF_TWO for each in end[1].outcome.meetings):
+        return
+    spec, trace = end
+    spec = dataclasses.replace(spec, rank=rank, title=f"the end of an epoch as rank {rank}")
+    with contextlib.suppress(NotSimulated):
+        _require(trace.outcome, runs.attempt(batch, spec).outcome, rank)
 
 
 def _other_of(first: Trace) -> RunSpec | None:

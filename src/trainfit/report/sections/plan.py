@@ -29,6 +29,7 @@ from trainfit.report.notes import (
     plain,
     plan_notes,
     protection_notes,
+    short_place,
 )
 from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts
@@ -79,8 +80,6 @@ _LOADER: Final = {
 _ORDER: Final = ("set", "by hand", "option", "kept", "not set", "cannot tell")
 
 
-#: An evaluation that needs more than training by less is not told of.
-_ALIKE: Final = 1.02
 _BASIS: Final = {
     "two traces": "from two simulated batch sizes",
     "one trace a batch size": "each one simulated",
@@ -166,7 +165,9 @@ def _memory(result: PlanResult) -> list[Section]:
 
 def _evaluation_label(result: PlanResult) -> str:
     end = result.epoch_end
-    return "evaluation" if end is None or end.evaluation == "simulated" else end.title
+    if end is None or (end.evaluation == "simulated" and end.later is None):
+        return "evaluation"
+    return end.title
 
 
 def _evaluation(result: PlanResult) -> str:
@@ -179,12 +180,14 @@ def _evaluation(result: PlanResult) -> str:
     for end, training in pairs:
         if end is None or end.device_bytes is None or end.allocated_bytes is None:
             continue
-        if training is not None and end.device_bytes <= _ALIKE * training.device_bytes:
+        if training is not None and end.device_bytes <= plan_facts.ALIKE * training.device_bytes:
             continue
         at = f"batch size {end.batch_size}: " if end.batch_size else ""
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
         if end.batch_bytes and end.batches:
             text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches)"
+        if end.later is not None:
+            text += f", from {short_place(end.later)} on"
         told.append(text)
     return "; ".join(told)
 

@@ -16,7 +16,7 @@ from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
-from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH
+from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
 from trainfit.results.plan import PlanResult, batch_reasons, data_set_text, run_rate
 from trainfit.results.runs.steps import PEER_COPY
@@ -39,6 +39,9 @@ BOUNDS: Final = {
 
 # ---
 # The answer in one or two sentences.
+
+#: An evaluation that needs more than training by less is not told of.
+ALIKE: Final = 1.02
 
 
 def answer(result: PlanResult) -> str:
@@ -66,10 +69,14 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
-    if now.fits and (later := _subject(result, FAILS_LATER)):
+    later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
+    if now.fits and later:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
         return f"Fits: {need} of {there}{at}, but {last}."
+    if now.fits and end is not None and (end.device_bytes or 0) > ALIKE * now.memory.device_bytes:
+        there += f" (the {end.title}; training {need})"
+        need = size(end.device_bytes or 0)
     if now.fits:
         return f"Fits: {need} of {there}{at}{largest_text(result.shapes)}{_not_looked_at(result)}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""

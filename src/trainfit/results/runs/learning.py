@@ -8,6 +8,26 @@ from typing import Final
 
 
 @dataclasses.dataclass(frozen=True)
+class ScheduleEnd:
+    """A schedule of learning rates that is over before its run.
+
+    Attributes
+    ----------
+    step: The optimizer step after which it is, from 1.
+    of_steps: Optimizer steps of the run (of the first epoch, where no more is known).
+    error: What it raises then ("ValueError: …"); empty: nothing.
+    rate: The learning rate then, where it raises nothing.
+    place: The user's line that made it, "file:line".
+    """
+
+    step: int = 0
+    of_steps: int = 0
+    error: str = ""
+    rate: float = 0.0
+    place: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class LearningFacts:
     """Of all optimizer steps that were looked at.
 
@@ -18,6 +38,9 @@ class LearningFacts:
     frozen: Of them, those that need no gradient (requires_grad=False).
     without_gradient: Of those that need one, how many had none at any of their steps.
     foreign: Of those without, how many no model has that was called; 0: unknown as well.
+    unregistered: Shapes of parameters that the loss depends on and that neither a model that was
+        called has nor an optimizer; none: unknown as well.
+    gradients_with_graph: The line that called backward(create_graph=True).
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
         bias): its name, or else its shape.
@@ -31,6 +54,7 @@ class LearningFacts:
     used_again: Steps that used the gradients of the step before once more, as they were.
     zero_rates: Steps at which each learning rate was 0.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
+    schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
@@ -45,6 +69,8 @@ class LearningFacts:
     frozen: int = 0
     without_gradient: int = 0
     foreign: int = 0
+    unregistered: tuple[str, ...] = ()
+    gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None
     trained_numbers: int = 0
@@ -57,6 +83,7 @@ class LearningFacts:
     used_again: int = 0
     zero_rates: int = 0
     vanished_rate: float | None = None
+    schedule: ScheduleEnd | None = None
     anomaly: bool = False
     evaluating_at: str | None = None
     micro_batches: int = 1

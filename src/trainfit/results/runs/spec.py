@@ -128,6 +128,7 @@ class RunSpec(Exchanged):
             seconds have passed since the first (``None``: it does not).
         count: what a step is: the optimizer's, a call of the model, a backward pass.
         time_limit_s: for everything.
+        steps_limit_s: of CPU time, for its steps; other programs do not shorten it (0: none).
 
         gpu: what is simulated (``None``: the machine's own devices).
         constants: its memory outside the allocator (``None``: the catalogue's).
@@ -163,6 +164,7 @@ class RunSpec(Exchanged):
     enough_s: float | None = None
     count: Counted = "steps"
     time_limit_s: float = 600.0
+    steps_limit_s: float = 0.0
 
     gpu: GpuSpec | None = None
     constants: DeviceConstants | None = None

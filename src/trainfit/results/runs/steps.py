@@ -110,18 +110,28 @@ class Coverage:
     ``evaluated``: a model with trained parameters was called in evaluation mode or without
     gradients. ``saved``: ``torch.save`` or safetensors wrote something. ``epochs`` is how much of
     its data the DataLoader had given by the last step, ``steps_per_epoch`` how many optimizer
-    steps an epoch has at that pace (``None``: not known). ``evaluation_batches`` is the length of
-    the longest DataLoader that was cut short in addition to the training's (``None``: none was, or
-    it has no length). ``graph_at`` is the user's line at which an evaluation calls the model with
-    gradients on (``None``: none does).
+    steps an epoch has at that pace, ``all_epochs`` how many the script's loop has (``None``: not
+    known). ``evaluation_batches`` is the length of the longest DataLoader that was cut short in
+    addition to the training's (``None``: none was, or it has no length). ``graph_at`` is the user's
+    line at which an evaluation calls the model with gradients on, ``training_at`` the one at which
+    it does so in training mode, ``dropping_at`` the one that drops values out in it whatever the
+    mode (``None``: none does).
     """
 
     evaluated: bool
     saved: bool
     epochs: float | None = None
     steps_per_epoch: int | None = None
+    all_epochs: int | None = None
     evaluation_batches: int | None = None
     graph_at: str | None = None
+    training_at: str | None = None
+    dropping_at: str | None = None
+
+    @property
+    def all_steps(self) -> int | None:
+        """Optimizer steps of the training; of one epoch where no loop tells how many it has."""
+        return self.steps_per_epoch and self.steps_per_epoch * (self.all_epochs or 1)
 
 
 # ---

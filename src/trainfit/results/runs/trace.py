@@ -365,7 +365,8 @@ class TraceOutcome(ScriptOutcome):
     ``protection`` is what kept it from changing files (``None``: not told).
     ``peak_ram_bytes`` is the most RAM that its process held (0: not known), ``sample_s`` the
     seconds that fetching a sample took a worker, or the script itself (``None``: not known).
-    ``periodic`` are lines of what was done before its time, as it comes every so many steps.
+    ``periodic`` are lines of what was done before its time, as it comes every so many steps;
+    ``later`` is the first of them that comes with a later epoch.
     ``findings`` are a survey's; ``changed`` says how many things each intervention changed.
     ``feeds`` has what each optimizer step was made of (none where calls are counted),
     ``coverage`` what else was simulated. ``options`` are those of the script's command line, as the
@@ -398,6 +399,7 @@ class TraceOutcome(ScriptOutcome):
     learning: LearningFacts = NOTHING_SEEN
     context: ContextSeen = ContextSeen()
     periodic: tuple[str, ...] = ()
+    later: str | None = None
     absent: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     meetings: tuple[Meeting, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import ModuleType
@@ -16,9 +17,11 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.hooks.learning import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.scripts.phases.loops import epochs_of
+from trainfit.simgpu.device.user_location import call_of_user, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
@@ -49,6 +52,9 @@ class CoverageWatch:
         self._evaluated = self._saved = False
         #: Where an evaluation after the first step began with gradients on.
         self._graph_at: str | None = None
+        #: Where one began with the model in training mode, and where one drops values out.
+        self._training_at: str | None = None
+        self._dropping_at: str | None = None
         #: Does an evaluation go on?
         self._is_within = False
         #: Was the model called in this step as an evaluation does, and in each before?
@@ -56,6 +62,8 @@ class CoverageWatch:
         #: Was a copy of it, in the first step?
         self._has_taught = False
         self._inferring: list[bool] = []
+        #: Epochs of the script's loop.
+        self._epochs: int | None = None
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
         self._imports: ImportHook | None = None
@@ -68,6 +76,8 @@ class CoverageWatch:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         self._watch_parameters(patches)
         patches.hook(torch, "save", self._noting)
+        for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+            patches.hook(torch.nn.functional, name, self._dropping)
 
         def safetensors(module: ModuleType) -> None:
             # What its save_file and save_model call, whoever has imported them by name.
@@ -105,6 +115,8 @@ class CoverageWatch:
             self._spans.append([self._called_at, self._called_at])
             if self._inferring and torch.is_grad_enabled():
                 self._graph_at = user_frame()
+            if module.training and is_own and behaves_by_mode(module):
+                self._training_at = user_frame()
         else:
             self._has_inferred = True
 
@@ -152,6 +164,8 @@ class CoverageWatch:
         self._inferring.append(self._has_inferred or self._has_taught)
         self._has_inferred = self._has_taught = False
         self._over()
+        if steps == 1:
+            self._epochs = epochs_of(sys._getframe(1))
         loader = self._feeding()
         if loader is not None:
             self._progress = [*self._progress[:1], (steps, loader.batches)]
@@ -159,7 +173,16 @@ class CoverageWatch:
     def result(self) -> Coverage:
         """What was seen so far."""
         epochs, steps = self._epoch()
-        return Coverage(self._evaluated, self._saved, epochs, steps, graph_at=self._graph_at)
+        return Coverage(
+            self._evaluated,
+            self._saved,
+            epochs,
+            steps,
+            self._epochs,
+            graph_at=self._graph_at,
+            training_at=self._training_at,
+            dropping_at=self._dropping_at,
+        )
 
     def _epoch(self) -> tuple[float | None, int | None]:
         """Epochs that were done, and optimizer steps in one, where the data set's size is known.
@@ -195,6 +218,18 @@ class CoverageWatch:
                 shapes[id(optimizer)].update(tuple(each.shape) for each in params)
 
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
+
+    def _dropping(self, drop: Callable[..., Any]) -> Callable[..., Any]:
+        """Of a function that drops values out unless it is told not to. Layers do by their mode,
+        which the script has set: some sample by dropout."""
+
+        @functools.wraps(drop)
+        def wrapper(x: Any, p: float = 0.5, training: bool = True, *more: Any, **kw: Any) -> Any:
+            if self._is_within and training and p and self._dropping_at is None:
+                self._dropping_at = call_of_user()
+            return drop(x, p, training, *more, **kw)
+
+        return wrapper
 
     def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)

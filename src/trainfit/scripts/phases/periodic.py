@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: Loops of libraries that are looked at like the user's own.
 _LOOPS: Final = ("/transformers/trainer_callback.py",)
@@ -36,6 +37,7 @@ class PeriodicBlock:
     ``condition`` is the same without it, ``number`` the steps that it divides by (the epoch),
     ``target`` the line to go on with, and ``first`` to ``last`` the lines of what comes then, whose
     code is ``body`` where it stands on the line of the condition (``None``: it does not).
+    ``of_epoch`` says that it is an epoch's number.
     """
 
     line: int
@@ -46,6 +48,7 @@ class PeriodicBlock:
     first: int
     last: int
     body: CodeType | None = None
+    of_epoch: bool = False
 
 
 class PeriodicWork:
@@ -57,6 +60,8 @@ class PeriodicWork:
     def __init__(self) -> None:
         self.entered: list[str] = []
         """Lines ("file:line") of blocks that were entered before their time."""
+        self.later: str | None = None
+        """The first of them that comes with a later epoch."""
         self._done: set[tuple[str, int]] = set()
         self._stepping: set[tuple[str, int]] = set()
         self._is_on = False
@@ -109,11 +114,44 @@ class PeriodicWork:
             if block.body is None:
                 frame.f_lineno = block.target  # type: ignore[misc]  # of the frame that is traced
             self.entered.append(f"{name}:{block.line}")
+            if block.of_epoch:
+                self.later = self.later or self.entered[-1]
         except Exception:  # the user's expressions, and lines that cannot be gone to
             self._done.add((name, block.line))
             return
         if block.body is not None:  # what it raises is the script's
             exec(block.body, *spaces)
+
+
+class LightningValidation:
+    """Has Lightning's trainer validate at the end of each epoch where ``is_cut`` says that epochs
+    are cut short: its own interval counts epochs, or batches that a short epoch does not have."""
+
+    def __init__(self, is_cut: Callable[[], bool]) -> None:
+        self._is_cut = is_cut
+        self._imports: list[ImportHook] = []
+
+    def install(self, patches: PatchSet) -> None:
+        """Until ``patches`` is restored and :meth:`remove` is called."""
+        self._imports = [
+            ImportHook(name, lambda module: patches.hook(module.Trainer, "fit", self._fitting))
+            for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+        ]
+        for each in self._imports:
+            each.install()
+
+    def remove(self) -> None:
+        for each in self._imports:
+            each.remove()
+
+    def _fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fit)
+        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_cut():
+                trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
+            return fit(trainer, *args, **kwargs)
+
+        return wrapper
 
 
 @functools.cache
@@ -164,6 +202,7 @@ def _blocks(statements: Sequence[ast.stmt], filename: str) -> Iterator[PeriodicB
             taken[0].lineno,
             last,
             _statements(taken, filename) if taken[0].lineno == node.lineno else None,
+            swapped.is_of_epoch,
         )
 
 
@@ -207,7 +246,7 @@ class _WithoutRemainder(ast.NodeTransformer):
 
     def __init__(self) -> None:
         self.numbers: list[ast.expr] = []
-        self.is_inverted = False
+        self.is_inverted = self.is_of_epoch = False
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         if isinstance(node.op, ast.Not) and _is_remainder(node.operand):
@@ -220,6 +259,7 @@ class _WithoutRemainder(ast.NodeTransformer):
                 return self._once(node.left, holds=isinstance(node.ops[0], ast.Eq))
             case [ast.Eq() | ast.Gt() | ast.GtE()] if _counts_epochs(node.left):
                 self.numbers.append(node.comparators[0])
+                self.is_of_epoch = True
                 return ast.Constant(True)
         return self.generic_visit(node)
 

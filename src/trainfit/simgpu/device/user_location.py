@@ -108,7 +108,12 @@ def line_of_user(trace: TracebackType | None) -> str | None:
 #: PyTorch's Python around a call of one function of its own.
 _WRAPPERS = tuple(
     os.path.join("torch", *name)
-    for name in (("cuda", "__init__.py"), ("cuda", "memory.py"), ("_tensor.py",))
+    for name in (
+        ("cuda", "__init__.py"),
+        ("cuda", "memory.py"),
+        ("_tensor.py",),
+        ("nn", "functional.py"),
+    )
 )
 
 

@@ -75,14 +75,26 @@ class CalledModels:
         return 0.0
 
     def elements(self, module: torch.nn.Module) -> int:
-        """Elements of its parameters that are trained, as when it was first seen."""
+        """Elements of its parameters that are trained, as when it was first seen; of averaged
+        weights (EMA), those that are averaged."""
         found = self._elements.get(module)
         if found is None:
             found = sum(each.numel() for each in module.parameters() if each.requires_grad)
+            if not found and len(self._usual) >= _LEAST_REMEMBERED and not module.training:
+                found = self._averaged(module)
             self._elements[module] = found
             if any(getattr(each, "batch_first", True) is False for each in module.modules()):
                 self._timed.add(module)
         return found
+
+    def _averaged(self, module: torch.nn.Module) -> int:
+        """Elements of a model that has the shapes of one that is trained. A teacher has them, too,
+        and was called in the first steps."""
+        own = [each.shape for each in module.parameters()]
+        for known, found in self._elements.items():
+            if found and own == [each.shape for each in known.parameters()]:
+                return found
+        return 0
 
     def note(self, module: torch.nn.Module, given: tuple[Any, ...], sized: bool) -> bool:
         """A call; ``sized`` where nobody else tells the samples. Is it the largest so far?"""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings import fixes
-from trainfit.findings.habits import GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
+from trainfit.findings.habits import CYCLED, GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
 from trainfit.results.runs.tables import (
     CHECKPOINT,
@@ -61,6 +61,7 @@ def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
     grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
     grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
     habit = KEPT_GRAPHS if variable.holds == "graphs" else KEPT_BATCHES
+    habit = CYCLED if variable.kind == "cycle" else habit
     return f"{grown}; {habit.cause}", Fix(habit.action)
 
 

@@ -37,6 +37,8 @@ class Folders:
         temporary: the run's folder of temporary files.
         tell: takes an event's kind, text and values.
         owner: the user whose files count.
+        written: bytes that the run's processes have written (``None``: not known); other programs'
+            files are not told of.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Folders:
         tell: Tell,
         shared: str = SHM,
         owner: int | None = None,
+        written: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._tell, self._began = tell, time.time()
+        self._tell, self._began, self._written = tell, time.time(), written
         self._owner = os.getuid() if owner is None else owner
         self._paths = {SHARED_MEMORY: shared, TEMPORARY: temporary}
         self._first: dict[int, int] = {}
@@ -80,11 +83,16 @@ class Folders:
             files[_CHANGES.sub("*", name)] += 1
         if sizes:
             name, size = sizes.most_common(1)[0]
-            if size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0):
+            is_news = size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0)
+            if is_news and (folder != TEMPORARY or self._is_ours(size)):
                 self._told[folder] = size
                 values = {"folder": folder, "bytes": size, "files": files[name]}
                 self._tell("new_files", f"{path}/{name}", values)
         return sum(sizes.values()), sum(files.values())
+
+    def _is_ours(self, nbytes: int) -> bool:
+        written = self._written()
+        return written is None or written >= nbytes / 2
 
     def _new_files(self, path: str) -> Iterator[tuple[str, int]]:
         """Names and bytes of the user's files that were written to since the run began."""

@@ -195,6 +195,16 @@ class ProcessTree:
         """Of the watched process, as it was started."""
         return self._files.content(f"/proc/{self._pid}/environ") or b""
 
+    def written(self) -> int | None:
+        """Bytes that the processes that live now have written to files; ``None``: not told."""
+        found: list[int | None] = []
+        for pid in self.pids:
+            content = self._files.content(f"/proc/{pid}/io") or b""
+            # Of a mapped file the kernel counts pages alone, of /tmp in RAM calls alone.
+            found += [proc_files.keyed(content, key) for key in (b"wchar:", b"write_bytes:")]
+        known = [each for each in found if each is not None]
+        return sum(known) if known else None
+
     def assign(self, ranks: dict[int, int], workers: dict[int, Worker]) -> dict[int, Role]:
         """Find out what each process is, by the ranks' PIDs and the workers'."""
         now = time.monotonic()

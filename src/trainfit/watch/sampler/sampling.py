@@ -267,7 +267,8 @@ class Sampler:
     # --- What may hang, in threads of their own: a driver, a file system on the network -----------
     def _sample_folders(self) -> None:
         environment = _decoded(self._tree.environment())
-        found, due = Folders(temporary_folder(environment), self._tell), 0.0
+        found = Folders(temporary_folder(environment), self._tell, written=self._tree.written)
+        due = 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)
             due = max(folders.EVERY_S, _FOLDERS_PERIODS * self._period)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import inspect
 import itertools
 import linecache
@@ -222,12 +223,20 @@ def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 def _size(value: Any) -> int | None:
     """Entries, elements, or additions of a sum's graph; ``None``: it is nothing that grows."""
+    value = _saved(value)
     kind = type(value)
     if kind in _SIZED:
         return len(value)
     if kind is torch.Tensor:
         return _additions(value) or value.numel()
     return value.size if kind is np.ndarray else None
+
+
+def _saved(value: Any) -> Any:
+    """What ``itertools.cycle`` has kept so far to give it again; all else is itself."""
+    if type(value) is not itertools.cycle:
+        return value
+    return next((each for each in gc.get_referents(value) if type(each) is list), value)
 
 
 def _additions(value: torch.Tensor) -> int:
@@ -249,6 +258,7 @@ def _kind(value: Any) -> str:
 
 def _held(value: Any) -> tuple[Holds, int]:
     """What its last entry keeps, and the bytes of tensors and arrays in it."""
+    value = _saved(value)
     if type(value) is torch.Tensor:
         return ("graphs" if value.grad_fn is not None else "tensors"), 0
     if type(value) is np.ndarray:
@@ -290,7 +300,7 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     name = re.escape(re.split(r"[.\[]", path)[-1] if "[" not in path else path.partition("[")[0])
     adds = re.compile(
         rf"\b{name}\b[^=#]*?(?:\.(?:append|appendleft|extend|add|insert|update|setdefault)\s*\(|\+=)"
-        rf"|\b{name}\b\s*=[^=].*\b{name}\b|\b{name}\b\s*\[.*\]\s*=[^=]"
+        rf"|\b{name}\b\s*=[^=].*\b(?:{name}|cycle)\b|\b{name}\b\s*\[.*\]\s*=[^=]"
     )
     text = linecache.getlines(file)
     numbers = [

@@ -1,0 +1,116 @@
+"""Where a schedule of learning rates leads: it is stepped ahead, without the training.
+
+A schedule is arithmetic over the settings of an optimizer's groups. A copy of it with settings of
+its own is stepped as often as the run will, and nothing of the script's changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+from trainfit.results.runs.learning import ScheduleEnd
+
+#: Seconds of CPU time that one schedule may be stepped ahead for.
+_LONGEST_S: Final = 1.0
+#: Steps after which it is known how often the schedule is stepped for each of the optimizer's.
+_LEAST_STEPS: Final = 2
+#: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
+#: and less); schedules end above it, or at 0, but for the last of their steps only.
+VANISHED: Final = 1e-8
+#: A share of a run that is its end: a schedule may be over then.
+_END: Final = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A scheduler of PyTorch's, and the user's line that made it."""
+
+    made: weakref.ref[Any]
+    place: str | None
+
+    @property
+    def alive(self) -> Any | None:
+        return self.made()
+
+
+def schedule_end(
+    schedules: Sequence[Schedule], steps: int, ahead: int, optimizers: Sequence[Any]
+) -> ScheduleEnd | None:
+    """The first of them to end before a run of so many optimizer steps ``ahead`` does, of which
+    ``steps`` are over; ``None``: none does, or it cannot be told.
+
+    A schedule that is not stepped with the optimizer's steps is left out: how often it will be is
+    not known.
+    """
+    known = [(each.alive, each.place) for each in schedules]
+    within = {id(part) for each, _ in known for part in getattr(each, "_schedulers", ())}
+    ends = [
+        _end(each, place, steps, ahead)
+        for each, place in known
+        if id(each) not in within and getattr(each, "optimizer", None) in optimizers
+    ]
+    return min(filter(None, ends), key=lambda end: end.step, default=None)
+
+
+def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleEnd | None:
+    calls = getattr(scheduler, "last_epoch", 0)
+    each, left = divmod(calls + 1, steps) if steps else (0, 0)
+    if steps < _LEAST_STEPS or not each or left > 1:
+        return None
+    with contextlib.suppress(Exception):
+        found = _stepped(scheduler, each * ahead - calls)
+        if found is not None:
+            call, end = found
+            at = (calls + call) // each
+            return dataclasses.replace(end, step=at, of_steps=ahead, place=place)
+    return None
+
+
+def _stepped(scheduler: Any, calls: int) -> tuple[int, ScheduleEnd] | None:
+    """The call from now at which it raises, goes below 0, or at which the rates vanish for good."""
+    own = copy.deepcopy(scheduler, {id(scheduler.optimizer): _stand_in(scheduler.optimizer)})
+    groups = own.optimizer.param_groups
+    largest, until = _rate(groups), time.thread_time() + _LONGEST_S
+    low: tuple[int, ScheduleEnd] | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(1, calls + 1):
+            try:
+                own.step()
+            except Exception as error:  # the script's own functions, and the schedule's end
+                return call, ScheduleEnd(error=f"{type(error).__name__}: {error}")
+            rate = _rate(groups)
+            if min(group["lr"] for group in groups) < 0:
+                return call, ScheduleEnd(rate=rate)
+            largest = max(largest, rate)
+            low = None if rate >= VANISHED * largest else low or (call, ScheduleEnd(rate=rate))
+            if time.thread_time() > until:
+                return None
+    return low if low is not None and low[0] <= (1 - _END) * calls else None
+
+
+def _rate(groups: Sequence[dict[str, Any]]) -> float:
+    return max((float(group["lr"]) for group in groups), default=0.0)
+
+
+def _stand_in(optimizer: Any) -> Any:
+    """The settings of its groups, without a tensor."""
+
+    def step() -> None: ...
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    groups = [
+        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    return SimpleNamespace(
+        param_groups=groups, defaults=optimizer.defaults, step=step, _opt_called=True
+    )

@@ -1,0 +1,76 @@
+"""Schedules of learning rates that are over before their training are found by stepping ahead."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+
+from trainfit.findings.learning import of_learning
+from trainfit.hooks.schedules import Schedule, schedule_end
+from trainfit.results.runs.learning import LearningFacts, ScheduleEnd
+
+Make = Callable[[torch.optim.Optimizer], Any]
+
+
+def end_of(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> ScheduleEnd | None:
+    """Of a training of ``ahead`` steps, after 4, with a step of the schedule for ``each`` of them;
+    neither schedule nor optimizer is changed."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    scheduler = make(optimizer)
+    for step in range(steps):
+        optimizer.step()
+        if step % each == 0:
+            scheduler.step()
+    before = scheduler.last_epoch, optimizer.param_groups[0]["lr"]
+    made = [Schedule(weakref.ref(scheduler), "train.py:7")]
+    found = schedule_end(made, steps, ahead, [optimizer])
+    assert before == (scheduler.last_epoch, optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "error"),
+    [
+        (lambda it: schedules.OneCycleLR(it, 1e-3, total_steps=100), 101, "ValueError: Tried to"),
+        (lambda it: schedules.LambdaLR(it, lambda n: 1 - n / 100), 101, ""),
+        (lambda it: schedules.LambdaLR(it, lambda n: max(0, 1 - n / 100)), 100, ""),
+        (lambda it: schedules.StepLR(it, 50), 450, ""),
+        (
+            lambda it: schedules.SequentialLR(
+                it, [schedules.LinearLR(it, 0.1, 1, 10), schedules.PolynomialLR(it, 90)], [10]
+            ),
+            100,
+            "",
+        ),
+    ],
+)
+def test_a_schedule_that_is_over_too_soon(make: Make, step: int, error: str) -> None:
+    found = end_of(make, 1000)
+    assert found is not None and (found.step, found.of_steps) == (step, 1000)
+    assert found.error.startswith(error) and bool(found.error) == bool(error)
+    assert end_of(make, step - 1) is None and end_of(make, 0) is None
+    (said,) = of_learning(LearningFacts(steps=4, schedule=found))
+    assert said.kind == ("schedule_ends" if error or found.rate < 0 else "rate_vanishes")
+    assert str(said.place) == "train.py:7" and said.subject == f"after {step} steps" * bool(error)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda it: schedules.CosineAnnealingLR(it, 50),  # it begins again
+        lambda it: schedules.CosineAnnealingWarmRestarts(it, 50),
+        lambda it: schedules.ExponentialLR(it, 0.999),
+        lambda it: schedules.LambdaLR(it, lambda n: max(0, 1 - n / 980)),  # its last steps
+    ],
+)
+def test_a_schedule_that_lasts(make: Make) -> None:
+    assert end_of(make, 1000) is None
+
+
+def test_how_often_it_will_be_stepped_has_to_be_known() -> None:
+    assert end_of(lambda it: schedules.StepLR(it, 5), 1000, each=2) is None
