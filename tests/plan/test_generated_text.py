@@ -20,7 +20,7 @@ from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
 from trainfit.scripts.decode_loops import DecodeLoop
-from trainfit.scripts.generation import GenerationWatch
+from trainfit.scripts.generation import GenerationWatch, _fill, _to_length
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -80,12 +80,46 @@ def test_a_length_that_gpu_data_tells_is_the_models() -> None:
         assert (watch.text.calls_left, "GPU data" in watch.text.by) == (length - 100, assumed)
 
 
+def test_the_longest_of_several_texts_is_kept() -> None:
+    simulation: Any = SimpleNamespace(engine=SimpleNamespace(assumed_number=False))
+    watch, model, repeated = GenerationWatch(simulation), SimpleNamespace(), []
+    watch.is_repeated = lambda: repeated.append(watch.text)
+    recordings: list[Any] = [SimpleNamespace(), SimpleNamespace()]
+    for length, taken in ((100, 0), (60, None), (300, 1), (100, None)):
+        watch._begin(model, SimpleNamespace(max_length=length + 20), {"input_ids_length": length})
+        # A shorter text than one that is known ends with its first call.
+        assert watch.text is not None and watch._ends is (taken is None)
+        if taken is not None:
+            watch._keep(recordings[taken], watch.text)
+    assert watch.frozen is recordings[1] and not repeated
+    for _ in range(2):
+        watch._begin(model, SimpleNamespace(max_length=80), {"input_ids_length": 60})
+    assert len(repeated) == 1  # as many in a row were like ones before as there are different ones
+
+
+def test_what_is_left_of_a_text_is_in_its_tokens_and_its_cache() -> None:
+    text = GeneratedText(0, 17, 100, prompt=20, by="a test")
+    assert _to_length(torch.ones(3, 38), text).shape == (3, 138)
+    assert _to_length(SimpleNamespace(sequences=torch.ones(3, 38)), text).sequences.shape[1] == 138
+    layer = SimpleNamespace(keys=torch.ones(3, 2, 37, 4), values=torch.ones(3, 2, 37, 4))
+    given: list[tuple[int, ...]] = []
+    cache = SimpleNamespace(
+        layers=[layer],
+        get_seq_length=lambda: 37,
+        update=lambda keys, values, index: given.append((*keys.shape, *values.shape, index)),
+    )
+    _fill(cache, 137)
+    assert given == [(3, 2, 100, 4, 3, 2, 100, 4, 0)]
+    _fill(cache, 37)
+    assert len(given) == 1
+
+
 def test_batches_of_padded_texts_are_no_text() -> None:
     loop, found = DecodeLoop(), []
-    for call, length in enumerate((291, 292, 292, 270, 271, 272)):
+    for call, length in enumerate((291, 292, 292, 293, 294, 270, 271, 272, 273)):
         loop.given(torch.nn.Identity() if not call else loop.module, (("ids", (64, length)),))  # type: ignore[arg-type]
         found.append(loop.called(call + 1))
-    assert found == [False] * 5 + [True]
+    assert found == [False] * 8 + [True]
 
 
 def test_a_loop_without_end_ends_with_the_models_positions() -> None:

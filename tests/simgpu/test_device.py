@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -910,7 +911,7 @@ def test_a_mode_that_a_script_leaves_behind_is_not_taken_for_ours(
     assert_untouched(pytorch_before)
 
 
-def test_a_checkpoint_of_large_parameters_takes_no_ram() -> None:
+def test_a_checkpoint_of_large_parameters_takes_no_ram_and_no_disk(tmp_path: Path) -> None:
     def anonymous_bytes() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
@@ -922,4 +923,19 @@ def test_a_checkpoint_of_large_parameters_takes_no_ram() -> None:
         state = {name: value.cpu() for name, value in model.state_dict().items()}
         assert anonymous_bytes() - before < (64 << 20) < state["weight"].nbytes
         assert state["weight"].is_contiguous() and state["weight"].dtype == torch.bfloat16
-        assert torch.nn.Linear(2, 2, bias=False, device="cuda").weight.cpu().sum() == 4
+        small = torch.nn.Linear(2, 2, bias=False, device="cuda").weight.detach().cpu()
+        assert small.sum() == 4
+        files = [tmp_path / "state.pt"]
+        torch.save({**state, "small": small}, files[0])
+        found = [torch.load(files[0])]
+        with contextlib.suppress(ImportError):
+            from safetensors.torch import load_file, save_file
+
+            files.append(tmp_path / "state.safetensors")
+            save_file({**state, "small": small}, files[1], {"format": "pt"})
+            found.append(load_file(files[1]))
+    for file, loaded in zip(files, found, strict=True):
+        assert (
+            file.stat().st_blocks * 512 < (1 << 20) < state["weight"].nbytes < file.stat().st_size
+        )
+        assert loaded["weight"].shape == (8192, 16384) and torch.equal(loaded["small"], small)

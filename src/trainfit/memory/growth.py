@@ -27,7 +27,9 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
 
     ``reserved_bytes`` is the peak of reserved memory, from which a growing job goes on.
     """
-    text = generated_text(recording) if recording.simulated is not None else None
+    text = generated_text(recording)
+    if text is not None and (text.reason or not text.calls_left):
+        text = None  # figures are for the simulated calls
     recording = recording.simulated or recording
     uses = step_uses(recording.events, recording.alloc_bytes)
     calls = not recording.header.get("optimizer")

@@ -41,12 +41,13 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
         ]
     return [
         f"{count(pattern.steps, 'optimizer step')} that differ cannot show whether memory "
-        "settles, grows or varies: leave out --steps, or raise it"
+        "settles, grows or varies: the figures are for these; more can, where the script makes "
+        "more (--steps)"
     ]
 
 
 def only_seen(pattern: StepPattern | None) -> str:
-    """What limits figures for other batch sizes: to go on in a title with."""
+    """What limits figures: to go on in a title with."""
     if pattern is None or pattern.course == "settled" or pattern.text_calls is not None:
         return ""
     return f"; for the {count(pattern.steps, 'simulated step')} only"

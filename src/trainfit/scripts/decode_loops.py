@@ -11,8 +11,11 @@ from trainfit.results.runs.generation import GeneratedText
 
 #: Names of the tensors that a call was given, and their shapes.
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
-#: Calls in a row, each given one position more, that are a text.
-_GROWN = 2
+#: Calls in a row, each given one position more, that are a text: padded batches may be one position
+#: longer than the one before by chance.
+_GROWN = 3
+#: Calls for a further token that a loop has at least, to be one.
+_LEAST = 3
 
 
 class DecodeLoop:
@@ -28,6 +31,20 @@ class DecodeLoop:
         self._prompt: Signature = ()
         self.is_text = self._follows = self._grows = False
 
+    @property
+    def prompt(self) -> Signature:
+        """What the call for the prompt was given."""
+        return self._prompt
+
+    @property
+    def is_too_short(self) -> bool:
+        """Is it maybe no text, as too few calls were made for it?"""
+        return self.decodes < _LEAST
+
+    def forget(self) -> None:
+        """The next call has nothing to do with those before."""
+        self.module, self.signature = None, ()
+
     def given(self, module: torch.nn.Module, signature: Signature) -> None:
         """An outermost module was called with tensors of these shapes."""
         self._follows = module is self.module and follows(self.signature, signature)
@@ -39,12 +56,11 @@ class DecodeLoop:
         """That call was step ``steps`` (from 1); is it one for a further token?"""
         if self._follows:
             self.decodes += 1
-            self._grown += self._grows
-            # Padded batches may be one position longer than the one before by chance.
+            self._grown = self._grown + 1 if self._grows else 0
             self.is_text = self.is_text or self._grown >= _GROWN
         else:
             # The call before was for the prompt, if this one is for a single position.
-            self.is_text = steps > 1 and _has_one_position(self.signature)
+            self.is_text = steps > 1 and _is_next(self._before, self.signature)
             self._grown = 0
             self.decodes = int(self.is_text)
             self._prefill = steps - 1 - self.decodes
@@ -77,8 +93,10 @@ def follows(before: Signature, now: Signature) -> bool:
     return True
 
 
-def _has_one_position(signature: Signature) -> bool:
-    return any(len(shape) > 1 and shape[1] == 1 for _, shape in signature)
+def _is_next(prompt: Signature, now: Signature) -> bool:
+    """Is ``now`` given a single position of the sequences that ``prompt`` was given many of?"""
+    rows = {shape[0] for _, shape in prompt if len(shape) > 1 and shape[1] > 1}
+    return any(len(s) in (2, 3) and s[1] == 1 and s[0] in rows for _, s in now)
 
 
 def signature_of(args: Any, kwargs: Any) -> Signature:
@@ -96,7 +114,7 @@ class CountedCalls:
         module: torch.nn.Module,
         signature: Signature,
         count: Callable[[], None],
-        over: Callable[[], None],
+        over: Callable[[Signature], None],
     ) -> None:
         self._module, self._signature = module, signature
         self._count, self._over = count, over
@@ -108,7 +126,7 @@ class CountedCalls:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         now = signature_of(args, kwargs)
         if not follows(self._signature, now):
-            self._over()
+            self._over(now)
             return self._forward(*args, **kwargs)
         self._signature = now
         self._count()

@@ -18,13 +18,15 @@ from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
-from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, signature_of
+from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, Signature, signature_of
 from trainfit.scripts.samples.context_length import positions_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
 
-#: Different texts of a script that are simulated: a short one may come first, to warm up.
-_TEXTS: Final = 4
+#: Texts of a script that are looked at.
+_TEXTS: Final = 64
+#: Calls of the model for which an assistant proposes tokens, that are simulated.
+_ASSISTED: Final = 3
 #: Calls of a loop after which memory tells whether they grow.
 _FEW: Final = 6
 #: What of a cache's layer holds it, in the versions of Transformers.
@@ -35,6 +37,9 @@ _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "qua
                   "Linear": "recurrent"}  # fmt: skip
 #: When a loop is left that has not come to its end by itself.
 _LATE: Final = "after half of the time limit: at least"
+#: What is not looked at of a script that makes texts by loops of its own.
+_FIRST: Final = ", one of several texts: later ones were not looked at"
+_BY_ASSISTANT: Final = ", an assistant proposing tokens: its time is not known"
 #: What ends a text whose length only GPU data tells.
 _BY_DATA: Final = "the model's positions, as the script asks for a length that GPU data tells"
 
@@ -52,6 +57,12 @@ class GenerationWatch:
         self._handles: list[Any] = []
         self._depth = self._inner = 0
         self._seen: set[tuple[Any, ...]] = set()
+        self._looked = self._alike = self._beams_left = 0
+        #: Does the text in the making end now, as what is left of it is known?
+        self._ends = self._is_assisted = False
+        #: The text that ``frozen`` is continued to the end of, and the assistant's cache.
+        self._kept: GeneratedText | None = None
+        self._drafts: Any = None
         self._kinds: set[str] = set()
         self._layers: set[int] = set()
         self._windows: dict[str, int] = {}
@@ -61,12 +72,12 @@ class GenerationWatch:
         self._earlier: list[GeneratedText] = []
         #: The text in the making, or the last one.
         self.text: GeneratedText | None = None
-        #: The recording as it was when calls were no longer made, only counted.
+        #: The recording as it was when the longest text's calls were no longer made.
         self.frozen: Recording | None = None
         self.over: Callable[[], None] = lambda: None
         """Called when a loop is over whose calls were counted."""
         self.is_repeated: Callable[[], None] = lambda: None
-        """Called before a text that is like one before, or when there were many of them."""
+        """Called before a text that is like those before, or when there were many of them."""
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
@@ -75,7 +86,8 @@ class GenerationWatch:
             for name, make in (
                 ("generate", self._generating),
                 ("_prepare_generated_length", self._length),
-                ("_beam_search_has_unfinished_sequences", self._unfinished),
+                ("_has_unfinished_sequences", self._unfinished),
+                ("_beam_search_has_unfinished_sequences", self._unfinished_beams),
                 ("_assisted_decoding", self._assisted),
             ):
                 if hasattr(module.GenerationMixin, name):
@@ -138,51 +150,74 @@ class GenerationWatch:
         """A call of a model has ended, the step number ``steps`` (from 1)."""
         if self._depth:
             self._call_of_generate(steps)
-        elif self._loop.called(steps):
+        elif self._loop.called(steps) and not self._loop.is_too_short:
             limit = positions_of(getattr(self._loop.module, "config", None))
             text = dataclasses.replace(self._loop.text(), limit=limit, **self._of_cache())
             if self.text is not None and self.text.prefill != text.prefill:
                 self._earlier.append(self.text)
             self.text = text
 
-    def is_known(self, snapshot: Callable[[], Recording | None]) -> bool:
-        """Do the calls left of a text follow from those seen?
+    def fed(self) -> None:
+        """A DataLoader has given a batch: no call that follows is for one more token."""
+        self._loop.forget()
 
-        Those of a loop of the script's own are counted before they are known: its model is not
-        called any more, and ``over`` is called when it is given something else.
+    def look(self, snapshot: Callable[[], Recording | None]) -> None:
+        """Leave the calls of a text that follow from those seen.
+
+        ``generate()`` ends then, with as many tokens as it was to make, and the script goes on to
+        its next text: the longest is kept. Those of a loop of the script's own are counted before
+        they are known: its model is not called any more, and ``over`` is called when it is given
+        something else.
         """
         text = self.text
-        if text is None or self._uneven or not is_enough(text.decodes):
-            return False
+        if text is None or self._ends:
+            return
+        if self.in_generate and self._kept is not None and not text.calls_left:
+            self._keep(snapshot(), text)
+        if self._is_assisted and self.in_generate:
+            self._ends = self._depth == 1 and text.decodes >= _ASSISTED
+            return
+        if self._uneven or not is_enough(text.decodes):
+            return
         if not (self.in_loop or text.calls_left > 1):
-            return False
+            return
         recording = snapshot()
         if recording is None or DecodeLaw.of(recording, text) is None:
-            return False
+            return
         if self.in_generate:
-            return True
+            self._keep(recording, text)
+            self._ends = True
+            return
         module = self._loop.module
         if module is not None and self.in_loop:
-            self.frozen = recording
+            self.frozen, self._kept = recording, None
             rounds = self._simulation.engine.rounds
             rounds.most = max(rounds.most, text.limit or 0)
             self._counted = CountedCalls(
-                module, self._loop.signature, self._add_call, lambda: self.over()
+                module, self._loop.signature, self._add_call, self._loop_over
             )
-        return False
+
+    def _keep(self, recording: Recording | None, text: GeneratedText) -> None:
+        if recording is None or (self._kept is not None and _extent(text) <= _extent(self._kept)):
+            return
+        self.frozen, self._kept = recording, text
 
     def described(self, recording: Recording) -> Recording:
         """``recording``, whose header says what text its calls make."""
-        text = self.text
+        text = self._kept or self.text
         if text is None:
             return recording
         if not text.calls_left:
             text = max((*self._earlier, text), key=_extent)
         if text.calls_left and not self.is_counting:
-            reason = self._uneven
-            if not reason and DecodeLaw.of(recording, text) is None:
+            reason = "" if self._is_assisted else self._uneven
+            if not self._is_assisted and not reason and DecodeLaw.of(recording, text) is None:
                 reason = "its calls follow no law, and were not simulated to its end"
             text = dataclasses.replace(text, reason=reason)
+        if self._kept is not None and len(self._seen) > 1:
+            text = dataclasses.replace(
+                text, by=f"{text.by}, the longest of {len(self._seen)} lengths"
+            )
         told = json.loads(as_json(text))
         return dataclasses.replace(recording, header={**recording.header, "generation": told})
 
@@ -200,6 +235,12 @@ class GenerationWatch:
             by += "at the model's last position" if self.is_full else _LATE
             self.text = dataclasses.replace(self.text, by=by)
 
+    def _loop_over(self, given: Signature) -> None:
+        """The model that is no longer called is given something else."""
+        if self.text is not None and given != self._loop.prompt:
+            self.text = dataclasses.replace(self.text, by=f"{self.text.by}{_FIRST}")
+        self.over()
+
     def _add_call(self) -> None:
         if self.text is not None:
             self.text = dataclasses.replace(self.text, calls_left=self.text.calls_left + 1)
@@ -211,11 +252,28 @@ class GenerationWatch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             try:
-                return generate(*args, **kwargs)
+                found = generate(*args, **kwargs)
+                with contextlib.suppress(Exception):
+                    cache = getattr(found, "past_key_values", None)
+                    if self._depth > 1:
+                        self._drafts = cache
+                    elif self._ends and self.text is not None:
+                        self._continue(kwargs.get("past_key_values") or cache)
+                        found = _to_length(found, self.text)
+                return found
             finally:
                 self._depth -= 1
+                if not self._depth:
+                    self._ends, self._drafts = False, None
 
         return wrapper
+
+    def _continue(self, cache: Any) -> None:
+        """Caches that are still held have all of the text, but for its last token."""
+        assert self.text is not None
+        for each in (cache, self._drafts):
+            if each is not None and self.text.positions:
+                _fill(each, self.text.positions - 1)
 
     def _length(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
@@ -240,14 +298,17 @@ class GenerationWatch:
             config.max_length, by = max(limit, prompt + 1), _BY_DATA
             new = config.max_length - prompt
         key = (id(model), rows, beams, several, prompt, new)
-        if key in self._seen or len(self._seen) >= _TEXTS:
-            self.is_repeated()
+        self._looked += 1
+        self._alike = self._alike + 1 if key in self._seen else 0
         self._seen.add(key)
-        self._uneven = ""
+        if self._alike >= len(self._seen) or self._looked > _TEXTS:
+            self.is_repeated()
+        self._uneven, self._is_assisted = "", False
         if getattr(config, "prefill_chunk_size", None):
             self._uneven = "the prompt is read in chunks"
         if self.text is not None:
             self._earlier.append(self.text)
+        self._beams_left = new
         sequences = None if rows is None else rows * (several if beams == 1 else 1)
         self.text = GeneratedText(
             prefill=-1,
@@ -259,10 +320,12 @@ class GenerationWatch:
             limit=limit,
             by=by,
         )
+        # No longer than one that is known: a call tells that it can be made.
+        self._ends = self._kept is not None and _extent(self.text) <= _extent(self._kept)
 
     def _call_of_generate(self, steps: int) -> None:
         text = self.text
-        if text is None or not text.calls_left:
+        if text is None or not text.calls_left or self._depth > 1:
             return
         changes = {"calls_left": text.calls_left - 1, **self._of_cache()}
         if text.prefill < 0:
@@ -272,21 +335,35 @@ class GenerationWatch:
         self.text = dataclasses.replace(text, **changes)
 
     def _unfinished(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(ask)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return False if self._ends and self._depth == 1 else ask(*args, **kwargs)
+
+        return wrapper
+
+    def _unfinished_beams(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         """Scores are not known here: beams go on to the length that was asked for."""
 
         @functools.wraps(ask)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self.in_generate or self.text is None:
+            if not self.in_generate:
                 return ask(*args, **kwargs)
-            return self.text.calls_left > 0
+            self._beams_left -= 1
+            return self._beams_left > 0 and not self._ends
 
         return wrapper
 
     def _assisted(self, decode: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(decode)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._uneven = "an assistant proposes tokens: how many a call accepts is not known"
-            return decode(*args, **kwargs)
+            if self._depth == 1 and self.text is not None:
+                self._is_assisted = True
+                self.text = dataclasses.replace(self.text, by=f"{self.text.by}{_BY_ASSISTANT}")
+            found = decode(*args, **kwargs)
+            with contextlib.suppress(Exception):
+                if self._depth == 1 and self._ends:
+                    self._continue(kwargs.get("past_key_values"))
+            return found
 
         return wrapper
 
@@ -346,6 +423,30 @@ class GenerationWatch:
         if not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 self._loop.given(module, signature_of(args, kwargs))
+
+
+def _to_length(found: Any, text: GeneratedText) -> Any:
+    """What ``generate()`` gives, with as many tokens as it was to make."""
+    tokens = found if isinstance(found, torch.Tensor) else found.sequences
+    more = (text.positions or 0) - tokens.shape[-1]
+    if more > 0:
+        tokens = torch.cat([tokens, tokens.new_zeros((*tokens.shape[:-1], more))], -1)
+    if isinstance(found, torch.Tensor):
+        return tokens
+    found.sequences = tokens
+    return found
+
+
+def _fill(cache: Any, positions: int) -> None:
+    """A cache of Transformers is given the positions that it lacks, as its layers' calls would."""
+    more = positions - int(cache.get_seq_length())
+    layers = getattr(cache, "layers", None)
+    held = zip(*(getattr(cache, name, ()) for name in _LISTS), strict=True)
+    pairs = list(held) if layers is None else [(each.keys, each.values) for each in layers]
+    for index, pair in enumerate(pairs if more > 0 else ()):
+        cache.update(
+            *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
+        )
 
 
 def _extent(text: GeneratedText) -> int:

@@ -25,7 +25,7 @@ from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
-from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.runs.steps import Coverage, StepMakeup
 from trainfit.results.runs.trace import (
     EARLY_FILE,
     INTERRUPT_FILE,
@@ -246,6 +246,7 @@ class Runner:
 
     def _after_batch(self) -> None:
         self._leave_evaluation()
+        self._generation.fed()
         if time.monotonic() - self._told >= _TELL_S:
             self._tell()
             self._tell_early()
@@ -370,17 +371,20 @@ class Runner:
 
         Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
         of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
-        go on to where it is let go, or to the script's end, or to where the others follow from
-        them.
+        go on to where it is let go; where they are a text's, those that follow from others are left
+        out, and the script goes on to its end, or to a text that is like those before.
         """
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
         if spec.count == "calls" and spec.until_settled:
             watch = self._generation
-            if not watch.in_generate and self._cache.released():
+            if watch.frozen is None and not watch.in_generate and self._cache.released():
                 return True
             if watch.in_generate or watch.begins or self._cache.grows():
-                return watch.is_known(self._snapshot) or late
+                watch.look(self._snapshot)
+                return late
+            if watch.frozen is not None:
+                return late
         if not spec.until_settled:
             return steps >= spec.steps
         steps -= min(simulation.warm_up_steps, spec.steps)
@@ -423,8 +427,10 @@ class Runner:
                 recording = self._generation.described(recording)
             recording.save(self._spec.recording)
         seconds = time.monotonic() - self._started
-        end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
-        coverage = self._coverage.result()
+        kept = self._generation.frozen
+        steps = self._simulation.steps if kept is None else kept.steps
+        end = dataclasses.replace(end, steps=steps, seconds=seconds)
+        coverage = self._covered(end.status)
         TraceOutcome(
             **vars(end),
             loader=self._feeding(end.status),
@@ -442,7 +448,7 @@ class Runner:
             amp=self._amp.seen(),
             learning=self._learning.facts(coverage.all_steps or 0),
             feeds=self._feeds(),
-            coverage=dataclasses.replace(coverage, evaluation_batches=self._loaders.epochs.longest),
+            coverage=coverage,
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
@@ -454,6 +460,13 @@ class Runner:
             meetings=tuple(self._peers.meetings),
         ).save(self._spec.outcome)
         return True
+
+    def _covered(self, status: Status) -> Coverage:
+        """Where the script came to its end, no epoch's end comes later."""
+        found = dataclasses.replace(
+            self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
+        )
+        return dataclasses.replace(found, steps_per_epoch=None) if status == "ended" else found
 
     def _feeds(self) -> tuple[StepFeed, ...]:
         return tuple(self._step.feeds) if self._spec.count != "calls" else ()

@@ -30,7 +30,7 @@ from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.device import device_names, gradient_sums, subclasses
+from trainfit.simgpu.device import device_names, gradient_sums, subclasses, unwritten
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
@@ -233,6 +233,7 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._extensions: ImportHook | None = None
+        self._files: ImportHook | None = None
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -256,6 +257,7 @@ class Simulation:
         subclasses.install(self.engine, self._patches)
         cuda_module.install(self._patches, self.gpu.count)
         checkpoints.install(self._patches)
+        self._files = unwritten.install(self._patches)
         self._optional(
             "FlexAttention",
             lambda: compilation.install(self._patches, self._compilation.inside),
@@ -303,8 +305,8 @@ class Simulation:
         self._bitsandbytes.remove()
         self.absent.remove()
         self._triton.remove()
-        if self._extensions is not None:
-            self._extensions.remove()
+        for hook in filter(None, (self._extensions, self._files)):
+            hook.remove()
         self._default_device.restore()
         self._modes.remove()
         lift_cpu_only(self._lifts_cpu_only)

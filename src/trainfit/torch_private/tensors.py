@@ -58,6 +58,7 @@ def storage_uses(tensor: torch.Tensor) -> int:
 MAKE_WRAPPER = place(torch.Tensor, "_make_wrapper_subclass")
 MAKE_SUBCLASS = place(torch.Tensor, "_make_subclass")
 COMPATIBLE_TYPE = place(torch, "_has_compatible_shallow_copy_type")
+FILE_WRITER = place(torch._C, "PyTorchFileWriter")
 PACKAGE_REGISTRY = place(serialization, "_package_registry")
 REBUILD_TENSOR = place(torch._utils, "_rebuild_tensor")
 

@@ -54,6 +54,15 @@ def test_a_model_that_is_trained_and_called_in_evaluation_mode() -> None:
         assert not watched.watch.result().evaluated
         watched.watch.called(nn.Sequential(model).eval())
         assert watched.watch.result().evaluated
+        # A backward pass follows: it is trained as it comes from `from_pretrained`.
+        for number in (1, 2):
+            watched.watch.differentiated()
+            watched.step(number, number)
+            watched.watch.called(model)
+        assert not watched.watch.result().evaluated and not watched.watch.evaluations()
+        with torch.no_grad():
+            watched.watch.called(model)
+        assert watched.watch.result().evaluated
 
 
 @pytest.mark.parametrize("teaches", [False, True])

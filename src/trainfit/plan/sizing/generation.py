@@ -55,7 +55,8 @@ def generation(
         by=text.by,
         reason=text.reason,
     )
-    if has_rates(machine.gpu):
+    # Where calls were left out that do not follow from others, only their memory is known.
+    if has_rates(machine.gpu) and (recording.simulated or text.reason or not text.calls_left):
         found = _timed(found, recording, text, machine)
     if recording.simulated is None:
         return found

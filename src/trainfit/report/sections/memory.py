@@ -37,6 +37,7 @@ from trainfit.report.sections.memory_charts import (
 from trainfit.report.sections.speed import of_work
 from trainfit.report.steps import (
     coverage_text,
+    only_seen,
     pattern_lines,
     pattern_notes,
     step_lines,
@@ -225,7 +226,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     """Does it fit, what its memory is of, and how it goes on from step to step."""
     need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
     full = summary.out_of_memory
-    figures = f"{size(need)} of {size(there)}."
+    figures = f"{size(need)} of {size(there)}{_of_what(summary)}."
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
@@ -273,6 +274,14 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         ),
         tuple(_recording_notes(summary)),
     )  # fmt: skip
+
+
+def _of_what(summary: RecordingSummary) -> str:
+    """What limits the figures, where they are not for all that the script does."""
+    text = summary.generation
+    if text is not None and text.reason:
+        return f"; for {text.known_tokens:,} of {text.new_tokens:,} new tokens only"
+    return only_seen(summary.pattern)
 
 
 def _steps(lines: Iterable[str]) -> Iterator[Text]:

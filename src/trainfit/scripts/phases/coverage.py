@@ -55,6 +55,8 @@ class CoverageWatch:
         #: Where one began with the model in training mode, and where one drops values out.
         self._training_at: str | None = None
         self._dropping_at: str | None = None
+        #: Is the model trained in evaluation mode?
+        self._trains_as_evaluated = False
         #: Does an evaluation go on?
         self._is_within = False
         #: Was the model called in this step as an evaluation does, and in each before?
@@ -94,7 +96,8 @@ class CoverageWatch:
 
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""
-        trains = module.training and torch.is_grad_enabled()
+        trains = module.training or self._trains_as_evaluated
+        trains = trains and torch.is_grad_enabled()
         self._called_at = self._operators()
         if not self._trained or (self._is_within if not trains else not self._is_within):
             return
@@ -137,9 +140,19 @@ class CoverageWatch:
         return not any(self._inferring[1:] or self._inferring)
 
     def differentiated(self) -> None:
-        """A backward pass is over: an evaluation that has one needs gradients."""
-        if self._is_within:
-            self._graph_at = None
+        """A backward pass is over: an evaluation that has one needs gradients.
+
+        Before the first step it is none, but a model that is trained in evaluation mode.
+        """
+        if not self._is_within:
+            return
+        self._graph_at = None
+        if not self._inferring:
+            self._is_within, self._trains_as_evaluated = False, True
+            self._spans[-1][1] = self._called_at
+            if self._spans[-1][0] == self._called_at:
+                self._spans.pop()
+                self._evaluated = bool(self._spans)
 
     def epoch_ended(self) -> None:
         """What was evaluated before does not count: it was none of an epoch's end."""

@@ -85,6 +85,8 @@ class Engine(Hooks):
         self.rounds = Rounds()
         #: Was the host given a number of GPU data that is not known?
         self.assumed_number = False
+        #: Was the size of a result assumed, as GPU data tells it?
+        self.assumed_size = False
         self.in_optimizer = 0
         self.forward_seen = False
         self.explicit_meta = 0

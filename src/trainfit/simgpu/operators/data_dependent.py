@@ -47,6 +47,7 @@ def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch():
             return _known_result(engine, func, contents[0].nonzero())
     count = args[0].numel()
+    engine.assumed_size = True
     engine.assume(f"nonzero() of unknown data was assumed to select all {count} elements")
     return new_result(engine, func, (count, args[0].dim()), torch.int64)
 
@@ -116,6 +117,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
         columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
         return columns
     count = mask.numel()
+    engine.assumed_size = True
     engine.assume(f"indexing by an unknown mask was assumed to select all {count} elements")
     return [
         new_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-import numpy as np
 import torch
 
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
@@ -14,6 +13,7 @@ from trainfit.simgpu.device.geometry import meta_keywords
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
+from trainfit.simgpu.device.unwritten import unwritten
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
@@ -112,21 +112,12 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
         is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
         is_large = source._spec.nbytes >= _LARGE
         content = (
-            _untouched(source._meta)
+            unwritten(source._meta)
             if is_held and is_large
             else _plausible(source._meta, source._life.fill)
         )
     with no_dispatch():
         return content.to(dtype, copy=not is_new)
-
-
-def _untouched(meta: torch.Tensor) -> torch.Tensor:
-    """Zeros in pages that nobody has written to, which take no RAM: a checkpoint of a large model
-    is as large as that, and its values are not looked at."""
-    with no_dispatch():
-        like = torch.empty_like(meta)
-        flat = torch.from_numpy(np.zeros(like.numel() * like.itemsize, dtype=np.uint8))
-        return flat.view(like.dtype).as_strided(like.shape, like.stride())
 
 
 def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
@@ -302,8 +293,12 @@ def assumed_false(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(private.is_all_true.default)
 def assumed_true(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """What ``torch.distributions`` asks of its arguments."""
-    return _with_fill(engine, func, args, kwargs, True)
+    """What a check asks: ``torch.distributions`` of its arguments, Transformers whether there are
+    as many features as tokens for them; how many there are may have been assumed."""
+    out = _with_fill(engine, func, args, kwargs, True)
+    if engine.assumed_size and engine.values.read(out) is not None:
+        engine.values.write(out, torch.ones((), dtype=torch.bool, device=CPU))
+    return out
 
 
 @handles(aten.eq.Tensor, aten.ne.Tensor)
