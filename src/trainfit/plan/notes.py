@@ -105,8 +105,8 @@ def note_unused_gpus(job: PlannedJob) -> None:
         if not job.infers:
             job.notes.add(
                 f"the {job.command.processes} processes train a model each, as they make no "
-                "process group: wrap it in DistributedDataParallel, on the GPU of LOCAL_RANK; figures are "
-                "of one process that has a GPU to itself",
+                "process group: wrap it in DistributedDataParallel, on the GPU of LOCAL_RANK; "
+                "figures are of one process that has a GPU to itself",
                 kind="action",
                 first=True,
             )
