@@ -64,6 +64,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return 141
     except OSError as error:
         print(f"trainfit: error: {_said_of(error)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # the interpreter would try again when it ends
+            discard_output()
         return 2
     except Exception as error:
         from trainfit.cli.bug_report import fault_of, report_fault
