@@ -1,4 +1,4 @@
-"""120 command lines that cannot work, as users mistype them, and the files that they name."""
+"""125 command lines that cannot work, as users mistype them, and the files that they name."""
 
 from __future__ import annotations
 
@@ -137,6 +137,11 @@ trainfit verify missing.json
 trainfit gpus "RTX 9999"
 trainfit gpus --for missing.json
 trainfit gpus T4 --for other.json --price bad.toml
+trainfit gpus T4 --output /dev/full
+trainfit --help > /dev/full
+trainfit show missing.json <&- >&-
+trainfit memory docs
+(mkdir gone && cd gone && rmdir ../gone && trainfit gpus T4)
 """
 COMMANDS: Final = tuple(line for line in _LINES.splitlines() if line)
 

@@ -8,7 +8,7 @@ repository's HEAD, make the environment and install. Then
   figures masked, as they are of another machine and PyTorch;
 - ``trainfit plan`` of ACT is timed, alone and next to two busy loops: the first answer after the
   script's own second step (what ``trainfit simulate --steps 2`` needs), and the whole plan;
-- 120 command lines that cannot work (`_bad_commands.py`) are typed: each must end with exit code 2
+- 125 command lines that cannot work (`_bad_commands.py`) are typed: each must end with exit code 2
   (or 70) and at most three lines, the script's own output not counted.
 
 An hour, for the most part installations and the guides' real runs. ``--quick``: README alone, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -130,16 +131,20 @@ def test_an_empty_file_may_be_written_to(tmp_path: Path) -> None:
     assert output_file(str(path)) == path
 
 
-def test_what_fails_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "no space left")])
+def test_what_fails_leaves_the_former_file(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"former")
 
     def full(self: Path, mode: str) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error)) as raised:
         write_file(path, b"new")
+    assert getattr(raised.value, "filename", str(path)) == str(path)
     assert path.read_bytes() == b"former" and list(tmp_path.iterdir()) == [path]
 
 

@@ -137,7 +137,7 @@ def test_the_answer_comes_first(
     first = shown(["show", str(RESULTS / name)], capsys, monkeypatch).split("\n")[0]
     answers = {
         "plan": "Fits: ",
-        "gpu-comparison": "Fastest: RTX 4090: ",
+        "gpu-comparison": "Fastest (1 other within 1%): RTX 4090: ",
         "recording": "Fits: ",
         "loader": "Cannot tell which settings are best",
         "rehearsal": "The DataLoader costs 62% of the GPU's time",

@@ -198,3 +198,7 @@ def test_one_process_on_a_machine_of_several_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (note,) = [note for note in json_of(done)["notes"] if "of the 8 GPUs" in note]
     assert note == "of the 8 GPUs the script uses 1"
+    command = ("torchrun", "--nproc_per_node=8", SCRIPTS / "tiny.py")
+    done = trainfit("plan", *own, "--", *command, cwd=tmp_path)
+    (note,) = [note for note in json_of(done)["notes"] if "8 processes" in note]
+    assert "train a model each" in note and "DistributedDataParallel" in note

@@ -740,6 +740,9 @@ def test_a_tensor_that_outlives_its_simulation_says_so() -> None:
     with pytest.raises(SimulationEndedError, match="after its simulation ended"):
         tensor + 1
     del tensor
+    if not torch.cuda.is_available():  # what PyTorch says where there never was a GPU
+        with pytest.raises((AssertionError, RuntimeError), match=r"with CUDA|no NVIDIA driver"):
+            torch.zeros(3, device="cuda")
 
 
 def test_memory_is_freed_by_the_garbage_collector(sim: Simulation) -> None:

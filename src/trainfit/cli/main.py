@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import gc
 import io
+import os
 import shutil
 import signal
 import sys
@@ -32,25 +33,24 @@ _PIPE_COLUMNS = 80
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    if argv is None:
+        _open_what_is_closed()
     _accept_any_text()
-    try:
-        verb, options, command = read_words(sys.argv[1:] if argv is None else argv)
-    except TrainfitError as error:  # a file of defaults
-        return _report(error)
-    if argv is None and verb.name not in _USERS_CODE:
-        # This process ends without taking PyTorch apart, which takes a second.
-        atexit.register(gc.freeze)
-    code = _run(verb, options, command)
+    code = _run(argv)
     needed.saw(getattr(sys.modules.get("torch"), "__version__", ""))
     if newer := needed.newer_seen():
         print(f"trainfit: warning: {newer}", file=sys.stderr)
     return code
 
 
-def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int:
+def _run(argv: Sequence[str] | None) -> int:
     terminated: list[int] = []
     try:
         with _terminate_as_interrupt(terminated), laid_out_for(_screen_columns()):
+            verb, options, command = _read(sys.argv[1:] if argv is None else argv)
+            if argv is None and verb.name not in _USERS_CODE:
+                # This process ends without taking PyTorch apart, which takes a second.
+                atexit.register(gc.freeze)
             code: int = verb.code().run(options, command)
         sys.stdout.flush()
         return code
@@ -63,13 +63,44 @@ def _run(verb: Verb, options: argparse.Namespace, command: Sequence[str]) -> int
         discard_output()
         return 141
     except OSError as error:
-        name = f"{error.filename!r}: " if error.filename is not None else ""
-        print(f"trainfit: error: {name}{error.strerror or error}", file=sys.stderr)
+        print(f"trainfit: error: {_said_of(error)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # the interpreter would try again when it ends
+            discard_output()
         return 2
     except Exception as error:
         from trainfit.cli.bug_report import fault_of, report_fault
 
         return report_fault(fault_of(error))
+
+
+def _said_of(error: OSError) -> str:
+    """With the file that it is of, as far as that is known."""
+    if error.filename is not None:
+        return f"{error.filename!r}: {error.strerror or error}"
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working directory is gone; change to another one"
+    return error.strerror or str(error)
+
+
+def _read(words: Sequence[str]) -> tuple[Verb, argparse.Namespace, list[str]]:
+    try:
+        return read_words(words)
+    except SystemExit:  # help that was printed is to arrive
+        sys.stdout.flush()
+        raise
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the caller closed go nowhere: no file that is opened later takes their
+    place, to which a child process would print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.open(os.devnull, os.O_RDWR)  # the least number that is free: this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def _screen_columns() -> int:

@@ -96,10 +96,22 @@ _OF_RANKS: Final = re.compile(r"\b(?:LOCAL_RANK|WORLD_SIZE|init_process_group)\b
 
 
 def note_unused_gpus(job: PlannedJob) -> None:
-    """That one process uses fewer GPUs than are named, and how to start one for each."""
+    """That one process uses fewer GPUs than are named, and how to start one for each; or that there
+    is one for each, and they have nothing to do with one another."""
     count_of, used = job.gpu.count, Stream.of(job.recording).gpus
-    several = (job.recording.header.get("ranks") or 1) > 1 or job.command.processes > 1
-    if several or len(used) >= count_of or assumed_count(job.gpu):
+    if (job.recording.header.get("ranks") or 1) > 1:
+        return
+    if job.command.processes > 1:
+        if not job.infers:
+            job.notes.add(
+                f"the {job.command.processes} processes train a model each, as they make no "
+                "process group: wrap it in DistributedDataParallel, on the GPU of LOCAL_RANK; "
+                "figures are of one process that has a GPU to itself",
+                kind="action",
+                first=True,
+            )
+        return
+    if len(used) >= count_of or assumed_count(job.gpu):
         return
     text = f"of the {count_of} GPUs the script uses {len(used)}"
     if (found := _read_of_ranks(job.command)) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trainfit.report.blocks import (
@@ -23,6 +23,8 @@ from trainfit.results.text import count, duration, percent, rate, size
 
 #: Rows on a screen, of the best strategy of each number of GPUs where there are more.
 _FEW: Final = 14
+#: GPUs are as fast as the fastest within this share of its rate: no prediction tells them apart.
+_ALIKE: Final = 0.01
 
 
 def counts_subject(result: GpuComparison) -> Subject:
@@ -88,7 +90,15 @@ def _faster(result: GpuComparison, fitting: Sequence[GpuEstimate]) -> str:
     if not timed:
         return ""
     fastest = max(timed, key=lambda each: each.samples_per_s or 0.0)
-    return f"Fastest: {_figures(fastest, result)}"
+    alike = as_fast(fastest.samples_per_s, (each.samples_per_s for each in timed))
+    return f"Fastest{alike}: {_figures(fastest, result)}"
+
+
+def as_fast(most: float | None, rates: Iterable[float | None]) -> str:
+    """How many others are as fast as the fastest, in brackets; nothing where it is alone."""
+    least, most = (most or 0.0) * (1 - _ALIKE), most or 0.0
+    others = sum(0 < least <= (each or 0.0) <= most for each in rates) - 1
+    return f" ({count(others, 'other')} within {percent(_ALIKE)})" if others > 0 else ""
 
 
 def _figures(estimate: GpuEstimate, result: GpuComparison) -> str:

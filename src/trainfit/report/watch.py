@@ -65,12 +65,8 @@ def failure_of(result: WatchResult) -> Finding | None:
 
 def nothing_found(result: WatchResult) -> str:
     """Of a run without findings, how much that says; empty of another one."""
-    if not result.steps or result.findings:
+    if result.steps < LEAST_STEPS or result.findings:
         return ""
-    if result.steps < LEAST_STEPS:
-        return (
-            f"Too few steps to judge: {count(result.steps, 'steady step')}, {LEAST_STEPS} needed."
-        )
     if not result.unknown:
         return "Nothing to fix was found."
     missing = count(len(result.unknown), "check")
@@ -86,6 +82,9 @@ def limit_of(result: WatchResult) -> str:
         speed = f": median step {duration(result.step_s)}"
         if result.samples_per_s is not None:
             speed += f", {rate(result.samples_per_s)} samples/s"
+    if result.steps < LEAST_STEPS and result.limit == "unknown":
+        few = f"{count(result.steps, 'steady step')}, {LEAST_STEPS} needed"
+        return f"Too few steps to judge ({few}; let the script train for longer){speed}"
     return _LIMITS[result.limit] + speed + _why(result)
 
 

@@ -58,7 +58,7 @@ from trainfit.simgpu.stand_ins.absent import AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.packages import STAND_INS
 from trainfit.torch_private import compiled
-from trainfit.torch_private.cuda import missing_functions
+from trainfit.torch_private.cuda import initialize_anew, missing_functions
 from trainfit.torch_private.needed import MissingNameError
 from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
 
@@ -318,6 +318,8 @@ class Simulation:
             self._overrides.remove()
         self._patches.restore()
         self._autocast.clear()
+        if not torch.cuda.is_initialized():
+            initialize_anew()
         set_engine(None)
         _active = None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 from typing import Any, Final
 
@@ -46,6 +48,8 @@ _SOME_VERSIONS: Final = _names(
     accelerator_setAllocatorSettings cuda_cudaCachingAllocator_set_allocator_settings
     """
 )
+#: ``c10::DeviceType::CUDA``.
+_CUDA_TYPE: Final = 1
 #: Functions of C that the simulated device supplies.
 _C_FUNCTIONS: Final = _CUDA | _ACCELERATOR | _SOME_VERSIONS
 
@@ -81,6 +85,15 @@ def c_function(name: str) -> PrivateName:
     """Where a function that the simulated device supplies stands, or would in a build with CUDA."""
     assert name in _C_FUNCTIONS, name
     return PrivateName(torch._C, f"_{name}")
+
+
+def initialize_anew() -> None:
+    """Let C++ call ``torch.cuda._lazy_init`` before the next tensor on a GPU, as if none had been
+    made (``torch::utils::set_requires_device_init``); nothing where the build hides that."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.PyDLL(torch._C.__file__)
+        ask = library._ZN5torch5utils24set_requires_device_initEN3c1010DeviceTypeEb
+        ask(ctypes.c_int8(_CUDA_TYPE), ctypes.c_bool(True))
 
 
 def missing_functions() -> tuple[str, ...]:

@@ -258,7 +258,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         verb = "plan" if findings[0].kind == "gpu_out_of_memory" else "watch"
         return f"trainfit {verb} -- {header.command}"
     if len(rank.steps) < thresholds.LEAST_STEPS:
-        return f"trainfit watch -- {header.command}"
+        return f"trainfit plan -- {header.command}"  # the same again would tell no more
     if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"
     for finding in findings:

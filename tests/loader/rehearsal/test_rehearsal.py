@@ -454,6 +454,8 @@ def first(**changes: Any) -> str:
 def test_verdicts() -> None:
     keeps_up = dataclasses.replace(RESULT.steady, waiting_share=0.01)
     assert first(steady=keeps_up).startswith("Nothing to gain")
+    late = dataclasses.replace(keeps_up, batches_per_s=10.0, busy_share=0.98)
+    assert "keeps up, but its GPU steps are late: each took 98 ms" in first(steady=late)
     bound = dataclasses.replace(RESULT, steady=keeps_up, step_is_bound=True)
     assert verdict(bound)[0].endswith("even at the lower bound of the step time")
     assert verdict(dataclasses.replace(RESULT, step_is_bound=True))[0].endswith("--step-time")

@@ -104,6 +104,13 @@ def test_the_answer_comes_first_and_a_screen_is_short() -> None:
     assert "too old" in whole(sweep_subject(found))
 
 
+def test_the_fastest_is_not_named_as_if_it_were_alone() -> None:
+    rates = [100.0, 99.5, 99.1, 98.0]
+    cells = [cell(f"{n}x T4", rate, 1.0, 10) for n, rate in enumerate(rates)]
+    found = whole(sweep_subject(result(*cells, fastest=0)))
+    assert found.startswith("Fastest (2 others within 1%): 0x T4")
+
+
 def test_of_cells_that_fit_nowhere_the_answer_is_that() -> None:
     found = result(cell("T4", None, None, 30, fits=False))
     assert screen(sweep_subject(found))[0].text == "None of 1 cell fit"

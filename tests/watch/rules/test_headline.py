@@ -65,7 +65,9 @@ def test_other_programs_are_no_headline_where_the_run_itself_has_a_cause() -> No
 
 def test_nothing_was_found_is_said_only_where_enough_was_seen() -> None:
     assert nothing_found(judge(run())) == "Nothing to fix was found."
-    assert nothing_found(judge(run(steps=12))).startswith("Too few steps to judge: 8 steady steps")
+    few = judge(run(steps=12))
+    assert answer(few).startswith("Too few steps to judge (8 steady steps, 20 needed; let the")
+    assert nothing_found(few) == ""
     unseen = judge(run(input_s=np.nan, gpu_gap_s=0.0005))
     assert "had none" in nothing_found(unseen) and unseen.unknown
     assert nothing_found(judge(run(input_s=0.1))) == ""

@@ -89,7 +89,7 @@ def test_a_short_run_is_not_judged() -> None:
     result = judge(run(25, **SLOW))
     assert not result.findings and result.limit == "unknown"
     assert {*unknown_kinds(result)} >= INPUT_KINDS
-    assert result.next_command == "trainfit watch -- python train.py"
+    assert result.next_command == "trainfit plan -- python train.py"
 
 
 # --- Waiting for batches --------------------------------------------------------------------------

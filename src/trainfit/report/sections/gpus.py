@@ -23,7 +23,7 @@ from trainfit.report.blocks import (
 )
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, color, named_bars, tip, x
-from trainfit.report.gpu_counts import counts_subject
+from trainfit.report.gpu_counts import as_fast, counts_subject
 from trainfit.report.gpu_meaning import DTYPES, is_assumed
 from trainfit.report.notes import plain
 from trainfit.report.sections.plan_facts import BOUNDS
@@ -296,22 +296,25 @@ def _best(result: GpuComparison) -> list[str]:
     budget = f"{result.budget:g} {result.currency}" if result.budget is not None else ""
     bounded = f" for at most {budget}".rstrip() if budget else ""
     unit = result.currency or "unit"
-    most = result.budget if result.budget is not None else math.inf
+    limit = result.budget if result.budget is not None else math.inf
     per_unit = [
         o
         for o in result.gpus
-        if o.runs and o.samples_per_unit is not None and (o.cost or 0.0) <= most
+        if o.runs and o.samples_per_unit is not None and (o.cost or 0.0) <= limit
     ]
     best = max(per_unit, key=lambda o: o.samples_per_unit or 0.0).gpu if per_unit else None
+    by_name = {estimate.gpu: estimate for estimate in result.gpus}
+    fastest = by_name.get(result.fastest or "")
+    most = fastest.samples_per_s if fastest is not None else None
+    alike = as_fast(most, (each.samples_per_s for each in result.gpus))
     said: dict[str, list[str]] = {}
     for what, name in (
         ("cheapest", result.cheapest),
         (f"best per {unit}", best),
-        ("fastest", result.fastest),
+        (f"fastest{alike}", result.fastest),
     ):
         if name is not None:
             said.setdefault(name, []).append(what)
-    by_name = {estimate.gpu: estimate for estimate in result.gpus}
     lines = [f"{' and '.join(words)}{bounded}: {_verdict(by_name[name], result)}" for name, words in
              said.items()]  # fmt: skip
     return [line[0].upper() + line[1:] for line in lines]

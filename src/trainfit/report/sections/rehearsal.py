@@ -28,11 +28,13 @@ from trainfit.report.charts import COLORS, TIP, Spec, chart, thinned, tip, value
 from trainfit.report.notes import plain, protection_notes
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding
-from trainfit.results.rehearsal import Cause, Dip, Rehearsal, Timeline
+from trainfit.results.rehearsal import Cause, Dip, Rates, Rehearsal, Timeline
 from trainfit.results.text import core_count, count, duration, percent, rate, wrapped
 
 #: Share of the time from which on what the loader costs is worth a change: the tuner's 2%.
 _WORTH: Final = 0.02
+#: A step that took so many times what it should is told of.
+_LONGER: Final = 1.1
 #: Share of the time from which on a cause is listed.
 _SHOWN: Final = 0.0005
 #: Lines of a fault's evidence that are shown.
@@ -105,7 +107,8 @@ def verdict(result: Rehearsal) -> tuple[str, str]:
     if steady is None:
         return "Too short to measure the steady state: give a longer --duration", ""
     share = percent(steady.waiting_share)
-    if steady.waiting_share < _WORTH:
+    longer = _longer_steps(result, steady)
+    if steady.waiting_share < _WORTH and not longer:
         even = " even at the lower bound of the step time" if result.step_is_bound else ""
         return f"Nothing to gain: the GPU is the limit, the DataLoader keeps up with it{even}", ""
     if result.is_disturbed:
@@ -114,6 +117,8 @@ def verdict(result: Rehearsal) -> tuple[str, str]:
             f"{share} of its time; re-run when they have finished"
         )
         return text, ""
+    if steady.waiting_share < _WORTH:
+        return f"The DataLoader keeps up, but its GPU steps are late: {longer}", ""
     if result.step_is_bound:
         text = (
             f"At the lower bound of the step time the DataLoader costs {share} of the GPU's time; "
@@ -121,6 +126,22 @@ def verdict(result: Rehearsal) -> tuple[str, str]:
         )
         return text, ""
     return f"The DataLoader costs {share} of the GPU's time", f"trainfit loader {_next(result)}"
+
+
+def _longer_steps(result: Rehearsal, rates: Rates) -> str:
+    """What the steps took more than they should, and why; empty where they took what they should.
+
+    A rehearsed step ends late where the main process copies a batch or waits for a core: a real
+    GPU would idle meanwhile.
+    """
+    took = rates.busy_share / rates.batches_per_s if rates.batches_per_s else 0.0
+    if took < _LONGER * result.step_s:
+        return ""
+    copies = "" if result.settings.pin_memory else "copied a batch that is not pinned, or "
+    return (
+        f"each took {duration(took)}, as the main process {copies}waited for a core after its "
+        f"{duration(result.step_s)}"
+    )
 
 
 def _next(result: Rehearsal) -> str:
@@ -152,6 +173,7 @@ def _rates(result: Rehearsal) -> Facts | None:
     return facts(
         ("measured", measured + after, 2),
         ("waiting", f"{percent(rates.waiting_share)} of the time for batches", 3),
+        ("steps", _longer_steps(result, rates), 4),
         (
             "predicted",
             f"{rate(predicted.batches_per_s)} batches/s, {percent(predicted.waiting_share)} waiting"

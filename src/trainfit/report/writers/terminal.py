@@ -225,7 +225,9 @@ class _Form:
         yield Piece(self.lines(head.text, "", "  ", style, 5), 0)
         if head.limit:
             yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
-        if head.subject:
+        # A launch line that is the command as it was given names it.
+        named = not self.whole and any(head.subject.startswith(c.text) for c in head.commands)
+        if head.subject and not named:
             yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 47)
         yield Piece((Line(""),), 0, _BLANKS[0])
         for command in head.commands:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+#: No room: writing in place of a file would lose what is in it, too.
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: How many bytes of a file are read to tell what it is.
 _HEAD: Final = 4096
 #: What each form begins with: a result, a page, a picture, a trace.
@@ -31,17 +34,22 @@ def write_file(path: Path, data: bytes) -> None:
     """Write ``data`` to what ``path`` leads to.
 
     A regular file is replaced when all is written, so that it is the former or the new one; links
-    stay. A device, a pipe, and the file that is standard output are written to. Raises ``OSError``.
+    stay. A device, a pipe, and the file that is standard output are written to. Raises ``OSError``
+    that names ``path``.
     """
-    found = _status(path)
-    standard = _standard(found)
-    if standard is not None:
-        with os.fdopen(os.dup(standard), "wb") as stream:
-            stream.write(data)
-    elif found is not None and not stat.S_ISREG(found.st_mode):
-        path.write_bytes(data)
-    else:
-        _replace(Path(os.path.realpath(path)), data, found)
+    try:
+        found = _status(path)
+        standard = _standard(found)
+        if standard is not None:
+            with os.fdopen(os.dup(standard), "wb") as stream:
+                stream.write(data)
+        elif found is not None and not stat.S_ISREG(found.st_mode):
+            path.write_bytes(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data, found)
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def is_replaceable(path: Path) -> bool:
@@ -98,9 +106,9 @@ def _replace(path: Path, data: bytes, found: os.stat_result | None) -> None:
         if found is not None:
             scratch.chmod(stat.S_IMODE(found.st_mode))
         scratch.replace(path)
-    except OSError:
+    except OSError as error:
         scratch.unlink(missing_ok=True)
-        if found is None or not os.access(path, os.W_OK):
+        if found is None or error.errno in _NO_ROOM or not os.access(path, os.W_OK):
             raise
         # A file that may be written in a folder that may not, or a mount point of its own.
         path.write_bytes(data)

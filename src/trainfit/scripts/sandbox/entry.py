@@ -178,8 +178,13 @@ class Keeper:
 
     def _tell(self, daemons: int) -> None:
         found = written(self._uppers) if self._uppers else LayerContents({}, ())
+        lost: tuple[str, ...] = ()
         if self._request.keep and self._uppers:
-            copy_writes(self._uppers, Path(self._request.keep))
+            try:
+                copy_writes(self._uppers, Path(self._request.keep))
+            except OSError as error:  # the disk is full, the folder is gone
+                why = error.strerror or str(error)
+                lost = (f"--keep-writes: not all was copied to {self._request.keep}: {why}",)
         Protection(
             self._protection.kind,
             self._protection.detail,
@@ -187,7 +192,7 @@ class Keeper:
             len(found.files),
             sum(found.files.values()),
             len(found.removed),
-            (*_notes(self._folder), *_daemons_note(daemons), *_downloads_note(found)),
+            (*lost, *_notes(self._folder), *_daemons_note(daemons), *_downloads_note(found)),
             self._stopped,
         ).save(self._folder)
 

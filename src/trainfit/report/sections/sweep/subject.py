@@ -15,6 +15,7 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
+from trainfit.report.gpu_counts import as_fast
 from trainfit.report.notes import plain
 from trainfit.report.sections.sweep.front import NAME, answered, cell_name, figure, front_chart
 from trainfit.results.runs.sweep import SweepCell, SweepResult
@@ -53,11 +54,13 @@ def sweep_subject(result: SweepResult) -> Subject:
 def _best(result: SweepResult) -> list[str]:
     """The cheapest, the best for the money and the fastest, each said once."""
     unit = result.currency or "unit"
+    rates = [cell.samples_per_s for cell in result.cells]
+    alike = "" if result.fastest is None else as_fast(rates[result.fastest], rates)
     said: dict[int, list[str]] = {}
     for what, place in (
         ("cheapest", result.cheapest),
         (f"best per {unit}", result.best_per_unit),
-        ("fastest", result.fastest),
+        (f"fastest{alike}", result.fastest),
     ):
         if place is not None:
             said.setdefault(place, []).append(what)
