@@ -54,10 +54,10 @@ def test_lines_of_an_error_are_counted(newcomer: Any, line: str, counts: bool) -
     assert newcomer.progress(line) is not counts
 
 
-def test_the_bad_command_lines_are_120(newcomer: Any, tmp_path: Path) -> None:
+def test_there_are_many_bad_command_lines(newcomer: Any, tmp_path: Path) -> None:
     lines = newcomer._bad_commands.COMMANDS
-    assert len(set(lines)) == len(lines) == 120
-    assert all(shlex.split(line)[0] == "trainfit" for line in lines)
+    assert len(set(lines)) == len(lines) >= 120
+    assert all("trainfit" in shlex.split(line) for line in lines)
     newcomer._bad_commands.prepare(tmp_path)
     assert (tmp_path / "policy.py").is_file() and not (tmp_path / "train.py").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import shlex
@@ -455,9 +456,9 @@ def test_an_interrupt_keeps_what_was_simulated(
     )
     assert process.stderr is not None
     try:
-        # Two at a time: when the last run without AMP begins, both with it are over.
-        lines = iter(process.stderr)
-        said = [next(line for line in lines if "amp false" in line) for _ in range(2)]
+        # Two at a time: when two more have begun, both of training with AMP are over.
+        more = (line for line in process.stderr if "amp false" in line or "evaluation" in line)
+        said = list(itertools.islice(more, 2))
         for each in signals:
             process.send_signal(each)
             time.sleep(0.1)  # two that wait are one

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from trainfit.results.runs.learning import ScheduleEnd
+from trainfit.torch_private.modules import parts_of_schedule
 
 #: Seconds of CPU time that one schedule may be stepped ahead for.
 _LONGEST_S: Final = 1.0
@@ -51,7 +52,7 @@ def schedule_end(
     not known.
     """
     known = [(each.alive, each.place) for each in schedules]
-    within = {id(part) for each, _ in known for part in getattr(each, "_schedulers", ())}
+    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
     ends = [
         _end(each, place, steps, ahead)
         for each, place in known

@@ -104,3 +104,8 @@ def switch_off(context: Any) -> None:
 def unscales_itself(optimizer: Any) -> None:
     """Let a GradScaler leave the gradients to the optimizer, as it does for fused ones."""
     optimizer._step_supports_amp_scaling = True
+
+
+def parts_of_schedule(scheduler: Any) -> tuple[Any, ...]:
+    """The schedules of learning rates that one is made of, as ``SequentialLR`` is."""
+    return tuple(getattr(scheduler, "_schedulers", ()))

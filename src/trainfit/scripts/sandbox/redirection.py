@@ -122,9 +122,20 @@ def _first(
     return called
 
 
+def _writer(view: LayeredView, base: Any) -> type:
+    """The class of what writes an archive, which others are derived from, likewise."""
+
+    class Writer(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **more: Any) -> None:
+            init = _first(view, super().__init__, "name", writes=True, keep=False)
+            init(*args, **more)
+
+    return Writer
+
+
 def _torch(view: LayeredView, module: Any) -> None:
     c = module._C
-    c.PyTorchFileWriter = _first(view, c.PyTorchFileWriter, "name", writes=True, keep=False)
+    c.PyTorchFileWriter = _writer(view, c.PyTorchFileWriter)
     c.PyTorchFileReader = _first(view, c.PyTorchFileReader, "name", writes=False)
     for storage in (module.UntypedStorage, c.StorageBase):
         original = storage.from_file
