@@ -29,7 +29,7 @@ from trainfit.results.runs.trace import (
 from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
-from trainfit.simgpu.device.user_location import calls_of_user, user_frame
+from trainfit.simgpu.device.user_location import calls_of_user, locals_of, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -501,7 +501,7 @@ def _call_sites(frame: types.FrameType) -> tuple[CallSite, ...]:
         code = called.f_code
         name, names = code.co_name, _parameters(code)
         if names[:1] == ("self",):
-            kind, names = type(called.f_locals.get("self")), names[1:]
+            kind, names = type(locals_of(called).get("self")), names[1:]
             if name == "__init__":
                 name = kind.__name__
             elif isinstance(made := inspect.getattr_static(kind, "__init__"), types.FunctionType):

@@ -6,7 +6,9 @@ import importlib
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,3 +94,29 @@ def test_what_a_console_script_runs_is_the_users(tmp_path: Path, installed: Path
 def test_debians_packages_are_libraries(tmp_path: Path, installed: Path) -> None:
     files = ("/usr/lib/python3/dist-packages/torch/nn/linear.py", "<string>", "train.py")
     assert is_library(*files, cwd=tmp_path, path=installed) == [True, True, False]
+
+
+class Held:
+    """Something that a variable holds."""
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="what is traced keeps its variables")
+def test_a_look_at_variables_holds_nothing() -> None:
+    def script() -> tuple[bool, Any]:
+        value: Any = Held()
+        seen = weakref.ref(value)
+        read = location.locals_of(sys._getframe())["value"] is value
+        value = None
+        return read, seen()
+
+    assert script() == (True, None)
+
+
+def test_a_look_leaves_what_a_script_asked_for() -> None:
+    def script() -> dict[str, Any]:
+        value = 1
+        own = locals()
+        assert location.locals_of(sys._getframe())["value"] == value
+        return own
+
+    assert script()["value"] == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
 
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library, locals_of
 
 _PLAIN: Final = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.operator, ast.Load, ast.Call),
@@ -50,7 +50,7 @@ def epochs_of(frame: FrameType | None) -> int | None:
 
 def _rounds(loop: CodeType, frame: FrameType) -> int | None:
     try:
-        over = eval(loop, frame.f_globals, frame.f_locals)
+        over = eval(loop, frame.f_globals, locals_of(frame))
     except Exception:  # the user's names
         return None
     return len(over) if isinstance(over, range) else None

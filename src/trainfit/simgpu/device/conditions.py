@@ -21,6 +21,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from trainfit.simgpu.device.user_location import locals_of
+
 Kind = Literal["check", "stop", "guard"]
 #: Rounds after which a loop ends that nothing but unknown data ends, and that makes no steps.
 ROUNDS = 32
@@ -432,7 +434,7 @@ def _held(node: ast.AST, frame: FrameType) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name):
-            return frame.f_locals.get(name, frame.f_globals.get(name))
+            return locals_of(frame).get(name, frame.f_globals.get(name))
         case ast.Attribute(value=owner, attr=name):
             return getattr(_held(owner, frame), "__dict__", {}).get(name)
     return None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import inspect
 import json
 import os
 import sys
 import sysconfig
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
@@ -170,3 +172,18 @@ def _editable_roots() -> tuple[str, ...]:
         except (OSError, ValueError, KeyError, AttributeError):
             continue  # what cannot be read names no project
     return tuple(roots)
+
+
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame: of a function a copy, of a module its own."""
+    names = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return names
+    found = dict(names)
+    # Before Python 3.13 (PEP 667) a frame keeps this dictionary, and with it what the variables
+    # held: a batch's outputs would live for longer than the script lets them. Nobody else has it
+    # where there are no more references than the frame's, ours and the call's; a frame that is
+    # traced gets its variables back from it.
+    if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) <= 3:
+        names.clear()
+    return found

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from trainfit.results.runs.watched import GrowingVariable, Holds
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.watch.recorder.job import short_place
 
 #: Names that are looked at, in one namespace and in all.
@@ -171,19 +171,8 @@ def _functions(frame: FrameType | None, loop: frozenset[CodeType]) -> Iterator[_
         if code in loop and code.co_flags & inspect.CO_OPTIMIZED and frame.f_trace is None:
             last = max((line for _, _, line in code.co_lines() if line), default=0)
             with contextlib.suppress(RuntimeError):  # it goes on meanwhile
-                yield code.co_filename, _locals(frame), range(code.co_firstlineno, last + 1)
+                yield code.co_filename, locals_of(frame), range(code.co_firstlineno, last + 1)
         frame = frame.f_back
-
-
-def _locals(frame: FrameType) -> dict[str, Any]:
-    names = frame.f_locals
-    found = dict(names)
-    # Before Python 3.13 (PEP 667) a frame keeps this dictionary, and with it what the variables
-    # held: a batch's outputs would live for longer than the script lets them. Nobody else has it
-    # where there are no more references than the frame's, ours and the call's.
-    if type(names) is dict and sys.getrefcount(names) <= 3:
-        names.clear()
-    return found
 
 
 def _reached(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
