@@ -162,7 +162,6 @@ def test_signals_reach_the_command(tmp_path: Path, number: signal.Signals) -> No
         command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
         stderr=subprocess.DEVNULL, start_new_session=True,
         # Where tests run in the background it may be ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:

@@ -159,7 +159,6 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
         [*words, "--duration", "60", "--output", "pace.json"],
         cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # Who runs the tests in the background ignores Ctrl-C, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     until = time.monotonic() + 300
     assert process.stderr is not None

@@ -452,7 +452,6 @@ def test_an_interrupt_keeps_what_was_simulated(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     try:
@@ -500,7 +499,6 @@ def test_an_interrupt_ends_the_children(number: int, code: int, tmp_path: Path) 
         stderr=subprocess.PIPE,
         text=True,
         # Where the tests run in the background, SIGINT is ignored, which children inherit.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     try:
         # Two runs at a time: both batch sizes.

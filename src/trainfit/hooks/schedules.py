@@ -62,9 +62,11 @@ def schedule_end(
 
 
 def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleEnd | None:
+    if steps < _LEAST_STEPS:
+        return None
     calls = getattr(scheduler, "last_epoch", 0)
-    each, left = divmod(calls + 1, steps) if steps else (0, 0)
-    if steps < _LEAST_STEPS or not each or left > 1:
+    each, left = divmod(calls + 1, steps)
+    if not each or left > 1:
         return None
     with contextlib.suppress(Exception):
         found = _stepped(scheduler, each * ahead - calls)

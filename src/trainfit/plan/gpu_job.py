@@ -257,7 +257,7 @@ def _command(recording: Recording) -> str:
 
 def _require_step(recording: Recording, path: Path, *, on_several: bool) -> None:
     """Raise unless the recording can be compared, ``on_several`` GPUs if so."""
-    ranks = recording.header.get("ranks") or 1
+    ranks = recording.ranks
     if ranks > 1 and not on_several:
         raise JobError(
             f"{str(path)!r} is of a job of {ranks} processes: add --count {ranks} (or 1,2,4,8) to "

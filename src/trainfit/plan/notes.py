@@ -99,7 +99,7 @@ def note_unused_gpus(job: PlannedJob) -> None:
     """That one process uses fewer GPUs than are named, and how to start one for each; or that there
     is one for each, and they have nothing to do with one another."""
     count_of, used = job.gpu.count, Stream.of(job.recording).gpus
-    if (job.recording.header.get("ranks") or 1) > 1:
+    if job.recording.ranks > 1:
         return
     if job.command.processes > 1:
         if not job.infers:

@@ -46,7 +46,7 @@ def among(recording: Recording, ranks: int) -> Recording:
         return alone(recording)
     chosen = _collectives(recording)
     before, gathers = (
-        recording.header.get("ranks") or 1,
+        recording.ranks,
         recording.kernel_kind == _CODES["all_gather"],
     )
     read = np.where(gathers, recording.kernel_read * ranks // before, recording.kernel_read)

@@ -48,7 +48,7 @@ _SCALAR: Final = 512
 
 def why_not(recording: Recording) -> str:
     """Why no strategy can be told from a recording, with what would be needed; "": one can."""
-    ranks = recording.header.get("ranks") or 1
+    ranks = recording.ranks
     if recording.parameters() is None:
         return "it does not say which memory the parameters have; re-record it"
     if ranks > 1 and is_sharded(recording):
@@ -88,7 +88,7 @@ def strategies_of(recording: Recording) -> tuple[tuple[Strategy, ...], tuple[str
 def with_ranks(recording: Recording, strategy: Strategy, ranks: int) -> Recording:
     """The recorded run as rank 0 of so many processes would have it; one that is DDP's already
     keeps its own buckets with DDP."""
-    if (recording.header.get("ranks") or 1) > 1:
+    if recording.ranks > 1:
         if strategy == "DDP":
             return among(recording, ranks)
         recording = alone(recording)

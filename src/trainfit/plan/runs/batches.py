@@ -32,7 +32,7 @@ def shared_by(trace: Trace, batch: int | None) -> int:
     samples of it (Accelerate's ``split_batches``, ultralytics' ``batch``); 1 where each has a batch
     of that size to itself."""
     loader, recording = trace.outcome.loader, trace.recording
-    ranks = int(recording.header.get("ranks") or 1) if recording is not None else 1
+    ranks = recording.ranks if recording is not None else 1
     if loader is None or not loader.fed or ranks * loader.fed[0] != batch:
         return 1
     return ranks

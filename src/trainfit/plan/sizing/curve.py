@@ -117,12 +117,13 @@ def curve_of(pair: Pair, machine: Machine, largest: int, unit: int = 1) -> Curve
 
 def batch_sizes(largest: int, unit: int = 1) -> list[int]:
     """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, … times ``unit``: four to each doubling, and the largest."""
-    sizes = {largest - largest % unit}
-    power = unit
-    while power <= largest:
-        sizes |= {power + power // unit * part // _PARTS * unit for part in range(_PARTS)}
+    most = largest // unit
+    sizes = {most}
+    power = 1
+    while power <= most:
+        sizes |= {power + power * part // _PARTS for part in range(_PARTS)}
         power *= 2
-    return sorted(size for size in sizes if size <= largest)
+    return sorted(unit * size for size in sizes if size <= most)
 
 
 def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | None:

@@ -30,7 +30,7 @@ _STAGES: Final = (
 
 def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Ranks | None:
     """Of a job of several processes; ``None`` for one. ``compared`` says which other rank was."""
-    count = recording.header.get("ranks") or 1
+    count = recording.ranks
     if count < 2:
         return None
     found = transfers(steady_work(recording), machine) if recording.steps else ()

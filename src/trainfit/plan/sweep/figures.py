@@ -81,7 +81,7 @@ def _simulated(row: SweepCell, cell: Cell, recording: Recording) -> SweepCell:
     summary = summarize(recording, row.result, settings=recorded_settings(recording))
     row = dataclasses.replace(row, fits=True, device_bytes=summary.memory.device_bytes)
     found = speed(recording, batch, machine_of(cell.spec))
-    return _with_step(row, None if found is None else found.now, recording.header.get("ranks") or 1)
+    return _with_step(row, None if found is None else found.now, recording.ranks)
 
 
 def _with_step(row: SweepCell, step: StepSpeed | None, ranks: int) -> SweepCell:

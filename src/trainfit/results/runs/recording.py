@@ -246,6 +246,11 @@ class Recording(Displayed):
         return len(step_ends(self.events))
 
     @property
+    def ranks(self) -> int:
+        """Processes of the job, of which this is one."""
+        return self.header.get("ranks") or 1
+
+    @property
     def makeup(self) -> StepMakeup | None:
         """What its optimizer steps consist of; ``None`` where that was not recorded."""
         found = self.header.get("step")
