@@ -221,7 +221,7 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
         steps=_MOST_STEPS if by_hand else _STEPS * _EPOCHS,
         time_limit_s=_LIMIT_S,
         steps_limit_s=_BY_HAND_S if by_hand else 0.0,
-        title=f"its evaluation ({others} batches)",
+        title="up to its evaluation" if by_hand else f"the end of its epoch ({others} batches)",
     )
 
 
