@@ -104,10 +104,10 @@ def spec_of(machine: dict[str, Any]) -> Any:
 
 def record(case: Any, gpu: Any) -> Any:
     """A recording of the case on a GPU without end."""
-    from gpu.training import Job
+    from gpu.training import prepared
 
     with simulated(gpu, limited=False, conf="") as simulation:
-        job = Job(dataclasses.replace(case, cap_bytes=None))
+        job = prepared(dataclasses.replace(case, cap_bytes=None))
         job.run()
         recording = simulation.recording
     return recording

@@ -28,6 +28,15 @@ _KINDS: dict[str, dict[str, bool]] = {
 }
 
 
+def prepared(case: Case) -> Any:
+    """The job of a case, prepared on the CPU: of ``models.py`` or of ``families.py``."""
+    if case.model in MODELS:
+        return Job(case)
+    from gpu.families import FamilyJob
+
+    return FamilyJob(case)
+
+
 class Job:
     """One case, prepared on the CPU; :meth:`run` trains on the GPU.
 
