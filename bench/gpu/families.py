@@ -1,4 +1,4 @@
-"""Jobs of other people's models and trainers: transformers, peft, bitsandbytes, diffusers and so on.
+"""Jobs of other people's models and trainers: transformers, peft, bitsandbytes, diffusers...
 
 Each is written as its users write it, with random weights and made-up data, for :class:`FamilyJob`,
 which stands where ``training.Job`` stands for the models of ``models.py``. A job is a function of
@@ -466,7 +466,7 @@ def whisper_small(transformers: Any) -> Any:
     )  # fmt: skip
 
 
-# -- timm, torchvision, diffusers, Lightning, PyTorch Geometric --------------------------------------
+# -- timm, torchvision, diffusers, Lightning, PyTorch Geometric -----------------------------------
 
 
 def timm_model(name: str, **options: Any) -> Callable[[], Any]:
