@@ -108,7 +108,13 @@ def record(case: Any, gpu: Any) -> Any:
 
     with simulated(gpu, limited=False, conf="") as simulation:
         job = Job(dataclasses.replace(case, cap_bytes=None))
-        job.run()
+        if case.mode == "training":
+            job.run()
+        else:  # no optimizer tells where a step ends
+            job.begin()
+            for _ in range(case.steps):
+                job.step()
+                simulation.end_step()
         recording = simulation.recording
     return recording
 
