@@ -63,6 +63,7 @@ class TruthCase:
     alloc_conf: str
     cap_bytes: int | None
     steps: int
+    mode: str = "training"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,11 +249,17 @@ class LimitTruth:
 
 @dataclasses.dataclass(frozen=True)
 class TimedBatch:
-    """Steps at one batch size in seconds, each to the GPU's end of it; none if it did not fit."""
+    """Steps at one batch size in seconds, each to the GPU's end of it; none if it did not fit.
+
+    ``host_s`` is when the CPU came to each part's end, from the step's begin, ``kernels`` name,
+    launches and seconds of a step's kernels; empty where it was not recorded.
+    """
 
     batch: int
     status: Literal["ran", "out_of_memory"]
     seconds: tuple[float, ...]
+    host_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    kernels: tuple[tuple[str, int, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,13 +159,13 @@ def simulate(truth: Truth) -> tuple[tuple[int, int], str]:
     gpu = simulated.spec_of(dataclasses.asdict(truth.machine))
     status = "ran"
     with simulated.simulated(gpu, conf=case.alloc_conf):
-        from gpu.training import Job
+        from gpu.training import prepared
 
         if case.cap_bytes is not None:
             fraction = case.cap_bytes / gpu.memory_bytes
             torch.cuda.set_per_process_memory_fraction(fraction)
         try:
-            Job(case).run()
+            prepared(case).run()
         except torch.cuda.OutOfMemoryError:
             status = "out_of_memory"
         peaks = (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())

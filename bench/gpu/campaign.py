@@ -1,5 +1,5 @@
 """The truth campaign: measures GPU memory in at least 60 training jobs, each in a process of
-its own, and the step times of ten jobs at five batch sizes each. One command, resumable; see
+its own, and the step times of thirty jobs. One command, resumable; see
 README.md next to this.
 
     python bench/gpu/campaign.py [--out DIR] [--only PATTERN] [--quick] [--time-limit S]
@@ -35,7 +35,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 #: What each model needs in addition to torch (a test compares this with models.py).
-NEEDS = {"act_lerobot": "lerobot", "tv": "torchvision", "timm": "timm", "hf": "transformers"}
+NEEDS = {
+    "act_lerobot": "lerobot", "tv": "torchvision", "timm": "timm", "hf": "transformers",
+    "peft": "peft",
+}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -12,12 +12,14 @@ GIB = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One training job.
+    """One training job, or one that only computes.
 
-    ``optimizer`` is sgd, momentum, adam or adamw, ``kind`` its implementation (default,
-    foreach, fused, loop). ``tf32`` "default" leaves PyTorch's settings: on in cuDNN, off in
-    cuBLAS. ``alloc_conf`` is the value of PYTORCH_CUDA_ALLOC_CONF. ``cap_bytes`` limits what
-    the allocator may reserve (``set_per_process_memory_fraction``), ``None``: it does not.
+    ``precision`` is fp32, bf16 or fp16 by autocast, or bf16_weights: all of the model is in it.
+    ``mode`` is training, forward (no gradients) or generation (of text). ``optimizer`` is sgd,
+    momentum, adam or adamw, ``kind`` its implementation (default, foreach, fused, loop). ``tf32``
+    "default" leaves PyTorch's settings: on in cuDNN, off in cuBLAS. ``alloc_conf`` is the value of
+    PYTORCH_CUDA_ALLOC_CONF. ``cap_bytes`` limits what the allocator may reserve
+    (``set_per_process_memory_fraction``), ``None``: it does not.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Case:
     alloc_conf: str = ""
     cap_bytes: int | None = None
     steps: int = 3
+    mode: str = "training"
 
     @property
     def job(self) -> str:
@@ -189,7 +192,8 @@ class TimedCase:
 
 
 def timed_cases() -> list[TimedCase]:
-    """The models of which step times are asked, in bf16 and float32."""
+    """The models of which step times are asked: five in bf16 and float32, and others as they are
+    usually run."""
     adamw = {"optimizer": "adamw"}
     jobs: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
         ("act", (2, 4, 8, 16, 32), {"clip": True, **adamw}),
@@ -198,10 +202,41 @@ def timed_cases() -> list[TimedCase]:
         ("bert_base", (4, 8, 16, 32, 64), adamw),
         ("gpt2", (1, 2, 4, 8, 16), adamw),
     ]
-    return [
+    found = [
         TimedCase(case(model, batches[0], precision=precision, **options), batches)
         for precision in ("bf16", "fp32")
         for model, batches, options in jobs
+    ]
+    return found + [TimedCase(each, (each.batch, *more)) for each, *more in _other_timed()]
+
+
+def _other_timed() -> list[tuple[Any, ...]]:
+    """A case, and batch sizes after its own."""
+    adam, adamw = {"optimizer": "adam"}, {"optimizer": "adamw"}
+    bf16, whole = {"precision": "bf16"}, {"precision": "bf16_weights"}
+    last = {"channels_last": True, **bf16}
+    forward, text = {"mode": "forward"}, {"mode": "generation"}
+    return [
+        (case("hf_llama_1k", 1, "adamw", **adamw, **whole), 4),
+        (case("hf_llama_4k", 1, "checkpointing", checkpointing=True, **adamw, **whole), 2),
+        (case("peft_llama_1k", 1, "adamw", **adamw, **whole), 4),
+        (case("timm_convnext_tiny", 16, "nhwc", **adamw, **last), 128),
+        (case("timm_efficientnet_b0", 16, "nhwc", **adamw, **last), 128),
+        (case("timm_swin_tiny", 16, "nhwc", **adamw, **last), 64),
+        (case("unet", 4, "nhwc", **adam, **last), 16),
+        (case("hf_gpt2", 2, "dropout", **adamw, **bf16), 8),
+        (case("resnet50", 32, "nhwc", **last), 128),
+        (case("lstm", 32, "adam", **adam), 256),
+        (case("hf_llama_1k", 1, "prefill", **forward, **whole), 8),
+        (case("hf_llama_text", 1, "decode", **text, **whole), 16),
+        (case("act", 1, "forward", **forward), 8),
+        (case("resnet50", 1, "forward", **forward, **bf16), 64),
+        (case("vit_b16", 1, "forward", **forward, **bf16), 64),
+        (case("hf_bert_large", 4, "adamw", **adamw), 16),
+        (case("convnext_tiny", 16, "adamw", **adamw, **bf16), 64),
+        (case("gru", 64, "adam", **adam, **bf16), 512),
+        (case("gpt2", 4, "fused", kind="fused", **adamw, **bf16), 16),
+        (case("vit_b16", 16, "written-out", attention="written out", **adamw, **bf16), 64),
     ]
 
 

@@ -90,10 +90,10 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Everything that needs no GPU; returns what to do on it."""
     from gpu.cases import Case
-    from gpu.training import Job
+    from gpu.training import prepared
 
     case = Case(**request["case"])
-    job = Job(case)
+    job = prepared(case)
     if request["kind"] == "timed":
         from gpu.timing import TimedSteps
 

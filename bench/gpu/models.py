@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "act"
 CLASSES = 1000
+LLAMA_WORDS = 32_000
 
 #: Nested tuples, lists and dictionaries of CPU tensors.
 Batch = Any
@@ -563,6 +564,50 @@ def hf_gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config())
 
 
+def hf_llama(lora: bool = False) -> Callable[..., nn.Module]:
+    """Llama's architecture with 0.6 billion parameters, or with adapters of rank 16 to train."""
+
+    def build(checkpointing: bool = False) -> nn.Module:
+        transformers = importlib.import_module("transformers")
+        config = transformers.LlamaConfig(
+            vocab_size=LLAMA_WORDS,
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=12,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=8192,
+        )
+        model = transformers.LlamaForCausalLM(config)
+        if lora:
+            peft = importlib.import_module("peft")
+            targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+            model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=targets))
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        return model
+
+    return build
+
+
+def llama_text(length: int) -> Callable[[int], Batch]:
+    def batch(size: int) -> Batch:
+        words = torch.randint(0, LLAMA_WORDS, (size, length))
+        return {"input_ids": words, "labels": words}
+
+    return batch
+
+
+def continued(model: nn.Module, batch: Batch) -> Tensor:
+    """32 tokens more, greedily."""
+    prompt = batch["input_ids"]
+    seen = torch.ones_like(prompt)
+    return model.generate(  # type: ignore[operator]
+        prompt, attention_mask=seen, max_new_tokens=32, min_new_tokens=32, do_sample=False,
+        pad_token_id=0,
+    )  # fmt: skip
+
+
 def labelled_text(size: int) -> Batch:
     words = torch.randint(0, BERT_WORDS, (size, BERT_TOKENS))
     return {"input_ids": words, "labels": torch.randint(0, 2, (size,))}
@@ -578,6 +623,7 @@ def own_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 _ATTENTION = ("attention", "checkpointing")
+_LLAMA: dict[str, Any] = {"needs": ("transformers",), "options": ("checkpointing",)}
 
 MODELS: dict[str, Model] = {
     "act": Model(act, demonstrations, first_of),
@@ -605,5 +651,12 @@ MODELS: dict[str, Model] = {
     "timm_vit_b16": Model(from_timm("vit_base_patch16_224"), images, classify, needs=("timm",)),
     "timm_efficientnet_b0": Model(from_timm("efficientnet_b0"), images, classify, needs=("timm",)),
     "hf_bert_large": Model(hf_bert_large, labelled_text, own_loss, needs=("transformers",)),
+    "timm_swin_tiny": Model(
+        from_timm("swin_tiny_patch4_window7_224"), images, classify, needs=("timm",)
+    ),
+    "hf_llama_1k": Model(hf_llama(), llama_text(1024), own_loss, **_LLAMA),
+    "hf_llama_4k": Model(hf_llama(), llama_text(4096), own_loss, **_LLAMA),
+    "hf_llama_text": Model(hf_llama(), llama_text(128), continued, **_LLAMA),
+    "peft_llama_1k": Model(hf_llama(lora=True), llama_text(1024), own_loss, needs=("peft",)),
     "hf_gpt2": Model(hf_gpt2, continued_text, own_loss, needs=("transformers",)),
 }

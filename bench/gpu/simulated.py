@@ -104,11 +104,17 @@ def spec_of(machine: dict[str, Any]) -> Any:
 
 def record(case: Any, gpu: Any) -> Any:
     """A recording of the case on a GPU without end."""
-    from gpu.training import Job
+    from gpu.training import prepared
 
     with simulated(gpu, limited=False, conf="") as simulation:
-        job = Job(dataclasses.replace(case, cap_bytes=None))
-        job.run()
+        job = prepared(dataclasses.replace(case, cap_bytes=None))
+        if case.mode == "training":
+            job.run()
+        else:  # no optimizer tells where a step ends
+            job.begin()
+            for _ in range(case.steps):
+                job.step()
+                simulation.end_step()
         recording = simulation.recording
     return recording
 

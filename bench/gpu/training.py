@@ -28,6 +28,15 @@ _KINDS: dict[str, dict[str, bool]] = {
 }
 
 
+def prepared(case: Case) -> Any:
+    """The job of a case, prepared on the CPU: of ``models.py`` or of ``families.py``."""
+    if case.model in MODELS:
+        return Job(case)
+    from gpu.families import FamilyJob
+
+    return FamilyJob(case)
+
+
 class Job:
     """One case, prepared on the CPU; :meth:`run` trains on the GPU.
 
@@ -65,9 +74,11 @@ class Job:
             torch.backends.cudnn.allow_tf32 = case.tf32 == "on"
             torch.backends.cuda.matmul.allow_tf32 = case.tf32 == "on"
         self.module.to("cuda")
+        if case.precision == "bf16_weights":
+            self.module.to(torch.bfloat16)
         if case.channels_last:
             self.module.to(memory_format=torch.channels_last)
-        self.module.train()
+        self.module.train(case.mode == "training")
         mark("moved")
         self.optimizer = make_optimizer(case, self.module)
         # No loss scale above 1: with random data it could overflow, and steps would be skipped.
@@ -82,6 +93,11 @@ class Job:
 
     def _step(self, mark: Callable[[str], None]) -> None:
         case = self.case
+        if case.mode != "training":
+            with torch.no_grad(), autocast(case.precision):
+                self.model.loss(self.module, to_device(self.batch, case.channels_last))
+            mark("step")
+            return
         for _ in range(case.accumulation):
             batch = to_device(self.batch, case.channels_last)
             with autocast(case.precision):
@@ -106,8 +122,8 @@ def make_optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
 
 @contextlib.contextmanager
 def autocast(precision: str) -> Iterator[None]:
-    """Autocast on the GPU, none for float32."""
-    if precision == "fp32":
+    """Autocast on the GPU, none for float32 and for weights in half precision."""
+    if precision not in _DTYPES:
         yield
         return
     with torch.autocast("cuda", dtype=_DTYPES[precision]):

@@ -23,15 +23,15 @@ from gpu.cases import case  # noqa: E402
 from gpu.training import Job  # noqa: E402
 
 BATCHES = (4096, 16384)
+FEW = timing.Repeats(most=8)
 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     """What a process of the campaign writes of a small job."""
-    with trainfit.simulate("H100 SXM"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "MOST", 8)
+    with trainfit.simulate("H100 SXM"):
         job = Job(case("mlp", BATCHES[0]))
-        found = timing.TimedSteps(job, BATCHES).measure(simulated=True)
+        found = timing.TimedSteps(job, BATCHES, FEW).measure(simulated=True)
     return {"format": measure.FORMAT, "version": measure.VERSION, **found}
 
 
@@ -52,7 +52,7 @@ def test_a_file_of_step_times_is_read(folder: Path) -> None:
     assert truth.simulated and truth.machine.gpu == "NVIDIA H100 80GB HBM3"
     assert truth.operator_s is None  # of this machine under the simulation: no truth either
     assert [(each.batch, each.status) for each in truth.timed] == [(n, "ran") for n in BATCHES]
-    assert all(len(each.seconds) == timing.LEAST for each in truth.timed)
+    assert all(len(each.seconds) == FEW.most for each in truth.timed)
 
 
 @pytest.mark.slow
@@ -79,9 +79,9 @@ def test_a_core_that_was_measured_counts(folder: Path, result: dict[str, Any]) -
 
 
 def test_running_out_of_memory_ends_a_job_and_is_no_failure() -> None:
-    with trainfit.simulate("custom:1.5GiB"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "MOST", 8)
-        found = timing.TimedSteps(Job(case("mlp", 8)), (8, 1 << 16, 16)).measure(simulated=True)
+    with trainfit.simulate("custom:1.5GiB"):
+        job = Job(case("mlp", 8))
+        found = timing.TimedSteps(job, (8, 1 << 16, 16), FEW).measure(simulated=True)
     assert [row["status"] for row in found["timed"]] == ["ran", "out_of_memory"]
 
 

@@ -282,7 +282,40 @@ def test_the_advice_at_the_end_of_every_error_of_cuda_is_no_assert() -> None:
     )
     assert of_failure(Failure("AcceleratorError", message, "")) is None
     illegal = message.replace("initialization error", "an illegal memory access was encountered")
-    assert of_failure(Failure("AcceleratorError", illegal, "")) is None
+    fault = of_failure(Failure("AcceleratorError", illegal, ""))
+    assert fault is not None and fault.kind == "kernel_failed"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "says"),
+    [
+        ("CUDA error: invalid device ordinal\nGPU device may be out of", "no_such_gpu", "ordinal"),
+        (
+            "Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 1.",
+            *("no_such_gpu", "(device 3)"),
+        ),
+        (
+            "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            *("gpu_out_of_memory", "CUBLAS_STATUS_NOT_INITIALIZED"),
+        ),
+        ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "kernel_failed", "CUDNN"),
+        ("Duplicate GPU detected : rank 1 and rank 0", "gpu_of_two_ranks", "NCCL"),
+        (
+            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy",
+            *("gpu_to_numpy", "NumPy"),
+        ),
+        ("CUDA error: operation not permitted when stream is capturing", "graph_capture", "graph"),
+        ("CUDA error: uncorrectable ECC error encountered", "gpu_defect", "ECC"),
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            *("gpu_not_seen", "busy or unavailable"),
+        ),
+    ],
+)
+def test_errors_of_cuda_and_its_libraries(message: str, kind: str, says: str) -> None:
+    fault = of_failure(Failure("RuntimeError", message, ""))
+    assert fault is not None and fault.kind == kind and kind in KINDS
+    assert says in fault.title and fault.fix.action
 
 
 def test_the_gpu_in_the_main_process_is_not_the_data_sets() -> None:

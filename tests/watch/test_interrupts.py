@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from helpers_watch import run_on_cpu
 from trainfit.results.runs import tables
+from trainfit.torch_private.modules import fast_call
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
 
@@ -42,3 +44,17 @@ def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:
     made = run_on_cpu(flags=tables.LIGHT, header={"light_steps": 1_000_000})
     (note,) = [each for each in judge(made).notes if "estimated" in each]
     assert "the phases of 100% of" in note
+
+
+def test_an_error_in_a_module_shows_no_frame_of_the_hook_that_calls_it() -> None:
+    call = fast_call(torch.nn.Module.__call__, [True], lambda *_: None)
+    assert call is not None
+    with pytest.raises(RuntimeError) as caught:
+        call(torch.nn.Linear(2, 2), torch.ones(3))
+    assert any("torch_private" in str(each.path) for each in caught.traceback)
+    trace = process._without_ours(caught.value)
+    files = []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    assert len(files) > 2 and not [each for each in files if "torch_private" in each]

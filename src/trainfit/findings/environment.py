@@ -37,6 +37,7 @@ _NO_GPU: Final = re.compile(
     r"too old|[Nn]o CUDA GPUs are available|no kernel image is available|no CUDA-capable device"
     r"|CUDA driver version is insufficient|forward compatibility was attempted"
     r"|system not yet initialized|CUDA unknown error|CUDA initialization: "
+    r"|device(?:\(s\)|s)? (?:is|are)(?:/are)? busy or unavailable"
 )
 _OF_A_GPU: Final = "Attempting to deserialize object on a CUDA device"
 

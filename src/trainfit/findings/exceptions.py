@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import environment, fixes, habits, training_errors
+from trainfit.findings import environment, fixes, gpu_errors, habits, training_errors
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -149,64 +149,6 @@ def _handle(raised: ParsedException, seen: FailureContext) -> Finding | None:
     )
 
 
-# --- Of the GPU -------------------------------------------------------------------------------
-
-
-#: `c10/cuda/CUDACachingAllocator.cpp`; the driver's; cuBLAS' and cuDNN's for their handles.
-_GPU_MEMORY: Final = re.compile(
-    r"(?:CUDA|HIP|XPU|MPS backend) out of memory|(?:CUDA|HIP) error: out of memory"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-)
-_BYTES: Final = r"([\d.]+) (bytes|[KMGT]iB)"
-_TRIED: Final = re.compile(f"Tried to allocate {_BYTES}")
-_UNUSED: Final = re.compile(f"{_BYTES} is reserved by PyTorch but unallocated")
-_UNITS: Final = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-#: Not "device-side assertions": every error of CUDA ends with the advice to enable those.
-_ASSERTED: Final = re.compile(r"device-side assert(?!ions)|hipErrorAssert|cudaErrorAssert")
-
-
-def _gpu_memory(raised: ParsedException, _: FailureContext) -> Finding | None:
-    if not _GPU_MEMORY.search(raised.message):
-        return None
-    tried, unused = _amount(_TRIED, raised.message), _amount(_UNUSED, raised.message)
-    if tried is not None and unused is not None and unused >= tried:
-        return _fault(
-            "gpu_out_of_memory",
-            "Out of GPU memory, with more reserved and unused than was requested: fragmentation",
-            f"{habits.FRAGMENTED.action}; {_FEWER}",
-        )
-    return _fault("gpu_out_of_memory", "Out of GPU memory", _FEWER)
-
-
-_FEWER: Final = (
-    "a smaller batch (with gradient accumulation the effective batch stays); `trainfit plan` on "
-    "the command gives the largest batch that fits and what else lowers memory (mixed precision, "
-    "checkpointing), `trainfit memory` which tensors make up the peak; `nvidia-smi` shows "
-    "other processes on the GPU"
-)
-
-
-def _amount(pattern: re.Pattern[str], text: str) -> float | None:
-    """Bytes that an allocator's message tells."""
-    found = pattern.search(text)
-    return float(found[1]) * _UNITS[found[2]] if found else None
-
-
-def _gpu_assert(raised: ParsedException, seen: FailureContext) -> Finding | None:
-    if not _ASSERTED.search(raised.message):
-        return None
-    found = re.search(r"Assertion `+([^`']+)['`]+ failed", f"{raised.message}\n{seen.output}")
-    which = f" (`{found[1].strip()}`)" if found else ""
-    return _fault(
-        "device_assert",
-        f"A GPU kernel met a value that is not allowed{which}: most often an index out of range",
-        "check that class labels are in 0 … classes - 1 (or ignore_index), and indices of "
-        "embeddings and gathers below the table's size; the line above may be a later one: "
-        "CUDA_LAUNCH_BLOCKING=1 before the command gives the right line, and the same batch on "
-        "the CPU the value",
-    )
-
-
 # --- Of types ---------------------------------------------------------------------------------
 
 
@@ -310,8 +252,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _collation,
     _shards,
     _handle,
-    _gpu_memory,
-    _gpu_assert,
+    gpu_errors.known,
     _dtypes,
     _unscaled,
     _port,

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings import exceptions, fixes, hangs, tracebacks, training_errors
+from trainfit.findings import exceptions, fixes, gpu_errors, hangs, tracebacks, training_errors
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
@@ -27,9 +27,10 @@ KINDS: Final = (
     *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
-    *("gpu_out_of_memory", "device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
+    *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "gpu_not_seen"),
     "notebook_line",
+    *gpu_errors.KINDS,
     *training_errors.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).

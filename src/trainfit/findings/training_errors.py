@@ -16,7 +16,7 @@ from trainfit.results.findings import Finding, failure_finding
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
+class KnownError:
     """What an exception's message says, and what it means."""
 
     kind: str
@@ -38,7 +38,7 @@ _NOT_IN_PLACE: Final = "x = x + y instead of x += y or x[…] = y, inplace=False
 
 _KNOWN: Final = (
     # torch/csrc/autograd/functions/utils.h, of a leaf or a result without a graph
-    _Known(
+    KnownError(
         "no_graph",
         re.compile(r"element \d+ of tensors does not require grad and does not have a grad_fn"),
         "The loss has no graph: nothing that led to it needs a gradient",
@@ -47,7 +47,7 @@ _KNOWN: Final = (
         "requires_grad=True (a frozen model under checkpointing: use_reentrant=False)",
     ),
     # torch/csrc/autograd/saved_variable.cpp
-    _Known(
+    KnownError(
         "graph_used_twice",
         re.compile(r"Trying to backward through the graph a second time"),
         "A backward pass goes through a graph that an earlier one has used",
@@ -55,21 +55,21 @@ _KNOWN: Final = (
         "one forward pass and call backward() once; retain_graph=True lets memory grow",
     ),
     # torch/csrc/autograd/saved_variable.cpp
-    _Known(
+    KnownError(
         "changed_in_place",
         re.compile(r"needed for gradient computation has been modified by an inplace operation"),
         "A tensor that the backward pass needs was changed in place after the forward pass",
         f"{_NOT_IN_PLACE}; or, of a weight: {_STEP_BETWEEN}",
     ),
     # aten/src/ATen/autocast_mode.cpp
-    _Known(
+    KnownError(
         "unsafe_autocast",
         re.compile(r"are unsafe to autocast"),
         "BCELoss after a sigmoid overflows in float16, and autocast refuses it",
         "leave the sigmoid out and use binary_cross_entropy_with_logits (BCEWithLogitsLoss)",
     ),
     # torch/amp/grad_scaler.py
-    _Known(
+    KnownError(
         "scaler_unused",
         re.compile(
             r"No inf checks were recorded for this optimizer"
@@ -79,7 +79,7 @@ _KNOWN: Final = (
         "scaler.scale(loss).backward() instead of loss.backward(); if it is there, no parameter "
         "of this optimizer got a gradient: see that it has those of the model that runs",
     ),
-    _Known(
+    KnownError(
         "scaler_order",
         re.compile(
             r"unscale_\(\) (?:has already been called|is being called after step)"
@@ -90,7 +90,7 @@ _KNOWN: Final = (
         "then scaler.update() once, only in the last micro-batch",
     ),
     # torch/optim/optimizer.py
-    _Known(
+    KnownError(
         "no_parameters",
         re.compile(r"optimizer got an empty parameter list"),
         "The optimizer got no parameters: model.parameters() gives each once, and was used up "
@@ -99,7 +99,7 @@ _KNOWN: Final = (
         "Python list need nn.ModuleList",
     ),
     # aten/src/ATen/core/Generator.h
-    _Known(
+    KnownError(
         "generator_device",
         re.compile(r"Expected a '\w+' device type for generator but found '\w+'"),
         "Random numbers on the GPU were asked of a generator of the CPU, or the reverse",
@@ -108,21 +108,21 @@ _KNOWN: Final = (
         "elsewhere a generator of the device that the numbers are made on",
     ),
     # aten/src/ATen/native/Memory.cpp
-    _Known(
+    KnownError(
         "pins_gpu_tensor",
         re.compile(r"cannot pin '[\w.]+' only dense CPU tensors can be pinned"),
         "pin_memory=True, and the data set gives tensors that are on the GPU already",
         "pin_memory=False for them; or leave the data set on the CPU, and move each batch",
     ),
     # torch/optim/lr_scheduler.py
-    _Known(
+    KnownError(
         "schedule_over",
         re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
         "OneCycleLR is stepped more often than its total_steps",
         fixes.SCHEDULE,
     ),
     # torch/nn/functional.py
-    _Known(
+    KnownError(
         "batch_of_one",
         re.compile(r"Expected more than 1 (?:value per channel|spatial element) when training"),
         "BatchNorm got one value a channel, of which there is no variance",
@@ -130,14 +130,14 @@ _KNOWN: Final = (
         "GroupNorm; model.eval() before an evaluation or a trial with one sample",
     ),
     # aten/src/ATen/native/LossNLL.cpp, LossNLL2d.cpp, TensorAdvancedIndexing.cpp, EmbeddingBag.cpp
-    _Known(
+    KnownError(
         "label_out_of_range",
         re.compile(r"Target -?\d+ is out of bounds"),
         "A class label is not in 0 … classes - 1",
         "number labels from 0, make the last layer as wide as there are classes, or give "
         "ignore_index; on a GPU the same is a device-side assert",
     ),
-    _Known(
+    KnownError(
         "index_out_of_range",
         re.compile(r"^index out of range in self$"),
         "An index is not in the embedding's table",
@@ -146,7 +146,7 @@ _KNOWN: Final = (
         "a GPU the same is a device-side assert",
     ),
     # torch/csrc/distributed/c10d/reducer.cpp
-    _Known(
+    KnownError(
         "unused_parameters",
         re.compile(r"Expected to have finished reduction in the prior iteration"),
         "DistributedDataParallel waits for gradients of parameters that the loss does not use",
@@ -154,7 +154,7 @@ _KNOWN: Final = (
         "find_unused_parameters=True costs a pass over the graph each step; "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
     ),
-    _Known(
+    KnownError(
         "ready_twice",
         re.compile(r"Expected to mark a variable ready only once"),
         "DistributedDataParallel got a parameter's gradient twice in one pass",
@@ -162,7 +162,7 @@ _KNOWN: Final = (
         "find_unused_parameters=True together with checkpointing",
     ),
     # torch/_C, aten/src/ATen/native/Convolution.cpp
-    _Known(
+    KnownError(
         "two_devices",
         re.compile(
             r"Expected all tensors to be on the same device"
@@ -174,7 +174,7 @@ _KNOWN: Final = (
         "module keeps in an attribute or list: register_buffer, ModuleList",
     ),
     # torch/nn/modules/module.py
-    _Known(
+    KnownError(
         "state_dict_names",
         re.compile(r"Error\(s\) in loading state_dict[\s\S]*\"(?:module|_orig_mod)\."),
         "The checkpoint's names begin with module. or _orig_mod., of a wrapper that was around the "
@@ -183,7 +183,7 @@ _KNOWN: Final = (
         "off the names when it is loaded",
     ),
     # PIL/Image.py, PIL/ImageFile.py, zipfile, gzip
-    _Known(
+    KnownError(
         "unreadable_file",
         re.compile(
             r"cannot identify image file|image file is truncated|broken (?:data stream|PNG file)"
@@ -195,21 +195,21 @@ _KNOWN: Final = (
         "truncated image",
     ),
     # transformers/utils/hub.py, huggingface_hub/errors.py
-    _Known(
+    KnownError(
         "hub_unreachable",
         re.compile(r"couldn't connect to '[^']*' to load|cannot find the requested files in the"),
         "A model, tokenizer or data set is not on this machine, and its hub cannot be reached",
         "hf download NAME --local-dir FOLDER where there is a network, and that folder's path "
         "instead of the name; or a copy of its cache (HF_HOME)",
     ),
-    _Known(
+    KnownError(
         "hub_refused",
         re.compile(r"gated repo|is not a valid model identifier listed on"),
         "The hub does not give this model: it is gated, private, or has another name",
         "accept its terms on its page, then `hf auth login` (or HF_TOKEN); check the name",
     ),
     # transformers/tokenization_utils_base.py
-    _Known(
+    KnownError(
         "no_padding_token",
         re.compile(r"tokenizer does not have a padding token"),
         "Samples of different lengths are to be padded, and the tokenizer has no token for that",

@@ -86,11 +86,11 @@ def _timed(program: Program) -> tuple[float, ...]:
     torch.cuda.empty_cache()
     call = program.calls()
     if program.graphed:
-        call = _captured(call)
+        call = captured(call)
     return tuple(time / program.sets for time in seconds(call))
 
 
-def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     """The same as a CUDA graph; calls before it make what libraries make at first use."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -109,7 +109,7 @@ def _launched(program: Program, simulation: Simulation) -> tuple[float, tuple[Ke
     call = program.make()
     call()
     simulation.end_step()
-    took = _elapsed(call, 1)
+    took = elapsed(call, 1)
     simulation.end_step()
     work = Work.of_step(simulation.recording, simulation.steps - 1)
     return took, kernels_of(work.table[~work.is_kind(*MARKS)])
@@ -192,17 +192,17 @@ def seconds(function: Callable[[], Any]) -> tuple[float, ...]:
     for _ in range(_WARM_UP):
         function()
     repeats = 1
-    while (elapsed := _elapsed(function, repeats)) < _TRIAL_S and repeats < _MOST_REPEATS:
+    while (took := elapsed(function, repeats)) < _TRIAL_S and repeats < _MOST_REPEATS:
         # A tenth more than the last trial suggests, for it was not exact.
-        wanted = 1.1 * repeats * _TRIAL_S / elapsed if elapsed > 0 else 2.0 * repeats
+        wanted = 1.1 * repeats * _TRIAL_S / took if took > 0 else 2.0 * repeats
         repeats = min(max(repeats + 1, math.ceil(wanted)), _MOST_REPEATS)
-    times = [_elapsed(function, repeats) / repeats for _ in range(TRIALS)]
+    times = [elapsed(function, repeats) / repeats for _ in range(TRIALS)]
     if min(times) <= 0:
         raise ClockError("no time passed on the device")
     return tuple(times)
 
 
-def _elapsed(function: Callable[[], Any], repeats: int) -> float:
+def elapsed(function: Callable[[], Any], repeats: int) -> float:
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()

@@ -58,10 +58,10 @@ def test_names_are_files_and_say_what_they_are() -> None:
         assert all(letter.isalnum() or letter in "-." for letter in case.name), case.name
     timed = cases.timed_cases()
     assert set(cases.QUICK) <= {case.name for case in (*cases.all_cases(), *timed)}
-    # What is asked of step times: five models, five batch sizes, two precisions.
-    assert len({each.name for each in timed}) == len(timed) == 10
+    # What is asked of step times: five models, five batch sizes, two precisions, and more.
+    assert len({each.name for each in timed}) == len(timed) >= 30
     assert {each.case.model for each in timed} <= models.MODELS.keys()
-    assert all(len(set(each.batches)) == 5 for each in timed)
+    assert all(len(set(each.batches)) == 5 for each in timed[:10])
 
 
 def test_what_one_side_writes_the_other_reads() -> None:

@@ -22,7 +22,7 @@ from helpers_watch import (
 from trainfit.report.watch import answer, limit_of
 from trainfit.results.findings import Finding, Fix
 from trainfit.results.runs.tables import CHECKPOINT, COMPILED, EVALUATION
-from trainfit.results.runs.watched import Event
+from trainfit.results.runs.watched import CodeLine, Event, StackLooks
 from trainfit.results.watch import Phase, WatchResult
 from trainfit.watch import judge as limits
 from trainfit.watch import thresholds
@@ -84,9 +84,11 @@ def test_a_copy_that_waits_for_the_gpu_is_no_copy() -> None:
 
 
 def test_synchronisations_leave_the_gpu_idle() -> None:
-    result = launches(sync_s=0.03, syncs=5)
+    waits = StackLooks(20, (CodeLine("train.py:20", 18, (), "loss.item", "item"),))
+    result = launches(sync_s=0.03, syncs=5, header={"sync_code": waits})
     assert kinds(result) == ["hidden_syncs"]
     found = finding(result, "hidden_syncs")
+    assert str(found.place) == "train.py:20"
     assert {each.what: each.value for each in found.evidence}["synchronizations"] == 5
     assert result.limit == "sync"
 

@@ -223,6 +223,10 @@ class RunHeader(ResultFile):
     """Of threads while they make batches: lines of the data set."""
     sampler_code: StackLooks = NO_LOOKS
     """Of the main thread, in the training: lines of what chooses the samples of batches."""
+    sync_code: StackLooks = NO_LOOKS
+    """Of the main thread, while it waits for the GPU: the lines that wait."""
+    copy_code: StackLooks = NO_LOOKS
+    """Of the main thread, while it copies to the GPU."""
     copies: WorkerCopies = NO_COPIES
     """What workers have in common that each should have for itself."""
     growing: tuple[GrowingVariable, ...] = ()

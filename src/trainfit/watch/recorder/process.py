@@ -43,7 +43,10 @@ _failed: BaseException | None = None
 #: Files whose frames are not shown in the user's tracebacks.
 _OURS: Final = (
     str(Path(__file__).resolve().parent) + os.sep,
-    str(Path(patching.__file__).resolve().parents[1] / "hooks") + os.sep,
+    *(
+        str(Path(patching.__file__).resolve().parents[1] / name) + os.sep
+        for name in ("hooks", "torch_private")
+    ),
     patching.__file__,
 )
 

@@ -47,6 +47,7 @@ from trainfit.watch.recorder import (
     training_hooks,
     worker_hooks,
 )
+from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
@@ -482,6 +483,8 @@ class Recorder:
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
             found["sampler_code"] = self._looks.sampler.summary()
+            found["sync_code"] = self._looks.waits[ph.SYNC].summary()
+            found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["growing"] = self._looks.variables.found()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)

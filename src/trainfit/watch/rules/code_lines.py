@@ -106,6 +106,12 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
     return found
 
 
+def place_of_most(looks: StackLooks) -> Place | None:
+    """The line with the most looks; ``None``: too few found any."""
+    line = costliest(looks)
+    return None if line is None or line.count < thresholds.LOOKS_AT_LINE else line.place
+
+
 def _is_of_model(line: CodeLine) -> bool:
     """Is it a function of neural networks, called outside of modules: mostly the loss?"""
     if _OF_MODEL.match(line.inner) is not None:

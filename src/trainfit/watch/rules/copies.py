@@ -10,6 +10,7 @@ import numpy as np
 from trainfit.findings.habits import UNPINNED
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
+from trainfit.watch.rules.code_lines import place_of_most
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
 
@@ -74,6 +75,7 @@ def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely" if unpinned is not None else "possible",
         share,
+        place_of_most(rank.header.copy_code),
     )
 
 
@@ -126,6 +128,7 @@ def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely",
         share,
+        place_of_most(rank.header.copy_code),
     )
 
 

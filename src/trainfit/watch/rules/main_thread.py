@@ -14,6 +14,7 @@ from trainfit.findings import habits
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies as copying
+from trainfit.watch.rules.code_lines import place_of_most
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
@@ -214,6 +215,7 @@ def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
         (Fix(habits.WAITS.action, line=habits.WAITS.line),),
         "likely",
         idle,
+        place_of_most(rank.header.sync_code),
     )
 
 

@@ -1,8 +1,8 @@
 """A thread that looks at the training thread: the script's own code, and a standstill.
 
 It asks the recorder where the step is, which costs the training nothing. Only outside of all
-phases, and while the training process makes batches itself, it looks at the stack: some 20 µs in
-which the interpreter's lock is not the training's.
+phases, while the training process makes batches itself, and in waits for the GPU and copies to it,
+it looks at the stack: some 20 µs in which the interpreter's lock is not the training's.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class MainThreadLooks:
     ) -> None:
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
+        self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
         self.variables = VariableLooks()
@@ -138,9 +139,16 @@ class MainThreadLooks:
         self._looks += 1
         self.other.looks += 1
         self.sampler.looks += 1
+        current = training.phases.current
         # Of a light step the phase is not known: its stack tells.
-        if training.light or training.phases.current in (ph.OTHER, ph.INPUT):
+        if training.light or current in (ph.OTHER, ph.INPUT):
             self._look_at_stack(training.thread)
+        elif (waits := self.waits.get(current)) is not None and (
+            stack := users_stack(training.thread)
+        ):
+            self._found += 1
+            waits.looks += 1
+            waits.count(stack, self.loop)
         if self._looks >= self._told_looks:
             self._told_looks = int(1.5 * self._looks)
             self._changed()

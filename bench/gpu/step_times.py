@@ -1,0 +1,142 @@
+"""Times the campaign's `steps-…` jobs in few processes, one at a time on the GPU.
+
+Each process makes one job after the other, the next one's model while another measures: a context
+and a profiler for each job, as campaign.py has them for memory's sake, would take longer than the
+steps. Results are what campaign.py writes; in the order of its list, so that a stopped run has
+the first ones.
+
+    python bench/gpu/step_times.py --out DIR [--only PATTERN] [--processes N] [--time-limit S]
+
+`--gate FILE`: prepare, but do not touch the GPU before this file is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from gpu import cases, children
+from gpu.measure import FORMAT, VERSION, failure, simulation, write
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, or 2 for bad options; what failed says so in its file."""
+    options = parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.worker:
+        Worker(options).run()
+        return 0
+    command = [sys.executable, "-u", __file__, *(argv or sys.argv[1:]), "--worker"]
+    env = children.environment("")
+    started = [
+        subprocess.Popen(command, env={**env, "STEP_TIMES_DEADLINE": str(deadline(options))})
+        for _ in range(options.processes)
+    ]
+    for process in started:
+        process.wait()
+    return 0
+
+
+def deadline(options: argparse.Namespace) -> float:
+    """Seconds since the epoch."""
+    return float(os.environ.get("STEP_TIMES_DEADLINE", time.time() + options.time_limit))
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--only", action="append", default=[], metavar="PATTERN")
+    made.add_argument("--processes", type=int, default=4)
+    made.add_argument("--time-limit", type=float, default=100.0, metavar="S")
+    made.add_argument("--gate", type=Path)
+    made.add_argument("--simulate", metavar="GPU", help="a rehearsal, no truth")
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return made.parse_args(argv)
+
+
+class Worker:
+    """One process: claims jobs that no other has, prepares each, and measures it in turn."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options, self._deadline = options, deadline(options)
+        self._host: float | None = None
+
+    def run(self) -> None:
+        import torch  # noqa: F401
+
+        from gpu.timing import operator_seconds
+
+        if not self._options.simulate:
+            self._host = operator_seconds()
+        for timed in cases.chosen_timed(self._options.only):
+            if time.time() >= self._deadline:
+                return
+            if self._claimed(timed.name):
+                self._measure(timed)
+                gc.collect()
+
+    def _claimed(self, name: str) -> bool:
+        try:
+            os.close(os.open(self._options.out / f"{name}.claim", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def _measure(self, timed: cases.TimedCase) -> None:
+        import torch
+
+        from gpu.timing import SHORT, TimedSteps
+        from gpu.training import Job
+
+        result: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        simulate = self._options.simulate
+        began = time.time()
+        held = began
+        with simulation(simulate):
+            try:
+                steps = TimedSteps(Job(timed.case), timed.batches, SHORT)
+                self._wait()
+                with self._alone():
+                    held = time.time()
+                    if held >= self._deadline:
+                        return
+                    try:
+                        result |= steps.measure(bool(simulate), self._host)
+                    finally:
+                        del steps
+                        gc.collect()
+                        torch.cuda.empty_cache()
+            except Exception as error:
+                request = {"case": vars(timed.case), "simulate": simulate}
+                result |= failure(request, error)
+        write(self._options.out / f"{timed.name}.json.gz", result)
+        took = f"{held - began:.1f} s until its turn, {time.time() - held:.1f} s"
+        print(json.dumps([timed.name, result["status"], result["message"][:200], took]), flush=True)
+
+    def _wait(self) -> None:
+        gate = self._options.gate
+        while gate is not None and not gate.exists() and time.time() < self._deadline:
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The GPU for this process."""
+        with (self._options.out / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
