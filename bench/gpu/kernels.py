@@ -1,4 +1,4 @@
-"""Times of some 250 small programs of every class of kernels, and what the CPU takes to launch.
+"""Times of some 320 small programs of every class of kernels, and what the CPU takes to launch.
 
 Like the programs of `trainfit calibrate` (:mod:`trainfit.speed.programs`), but many more, so that
 the model of kernels can be looked at class by class; on a machine with an NVIDIA GPU, some 40
@@ -619,7 +619,7 @@ def main(argv: list[str] | None = None) -> int:
             found["failed"][program.name] = f"{type(error).__name__}: {error}"[:300]
         if time.monotonic() - began > 1:
             print(f"{program.name}: {time.monotonic() - began:.1f} s", flush=True)
-        if number % 40 == 0:
+        if number % 10 == 0:
             write(options.output, found)
     write(options.output, found)
     print(f"{len(found['seconds'])} programs, {len(found['failed'])} failed", flush=True)
@@ -627,7 +627,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    path.write_text(json.dumps(found, indent=0, allow_nan=False))
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(found, indent=0, allow_nan=False))
+    part.replace(path)
 
 
 #: Seconds of a trial, and trials, of which the median counts.

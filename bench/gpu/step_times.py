@@ -2,8 +2,8 @@
 
 Each process makes one job after the other, the next one's model while another measures: a context
 and a profiler for each job, as campaign.py has them for memory's sake, would take longer than the
-steps. Results are what campaign.py writes; in the order of its list, so that a stopped run has
-the first ones.
+steps. Results are what campaign.py writes; in the order of the patterns, and of its list, so that a
+stopped run has the first ones.
 
     python bench/gpu/step_times.py --out DIR [--only PATTERN] [--processes N] [--time-limit S]
 
@@ -72,6 +72,7 @@ class Worker:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._deadline = options, deadline(options)
         self._host: float | None = None
+        self._loaded = False
 
     def run(self) -> None:
         import torch  # noqa: F401
@@ -80,7 +81,7 @@ class Worker:
 
         if not self._options.simulate:
             self._host = operator_seconds()
-        for timed in cases.chosen_timed(self._options.only):
+        for timed in _in_order(self._options.only):
             if time.time() >= self._deadline:
                 return
             if self._claimed(timed.name):
@@ -108,7 +109,9 @@ class Worker:
             try:
                 steps = TimedSteps(Job(timed.case), timed.batches, SHORT)
                 self._wait()
-                with self._alone():
+                if not simulate:
+                    self._load()
+                with self._alone(fcntl.LOCK_EX):
                     held = time.time()
                     if held >= self._deadline:
                         return
@@ -130,12 +133,35 @@ class Worker:
         while gate is not None and not gate.exists() and time.time() < self._deadline:
             time.sleep(0.05)
 
+    def _load(self) -> None:
+        """The context, libraries and the profiler: seconds each, which several processes can take
+        at a time while none measures."""
+        if self._loaded:
+            return
+        self._loaded = True
+        import torch
+
+        with self._alone(fcntl.LOCK_SH):
+            activities = [torch.profiler.ProfilerActivity.CUDA]
+            with torch.profiler.profile(activities=activities):
+                for dtype in (torch.float32, torch.bfloat16):
+                    given = torch.ones(8, 8, 8, 8, device="cuda", dtype=dtype, requires_grad=True)
+                    result = torch.nn.functional.conv2d(given, given) @ given.new_ones(1, 8)
+                    result.sum().backward()
+                torch.cuda.synchronize()
+
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The GPU for this process."""
+    def _alone(self, how: int) -> Iterator[None]:
+        """The GPU for this process, or (``LOCK_SH``) for those that do not measure."""
         with (self._options.out / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, how)
             yield
+
+
+def _in_order(patterns: list[str]) -> list[cases.TimedCase]:
+    """The jobs of the first pattern first."""
+    found = [each for one in patterns or ["*"] for each in cases.chosen_timed([one])]
+    return list({each.name: each for each in found}.values())
 
 
 if __name__ == "__main__":
