@@ -188,7 +188,7 @@ def test_a_precision_to_be_written_says_that_the_figures_are_without_it() -> Non
     batch = dataclasses.replace(part, name="batch_size", line="batch_size=24", place="train.py:5")
     assert change_lines([batch, part]) == [
         "change train.py:5: batch_size=24",
-        f"change train.py:9: {line} (this plan's figures are without it)",
+        f"change train.py:9 (not in these figures): {line}",
     ]
 
 

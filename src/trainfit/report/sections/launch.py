@@ -56,17 +56,12 @@ def _evidence(part: LaunchPart) -> str:
 
 def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
     """What the user has to change in the script, a line for each place."""
-    found = [
-        f"change {place}: {line}" if place else f"change in the script: {line}"
-        for place, line in changes_by_hand(parts)
-    ]
     # Another batch size is in a plan's figures, wherever it is written; another precision is not.
     without = {part.line for part in parts if part.name == "amp" and part.status == "by hand"}
     return [
-        f"{line} (this plan's figures are without it)"
-        if any(each and line.endswith(each) for each in without)
-        else line
-        for line in found
+        f"change {place or 'in the script'}"
+        f"{' (not in these figures)' if any(map(line.endswith, without)) else ''}: {line}"
+        for place, line in changes_by_hand(parts)
     ]
 
 
