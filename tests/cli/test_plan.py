@@ -456,7 +456,9 @@ def test_an_interrupt_keeps_what_was_simulated(
     assert process.stderr is not None
     try:
         # Two at a time: when two more have begun, both of training with AMP are over.
-        more = (line for line in process.stderr if "amp false" in line or "evaluation" in line)
+        more = (
+            line for line in process.stderr if "amp false" in line or "the end of its epoch" in line
+        )
         said = list(itertools.islice(more, 2))
         for each in signals:
             process.send_signal(each)

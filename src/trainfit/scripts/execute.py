@@ -18,12 +18,13 @@ import importlib.util
 import os
 import runpy
 import sys
+import termios
 import threading
 import time
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -34,6 +35,7 @@ from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
+from trainfit.simgpu.patching import PatchSet
 
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
@@ -124,6 +126,8 @@ def watch(
 def execute(target: Target, arguments: list[str] | None = None) -> None:
     """Run the target as ``python script.py args…`` or ``python -m module args…`` would."""
     sys.argv = [target.name, *target.args] if arguments is None else arguments
+    if target.terminal is not None:
+        _in_terminal(*target.terminal)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     if target.kind == "module":
@@ -146,6 +150,33 @@ def execute(target: Target, arguments: list[str] | None = None) -> None:
     else:
         code = compile(source, target.name, "exec", dont_inherit=True)
     exec(code, main.__dict__)
+
+
+def _in_terminal(lines: int, columns: int) -> None:
+    """Have the script find the terminal that it would be started in: ``stty size`` and
+    ``os.get_terminal_size()`` fail without one. What is read from it is at its end at once."""
+    size = os.terminal_size((columns, lines))
+    own = os.get_terminal_size
+
+    def get_terminal_size(*descriptor: int) -> os.terminal_size:
+        try:
+            return own(*descriptor)
+        except OSError:
+            return size
+
+    _of_terminal.set(os, "get_terminal_size", get_terminal_size)
+    with contextlib.suppress(OSError):  # there are no terminals to be had
+        _, end = os.openpty()  # its other side stays open: without it the terminal is gone
+        mode: list[Any] = termios.tcgetattr(end)
+        mode[3] &= ~(termios.ICANON | termios.ECHO)
+        mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0
+        termios.tcsetattr(end, termios.TCSANOW, mode)
+        termios.tcsetwinsize(end, (lines, columns))
+        os.dup2(end, 0)
+        os.close(end)
+
+
+_of_terminal: Final = PatchSet()
 
 
 def _claim_module(name: str) -> None:

@@ -320,13 +320,15 @@ def become_run(folder: str, printed: bytes = b"") -> None:
 
     ``printed`` is what it has printed already.
     """
-    nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(Path(folder) / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(output, printed)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
-    os.close(nothing)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.close(output)
+    if not os.isatty(0):  # else the script that was forked has its terminal
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
 
 
 def main() -> None:

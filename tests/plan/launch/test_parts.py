@@ -182,6 +182,16 @@ def test_what_the_script_has_to_say_itself_is_one_line_a_place() -> None:
     assert parts["prefetch_factor"].status == "kept"
 
 
+def test_a_precision_to_be_written_says_that_the_figures_are_without_it() -> None:
+    line = 'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass'
+    part = LaunchPart("amp", "by hand", "script", "1.9x", "bfloat16", line=line, place="train.py:9")
+    batch = dataclasses.replace(part, name="batch_size", line="batch_size=24", place="train.py:5")
+    assert change_lines([batch, part]) == [
+        "change train.py:5: batch_size=24",
+        f"change train.py:9 (not in these figures): {line}",
+    ]
+
+
 def test_transformers_have_names_of_their_own() -> None:
     makeup = StepMakeup(24, 8, 1, loop="Transformers")
     plan, _ = launched(result(), "python train.py", step=makeup)

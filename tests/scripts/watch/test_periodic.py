@@ -29,6 +29,13 @@ class Trainer:
         if self.step == 2:
             work.begin()
 
+def divisible_by(numerator, denominator):
+    "Of whole numbers."
+    return (numerator % denominator) == 0
+
+def is_time(number, every=100):
+    return number % every == 0
+
 def callback(trainer):
     if trainer.step % 1000 == 0:
         for each in range(3):
@@ -67,11 +74,19 @@ def _did(folder: Path, body: str, **arguments: Any) -> list[Any]:
         "not (number % self.every)",
         "self.is_main and number > 1 and (self.step + 1) % self.every == 0",
         "(number - 1) % self.every == self.every - 1",
+        "self.is_main and self.step != 0 and divisible_by(self.step, self.every)",
+        "divisible_by(denominator=self.every, numerator=number)",
     ],
 )
 def test_it_comes_once(tmp_path: Path, condition: str) -> None:
     body = f"if {condition}:\n    self.did.append(self.step)"
     assert _did(tmp_path, body, every=500) == [2]
+
+
+@pytest.mark.parametrize("condition", ["is_time(number)", "self.divisible_by(number, 500)"])
+def test_what_a_call_tests_is_not_guessed(tmp_path: Path, condition: str) -> None:
+    body = f"self.divisible_by = lambda *each: False\nif {condition}:\n    self.did.append(1)"
+    assert _did(tmp_path, body, every=500) == []
 
 
 @pytest.mark.parametrize("condition", ["epoch == 40 and self.is_main", "epoch >= self.every"])

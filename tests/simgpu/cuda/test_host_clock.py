@@ -8,6 +8,7 @@ import pickle
 import time
 import timeit
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from time import thread_time
 
@@ -119,6 +120,24 @@ def test_what_the_script_times_counts_however_short() -> None:
     passing.real += OWN_WORK_S / 4
     passing.operator()
     assert passing.time.elapsed() - began == pytest.approx(OWN_WORK_S / 2 + 1e-5)
+
+
+def test_another_thread_sees_no_operator_that_is_half_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thread that pins memory polls its queue by the time."""
+    passing = Passing()
+    passing.operator(costs=1e-5)
+    before = passing.time.elapsed()
+    assert passing.time.enter()
+    monkeypatch.setattr(passing.clock, "host", lambda: 1 / 0)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(passing.time.elapsed).result(10) == before
+    monkeypatch.undo()
+    passing.clock.seconds += 1e-5
+    passing.time.leave()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(passing.time.elapsed).result(10) == pytest.approx(2e-5)
 
 
 def test_waiting_for_a_core_is_no_work_of_the_script() -> None:

@@ -103,7 +103,7 @@ class Command:
         """What Python runs, with the arguments filled in."""
         before = () if self.launcher is None else self.launcher.launched.arguments
         words = self.fill(**values)[self.arguments_at :]
-        return Target(self.kind, self.name, (*before, *words))
+        return Target(self.kind, self.name, (*before, *words), terminal=_terminal())
 
     @property
     def python(self) -> str:
@@ -151,6 +151,15 @@ class Command:
         """The same in a machine of so many GPUs: a launcher may start a process for each."""
         launcher = None if self.launcher is None else self.launcher.on(gpus, self.fill())
         return dataclasses.replace(self, launcher=launcher, gpus=gpus)
+
+
+def _terminal() -> tuple[int, int] | None:
+    """Lines and columns of the terminal that trainfit was started in; ``None``: it was in none."""
+    try:
+        size = os.get_terminal_size(0)
+    except OSError:
+        return None
+    return size.lines, size.columns
 
 
 def parse_command(words: Sequence[str], *, several: bool = False, also: str = "") -> Command:

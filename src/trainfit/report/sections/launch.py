@@ -56,8 +56,11 @@ def _evidence(part: LaunchPart) -> str:
 
 def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
     """What the user has to change in the script, a line for each place."""
+    # Another batch size is in a plan's figures, wherever it is written; another precision is not.
+    without = {part.line for part in parts if part.name == "amp" and part.status == "by hand"}
     return [
-        f"change {place}: {line}" if place else f"change in the script: {line}"
+        f"change {place or 'in the script'}"
+        f"{' (not in these figures)' if any(map(line.endswith, without)) else ''}: {line}"
         for place, line in changes_by_hand(parts)
     ]
 

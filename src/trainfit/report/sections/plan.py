@@ -32,7 +32,7 @@ from trainfit.report.notes import (
     short_place,
 )
 from trainfit.report.remedies import memory_text, remedies_sections
-from trainfit.report.sections import plan_facts
+from trainfit.report.sections import plan_facts, plan_ranks
 from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loader_figures import loading_facts
@@ -120,8 +120,8 @@ def plan_subject(
             *section("What is wrong", finding_items(result.findings, detail=1)),
             *_memory(result),
             *section("Batch size and speed (predicted)", plan_facts.facts(result)),
-            *section(plan_facts.ranks_title(result), plan_facts.ranks_facts(result)),
-            *section(plan_facts.gpus_title(result), plan_facts.gpus_facts(result)),
+            *section(plan_ranks.ranks_title(result), plan_ranks.ranks_facts(result)),
+            *section(plan_ranks.gpus_title(result), plan_ranks.gpus_facts(result)),
             *length_sections(result.sizes, result.gpu_memory_bytes),
             *generation_sections(result.generation),
             *section(fix_title(result), _fixes(result)),

@@ -31,13 +31,15 @@ class Target:
     """What Python runs: a script file or a module (``-m``), and its own arguments.
 
     ``constants`` of the script get these values instead of their own
-    (:mod:`trainfit.scripts.option_parsers`).
+    (:mod:`trainfit.scripts.option_parsers`). ``terminal`` are lines and columns of the terminal
+    that it would be started in (``None``: it would be in none).
     """
 
     kind: Literal["script", "module"]
     name: str
     args: tuple[str, ...]
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    terminal: tuple[int, int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

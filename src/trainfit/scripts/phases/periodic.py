@@ -12,7 +12,7 @@ import ast
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -167,20 +167,24 @@ def blocks_of(filename: str) -> dict[int, PeriodicBlock]:
     except (OSError, SyntaxError, ValueError):
         return {}
     found: dict[int, PeriodicBlock] = {}
+    written_out = _WrittenOut(tree)
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             statements = getattr(node, name, None)
             if isinstance(statements, list):
-                found |= {block.line: block for block in _blocks(statements, filename)}
+                blocks = _blocks(statements, filename, written_out)
+                found |= {block.line: block for block in blocks}
     return found
 
 
-def _blocks(statements: Sequence[ast.stmt], filename: str) -> Iterator[PeriodicBlock]:
+def _blocks(
+    statements: Sequence[ast.stmt], filename: str, written_out: _WrittenOut
+) -> Iterator[PeriodicBlock]:
     for place, node in enumerate(statements):
         if not isinstance(node, ast.If) or _has(node.test, (ast.NamedExpr, ast.Await, ast.Yield)):
             continue
         swapped = _WithoutRemainder()
-        test = swapped.visit(ast.parse(ast.unparse(node.test), mode="eval"))
+        test = swapped.visit(written_out.visit(ast.parse(ast.unparse(node.test), mode="eval")))
         if len(swapped.numbers) != 1:
             continue
         after = statements[place + 1 :]
@@ -238,6 +242,50 @@ def _has(node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> bool:
 
 def _code(expression: ast.Expression, filename: str) -> CodeType:
     return compile(ast.fix_missing_locations(expression), filename, "eval")
+
+
+class _WrittenOut(ast.NodeTransformer):
+    """Has what functions of the file return in place of their calls, where that is a remainder of
+    their arguments: ``divisible_by(step, 1000)``."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._functions: dict[str, tuple[list[str], str]] = {}
+        for node in tree.body:
+            match node:
+                case ast.FunctionDef(body=[*_, ast.Return(value=ast.expr() as value)]):
+                    said = node.body[:-1]  # a docstring
+                    if all(isinstance(each, ast.Expr) for each in said) and _tests_remainder(value):
+                        names = [each.arg for each in node.args.args]
+                        self._functions[node.name] = names, ast.unparse(value)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        names, value = self._functions.get(getattr(node.func, "id", ""), ([], ""))
+        given = dict(zip(names, node.args, strict=False))
+        given |= {each.arg: each.value for each in node.keywords if each.arg in names}
+        if not value or len(given) < len(names):  # a default: the function's own namespace has it
+            return self.generic_visit(node)
+        inner = ast.parse(value, mode="eval").body
+        return _Filled(given).visit(inner)  # type: ignore[no-any-return]
+
+
+class _Filled(ast.NodeTransformer):
+    """Has arguments in place of a function's parameters."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self._given.get(node.id, node)
+
+
+def _tests_remainder(node: ast.expr) -> bool:
+    """``a % b == 0`` of plain names, ``not a % b``."""
+    names = (ast.Name, ast.BinOp, ast.Compare, ast.UnaryOp, ast.Constant, ast.Load)
+    kinds = (*names, ast.operator, ast.cmpop, ast.unaryop)
+    inside = list(ast.walk(node))
+    return all(isinstance(each, kinds) for each in inside) and any(
+        isinstance(each, ast.expr) and _is_remainder(each) for each in inside
+    )
 
 
 class _WithoutRemainder(ast.NodeTransformer):

@@ -271,6 +271,8 @@ class ScriptTime:
         self._mark = self._waits.mark()
         self._collecting_since = 0.0
         self._simulating = self._looked = False
+        #: The thread that runs the simulator.
+        self._inside = 0
         self._left = real()
         self._shown_s = 0.0
         # Reentrant: the handler of a signal may run operators, too.
@@ -282,7 +284,8 @@ class ScriptTime:
         """The simulator runs from now on; ``False`` if it already did."""
         if self._simulating or not self.runs:
             return False
-        self._simulating = True
+        with self._lock:  # of a thread that looks at the time, and reads what was recorded
+            self._simulating, self._inside = True, threading.get_ident()
         passed = self._real() - self._left
         if self._looked or (passed >= OWN_WORK_S and not self._in_framework()):
             own = self._own(passed)
@@ -323,6 +326,8 @@ class ScriptTime:
     def elapsed(self) -> float:
         """Seconds since the simulation began, as the script is shown them; they never decrease."""
         with self._lock:
+            if self._simulating and self._inside != threading.get_ident():
+                return self._shown_s  # what another thread records is not whole yet
             began = self._real()
             # Also in the simulator, where callbacks of the script may poll the time.
             own = self._own(began - self._left)

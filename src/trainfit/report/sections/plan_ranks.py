@@ -1,0 +1,116 @@
+"""Facts of a plan for several GPUs: how fast they are together, and what communication costs."""
+
+from __future__ import annotations
+
+from trainfit.report.blocks import Facts
+from trainfit.report.blocks import facts as facts_of
+from trainfit.report.sections.plan_facts import step_at
+from trainfit.results.plan import PlanResult, run_rate
+from trainfit.results.runs.steps import PEER_COPY
+from trainfit.results.speed import CollectiveTime, Ranks, StepSpeed
+from trainfit.results.text import count, duration, percent, rate, size
+
+
+def ranks_title(result: PlanResult) -> str:
+    """With the number of GPUs."""
+    return f"{result.ranks.count} GPUs (predicted)" if result.ranks is not None else ""
+
+
+def ranks_facts(result: PlanResult) -> Facts | None:
+    """Efficiency, throughput and samples of all ranks; ``None`` for a job of one process."""
+    ranks = result.ranks
+    if ranks is None:
+        return None
+    batch = result.chosen.recommended_batch or result.now.batch_size
+    step = step_at(result, batch) or (result.speed.now if result.speed is not None else None)
+    return facts_of(
+        ("efficiency", _efficiency(ranks, step), 1),
+        ("stages hold", _held(ranks), 1),
+        ("they compute", _computed(ranks, step), 2),
+        ("together", _of_all_ranks(result, ranks), 2),
+        ("a step", _communication(ranks), 12),
+        ("taken as equal", f"{ranks.equal} ({ranks.link})", 12),
+        lines=3,
+    )
+
+
+def gpus_title(result: PlanResult) -> str:
+    """With the number of GPUs that the process uses."""
+    return f"{len(result.gpus.shares)} GPUs of one process (predicted)" if result.gpus else ""
+
+
+def gpus_facts(result: PlanResult) -> Facts | None:
+    """What each GPU holds and does, and what passes between them; ``None`` for a job of one GPU."""
+    gpus = result.gpus
+    if gpus is None:
+        return None
+    computing = [each for each in gpus.shares if each.busy_share is not None]
+    return facts_of(
+        ("memory", ", ".join(f"GPU {e.gpu} {size(e.device_bytes)}" for e in gpus.shares), 1),
+        (
+            "computing",
+            ", ".join(f"GPU {e.gpu} {percent(e.busy_share)}" for e in computing)
+            + (" of a step" if computing else ""),
+            2,
+        ),
+        ("a step", ", ".join(map(_of_kind, gpus.transfers)), 3),
+        ("link", gpus.link, 12),
+        lines=3,
+    )
+
+
+def _held(ranks: Ranks) -> str:
+    return ", ".join(f"rank {each.rank} {size(each.device_bytes)}" for each in ranks.stages)
+
+
+def _computed(ranks: Ranks, step: StepSpeed | None) -> str:
+    known = [each for each in ranks.stages if each.computing_s is not None]
+    if step is None or not known or ranks.bubble_share is None:
+        return ""
+    each = ", ".join(f"rank {stage.rank} {duration(stage.computing_s or 0.0)}" for stage in known)
+    return (
+        f"{each} of {duration(step.seconds)} a step: they wait for each other "
+        f"{percent(ranks.bubble_share)} of it"
+    )
+
+
+def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
+    if step is None or ranks.stages:
+        return ""
+    if not ranks.collectives:
+        return "the steps communicate nothing: each process trains a model of its own"
+    total, exposed = duration(step.communication_s), duration(step.exposed_s)
+    return (
+        f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of "
+        f"{duration(step.seconds)} a step, {exposed} wait for communication ({total} in all) and "
+        f"{duration(step.slowest_s)} for the slowest rank"
+    )
+
+
+def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
+    parts = []
+    run = run_rate(result)
+    if run is not None and run.samples_per_s:
+        most = "at most " if run.is_bound else ""
+        parts.append(f"{most}{rate(ranks.replicas * run.samples_per_s)} samples/s")
+    batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
+    each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
+    now = result.now.batch_size
+    if batch and now and makeup is not None and makeup.effective_batch:
+        each = round(makeup.effective_batch * batch / now)
+    if each and not ranks.stages:
+        parts.append(
+            f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
+            "the learning rate is for that"
+        )
+    return "; ".join(parts)
+
+
+def _communication(ranks: Ranks) -> str:
+    return ", ".join(map(_of_kind, ranks.collectives))
+
+
+def _of_kind(found: CollectiveTime) -> str:
+    name = "transfer" if found.kind == PEER_COPY else found.kind.replace("_", "-")
+    took = f" in {duration(found.seconds)}" if found.seconds else ""
+    return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"
