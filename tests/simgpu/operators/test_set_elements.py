@@ -39,6 +39,10 @@ def mask_of(unknown: torch.Tensor, count: int, dtype: torch.dtype = torch.uint8)
         (lambda a, b: a[:10], 10),
         (lambda a, b: a.clone().scatter_(0, torch.where(b)[0], 1), 50),
         (lambda a, b: a.view(2, 50).t(), 20),
+        # Broadcast, what is set is repeated.
+        (lambda a, b: a & torch.ones_like(b)[:3, None], 60),
+        (lambda a, b: a.view(100, 1) | b.view(1, 100), 5000),
+        (lambda a, b: a * 2, 20),
         # Nothing is known of these: all are taken.
         (lambda a, b: a == 0, 100),
         (lambda a, b: a.fill_(1), 100),

@@ -51,9 +51,8 @@ DECIDED = {
 #: Of whose result no more elements are set than of all operands together, or than of each.
 _SET_IN_ALL = {aten.bitwise_or.Tensor, aten.logical_or.default, aten.cat.default}
 _SET_IN_EACH = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
-#: As many as of their operand.
+#: As many as of their operand, if compared then with zero.
 _SET_BEFORE = {private.to_copy.default, aten.clone.default}
-#: Comparisons with zero.
 _SET_IF_NOT_ZERO = {aten.ne.Scalar, aten.gt.Scalar}
 
 #: Of zeros, whatever the operand holds.
@@ -155,17 +154,22 @@ class Values:
         if func in DECIDED and worth_keeping(out._meta):
             self._decide(func, args, out)
         if out._life.value is None and not out._spec.dtype.is_floating_point:
-            out._life.nonzeros = self._set_after(func, args)
+            out._life.nonzeros = self._set_after(func, args, out.numel())
 
-    def _set_after(self, func: Any, args: Any) -> int | None:
-        """How many elements are not zero after one of ``PARTLY_KNOWN``, at most."""
+    def _set_after(self, func: Any, args: Any, numel: int) -> int | None:
+        """How many of ``numel`` elements are not zero after one of ``PARTLY_KNOWN``, at most."""
         if func in _SET_NOWHERE:
             return 0
-        if func in _SET_IF_NOT_ZERO:
-            return self.nonzeros(args[0]) if args[1] == 0 else None
-        if func in _SET_BEFORE:
-            return self.nonzeros(args[0])
-        counts = [self.nonzeros(tensor) for tensor in _tensors(list(args))]
+        if func in _SET_IF_NOT_ZERO and args[1] != 0:
+            return None
+        joined = func is aten.cat.default
+        counts = []
+        for operand in args[0] if joined else args[:2]:
+            if isinstance(operand, torch.Tensor):
+                count = self.nonzeros(operand)
+                if count is not None and not joined:  # broadcast, its elements are repeated
+                    count *= numel // max(operand.numel(), 1)
+                counts.append(count)
         known = [count for count in counts if count is not None]
         if func in _SET_IN_EACH:
             return min(known, default=None)
