@@ -18,6 +18,7 @@ import signal
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -27,9 +28,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu import cases, children, simulated
+from gpu import cases, children, family_cases, simulated
 from gpu.capped import CappedSearch, predict
-from gpu.measure import FORMAT, VERSION, write
+from gpu.measure import FORMAT, MOST_EVENTS, VERSION, write
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -82,6 +83,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--only", action="append", default=[], metavar="PATTERN",
         help="only results with this in the name (* and ? may stand for more); repeatable",
     )  # fmt: skip
+    parser.add_argument(
+        "--families", action="store_true",
+        help="the jobs of other people's models instead (family_cases.py)",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
     parser.add_argument("--force", action="store_true", help="measure again what is there")
     parser.add_argument(
@@ -98,6 +103,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--ready", type=int, default=3, metavar="N",
         help="processes kept prepared next to the one that measures (3)",
     )  # fmt: skip
+    parser.add_argument(
+        "--lanes", type=int, default=1, metavar="N",
+        help="cases at a time on the GPU (1): less time, and no step times; one large one at most",
+    )  # fmt: skip
+    parser.add_argument(
+        "--events", type=int, default=MOST_EVENTS, metavar="N",
+        help=f"the allocator's events that a result keeps ({MOST_EVENTS}): 15000 are some 60 KB",
+    )  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="also pack all into one .tar")
     parser.add_argument("--list", action="store_true", help="show what would be measured")
     parser.add_argument("--no-profile", action="store_true", help="leave out operators' rows")
@@ -107,6 +120,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.time_limit <= 0 or options.case_limit <= 0 or options.ready < 0:
         parser.error("--time-limit and --case-limit must be above 0, --ready 0 or more")
+    if options.lanes < 1 or options.events < 1:
+        parser.error("--lanes and --events must be 1 or more")
     if options.out.exists() and not options.out.is_dir():
         parser.error(f"--out {options.out}: not a folder")
     if options.simulate and options.out == HERE / "truth":
@@ -126,14 +141,15 @@ class Campaign:
         self.pool = ThreadPoolExecutor(max_workers=2)
         self.outcomes: dict[str, str] = {}
         self.jobs = list(jobs(options))
-        self.capped = [
-            case for case in cases.chosen(options.only, options.quick) if case.cap_bytes is not None
-        ]
-        self._children: deque[children.Child] = deque()
+        self.capped = [case for case in chosen(options) if case.cap_bytes is not None]
+        self._stopped = False
+        self._packing = threading.Lock()
 
     # -- what there is to do ---------------------------------------------------------------
 
     def left_s(self) -> float:
+        if self._stopped:
+            return 0.0
         return self.options.time_limit - (time.monotonic() - self.started)
 
     def path(self, name: str) -> Path:
@@ -172,8 +188,25 @@ class Campaign:
     # -- plain jobs --------------------------------------------------------------------------
 
     def plain(self) -> None:
+        """As many at a time on the GPU as there are lanes; an interrupt ends them all."""
+        waiting = [job for job in self.jobs if not self._settled(job)]
+        shares = in_lanes(waiting, self.options.lanes)
+        lanes = [threading.Thread(target=self.lane, args=(share,)) for share in shares]
+        try:
+            for lane in lanes:
+                lane.start()
+            for lane in lanes:
+                lane.join()
+        except BaseException:
+            self._stopped = True
+            children.stop_all()
+            for lane in lanes:
+                lane.join()
+            raise
+
+    def lane(self, share: list[Job]) -> None:
         """One after the other on the GPU; the next ones prepare themselves meanwhile."""
-        waiting = deque(job for job in self.jobs if not self._settled(job))
+        waiting = deque(share)
         running: deque[tuple[Job, children.Child]] = deque()
         while (waiting or running) and self.left_s() > 0:
             while waiting and len(running) < 1 + self.options.ready:
@@ -203,6 +236,7 @@ class Campaign:
             "simulate": self.options.simulate,
             "waits": True,
             "profile": not self.options.no_profile,
+            "events": self.options.events,
             **job.request,
         }
         return children.Child(Path(self.scratch.name), job.name, request, job.case.alloc_conf)
@@ -315,7 +349,7 @@ class Campaign:
         if bundle is None or not path.exists():
             return
         bundle.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(bundle, "a") as archive:
+        with self._packing, tarfile.open(bundle, "a") as archive:
             archive.add(path, path.name)
 
     def close(self) -> None:
@@ -345,15 +379,38 @@ def _is_short(text: str) -> bool:
 
 def jobs(options: argparse.Namespace) -> Iterator[Job]:
     """Plain jobs, with step times among them: whatever comes of the time, there is some of all."""
-    plain = [
-        job_of(case) for case in cases.chosen(options.only, options.quick) if case.cap_bytes is None
-    ]
-    rest = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
+    plain = [job_of(case) for case in chosen(options) if case.cap_bytes is None]
+    rest: list[Job] = []
+    if options.lanes == 1 and not options.families:
+        rest = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
     for index, job in enumerate(plain):
         yield job
         if index % 4 == 3 and rest:
             yield rest.pop(0)
     yield from rest
+
+
+def chosen(options: argparse.Namespace) -> list[cases.Case]:
+    if options.families:
+        return cases.matching(family_cases.CASES, options.only)
+    return cases.chosen(options.only, options.quick)
+
+
+def in_lanes(jobs: list[Job], lanes: int) -> list[list[Job]]:
+    """Equal shares in the order given; what is large is all in the first."""
+    shares: list[list[Job]] = [[] for _ in range(lanes)]
+    most = -(-len(jobs) // lanes)
+    large = sum(job.case.model in family_cases.LARGE for job in jobs)
+    for job in jobs:
+        if job.case.model in family_cases.LARGE:
+            large -= 1
+            shares[0].append(job)
+            continue
+        open_ = [each for each in shares[1:] if len(each) < most]
+        if len(shares[0]) + large < most:
+            open_.append(shares[0])
+        min(open_, key=len).append(job)
+    return [share for share in shares if share]
 
 
 def job_of(case: cases.Case) -> Job:

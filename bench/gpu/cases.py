@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import importlib.util
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 GIB = 1 << 30
@@ -251,7 +252,7 @@ QUICK = (
 
 def all_cases() -> list[Case]:
     """Every case; plain ones in an order that covers much early, capped ones last."""
-    plain = _interleaved(_vision(), _sequences())
+    plain = interleaved(_vision(), _sequences())
     cases = plain + _capped()
     names = [each.name for each in cases]
     assert len(set(names)) == len(names), sorted(n for n in names if names.count(n) > 1)
@@ -260,18 +261,19 @@ def all_cases() -> list[Case]:
 
 def chosen(only: list[str], quick: bool = False) -> list[Case]:
     """Cases whose names match one of the patterns (``*`` and ``?``, or a part of the name)."""
-    return _matching(all_cases(), only, quick)
+    return matching(all_cases(), only, quick)
 
 
 def chosen_timed(only: list[str], quick: bool = False) -> list[TimedCase]:
     """The same of jobs whose steps are timed."""
-    return _matching(timed_cases(), only, quick)
+    return matching(timed_cases(), only, quick)
 
 
 _Named = TypeVar("_Named", Case, TimedCase)
 
 
-def _matching(found: list[_Named], only: list[str], quick: bool) -> list[_Named]:
+def matching(found: Sequence[_Named], only: list[str], quick: bool = False) -> list[_Named]:
+    """Those whose names match one of the patterns, or all where there is none."""
     found = [each for each in found if not quick or each.name in QUICK]
     patterns = [word if set("*?[") & set(word) else f"*{word}*" for word in only or ["*"]]
     return [each for each in found if any(fnmatch.fnmatch(each.name, p) for p in patterns)]
@@ -282,7 +284,7 @@ def missing(packages: tuple[str, ...]) -> str | None:
     return next((name for name in packages if importlib.util.find_spec(name) is None), None)
 
 
-def _interleaved(one: list[Case], two: list[Case]) -> list[Case]:
+def interleaved(one: list[Case], two: list[Case]) -> list[Case]:
     """A stride through both lists, so that a stopped campaign has some of everything."""
     both = [each for pair in zip(one, two, strict=False) for each in pair]
     both += one[len(two) :] + two[len(one) :]

@@ -99,15 +99,18 @@ def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
         timed = TimedSteps(job, tuple(request["batches"]))
         return lambda: timed.measure(bool(request["simulate"]))
-    return lambda: measure_case(job, bool(request["simulate"]), request["profile"])
+    events = request.get("events", MOST_EVENTS)
+    return lambda: measure_case(job, bool(request["simulate"]), request["profile"], events)
 
 
 # -- one case --------------------------------------------------------------------------------------
 
 
-def measure_case(job: Any, simulated: bool, profile: bool) -> dict[str, Any]:
+def measure_case(
+    job: Any, simulated: bool, profile: bool, most_events: int = MOST_EVENTS
+) -> dict[str, Any]:
     """Train as the case says, and everything that is known of memory then."""
-    measurement = CaseMeasurement(job, simulated, profile)
+    measurement = CaseMeasurement(job, simulated, profile, most_events)
     measurement.begin()
     measurement.train()
     return measurement.result()
@@ -116,12 +119,13 @@ def measure_case(job: Any, simulated: bool, profile: bool) -> dict[str, Any]:
 class CaseMeasurement:
     """The steps of one measurement, in order."""
 
-    def __init__(self, job: Any, simulated: bool, profile: bool) -> None:
+    def __init__(self, job: Any, simulated: bool, profile: bool, most_events: int) -> None:
         from gpu.machine import DeviceMemory
 
         self._job = job
         self._simulated = simulated
         self._profile = profile
+        self._most_events = most_events
         self._memory = DeviceMemory(simulated)
         self._marks: list[dict[str, Any]] = []
         self._noted: set[str] = set()
@@ -244,9 +248,9 @@ class CaseMeasurement:
         snapshot = read_history()
         entries = snapshot["device_traces"][0] if snapshot["device_traces"] else []
         columns = events.compact(entries)
-        whole = len(columns["kinds"]) <= MOST_EVENTS
+        whole = len(columns["kinds"]) <= self._most_events
         if not whole:
-            columns = events.compact(events.beginning(entries, MOST_EVENTS))
+            columns = events.compact(events.beginning(entries, self._most_events))
         return {
             "settings": self._job.case.alloc_conf,
             "allowed_bytes": self._allowed,

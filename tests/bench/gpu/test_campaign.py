@@ -24,7 +24,18 @@ sys.path.insert(0, str(BENCH))
 
 import _truth_files as types_of_truth  # noqa: E402
 from _truth_files import TruthCase, read_truth  # noqa: E402
-from gpu import campaign, cases, children, events, machine, measure, models, operators  # noqa: E402
+from gpu import (  # noqa: E402
+    campaign,
+    cases,
+    children,
+    events,
+    families,
+    family_cases,
+    machine,
+    measure,
+    models,
+    operators,
+)  # fmt: skip
 from gpu.capped import CappedSearch  # noqa: E402
 
 MIB = 1 << 20
@@ -62,6 +73,30 @@ def test_names_are_files_and_say_what_they_are() -> None:
     assert len({each.name for each in timed}) == len(timed) >= 30
     assert {each.case.model for each in timed} <= models.MODELS.keys()
     assert all(len(set(each.batches)) == 5 for each in timed[:10])
+
+
+def test_every_family_has_a_case_and_every_case_a_job() -> None:
+    models = [case.model for case in family_cases.CASES]
+    assert len(set(models)) == len(models)
+    assert set(models) == families.FAMILIES.keys() > family_cases.LARGE
+    assert {job.shape for _, job in family_cases.LANGUAGE.values()} == family_cases.SHAPES.keys()
+    taken = {case.name for case in cases.all_cases()}
+    assert not taken & {case.name for case in family_cases.CASES}
+
+
+def test_large_cases_are_never_two_at_a_time() -> None:
+    jobs = [campaign.job_of(case) for case in family_cases.CASES]
+    for lanes in (1, 2, 3):
+        shares = campaign.in_lanes(jobs, lanes)
+        assert sorted(job.name for share in shares for job in share) == sorted(
+            job.name for job in jobs
+        )
+        assert max(map(len, shares)) - min(map(len, shares)) <= lanes
+        for share in shares[1:]:
+            assert not family_cases.LARGE & {job.case.model for job in share}
+        # Each goes on in the order given.
+        assert all(share == [job for job in jobs if job in share] for share in shares)
+    assert campaign.in_lanes([], 2) == []
 
 
 def test_what_one_side_writes_the_other_reads() -> None:
@@ -261,6 +296,7 @@ def run(*words: str | Path, cwd: Path, **more: str) -> subprocess.CompletedProce
     [
         (["--time-limit", "0"], "--time-limit and --case-limit must be above 0"),
         (["--out", __file__], "not a folder"),
+        (["--lanes", "0"], "--lanes and --events must be 1 or more"),
         (["--simulate", "T4"], "a rehearsal is no truth"),
         (["--simulate", "T5", "--out", "elsewhere"], "--simulate: unknown GPU: 'T5'"),
     ],
@@ -291,6 +327,13 @@ def test_the_list_names_everything_once(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert len(names) == len(set(names)) == _results()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_families_are_listed_alone_and_by_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    assert campaign.main(["--families", "--list"]) == 0
+    assert sorted(capsys.readouterr().out.split()) == sorted(c.name for c in family_cases.CASES)
+    assert campaign.main(["--families", "--only", "pyg-*", "--list"]) == 0
+    assert capsys.readouterr().out.split() == ["pyg-gat-b1"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -30,11 +30,13 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
 
     ``value`` is the storage's real content on the CPU where it is known (small integer
     tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
-    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``. ``gpu``
-    is the number of the GPU that it is on.
+    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
+    ``nonzeros`` is how many elements are not zero at most, where that is all that is known (a mask
+    of zeros with ones written at so many unknown places), else ``None``. ``gpu`` is the number of
+    the GPU that it is on.
     """
 
-    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "number", "value")
+    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "value")
 
     block: Block | None
     gpu: int
@@ -43,6 +45,7 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     key: int
     value: torch.Tensor | None
     fill: bool | float | None
+    nonzeros: int | None
 
 
 class _Wait(NamedTuple):
@@ -170,6 +173,7 @@ class DeviceMemory:
         life.gpu = self._current.gpu
         life.value = None
         life.fill = None
+        life.nonzeros = None
         life.nbytes = storage.nbytes()
         life.block = None
         life.number = -1
@@ -210,7 +214,7 @@ class DeviceMemory:
     def resize(self, life: StorageRecord, nbytes: int) -> None:
         """The storage was resized: the new block is allocated before the old one is freed."""
         old, number = life.block, life.number
-        life.nbytes, life.block, life.value = nbytes, None, None
+        life.nbytes, life.block, life.value, life.nonzeros = nbytes, None, None, None
         if nbytes:
             self._malloc(life)
         if old is not None:

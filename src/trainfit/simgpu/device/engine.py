@@ -52,7 +52,7 @@ from trainfit.simgpu.device.tensor import (
     wrap,
 )
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.device.values import DECIDED, Values
+from trainfit.simgpu.device.values import PARTLY_KNOWN, Values
 from trainfit.torch_private.operators import (
     COMPOSITE,
     KeepKeys,
@@ -304,7 +304,7 @@ class Engine(Hooks):
             self.accounting.attempt(info.func, info.kernel, self, args, out)
         if self.values.known(args):
             self.accounting.attempt(info.func, self.values.compute, info, args, kwargs, out)
-        elif info.func in DECIDED:
+        elif info.func in PARTLY_KNOWN:
             self.accounting.attempt(info.func, self.values.decide, info.func, args, out)
         return out
 

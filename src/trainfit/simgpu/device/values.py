@@ -7,6 +7,8 @@ Everything else has no content. A value belongs to a storage, so views share it.
 
 from __future__ import annotations
 
+import math
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from trainfit.torch_private.operators import no_dispatch, schema
 MAX_INTEGERS = 1 << 18
 #: … and floating-point content up to this many.
 MAX_FLOATS = 64
+
+#: Indices that say of each element whether it is chosen.
+MASKS = (torch.bool, torch.uint8)
 
 aten = torch.ops.aten
 
@@ -42,6 +47,23 @@ DECIDED = {
     aten.bitwise_or.Tensor: True, aten.logical_or.default: True,
     aten.bitwise_and.Tensor: False, aten.logical_and.default: False, aten.mul.Tensor: False,
 }  # fmt: skip
+
+#: Of whose result no more elements are set than of all operands together, or than of each.
+_SET_IN_ALL = {aten.bitwise_or.Tensor, aten.logical_or.default, aten.cat.default}
+_SET_IN_EACH = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor}
+#: As many as of their operand, if compared then with zero.
+_SET_BEFORE = {private.to_copy.default, aten.clone.default}
+_SET_IF_NOT_ZERO = {aten.ne.Scalar, aten.gt.Scalar}
+
+#: Of zeros, whatever the operand holds.
+_SET_NOWHERE = {aten.zeros_like.default, aten.new_zeros.default}
+
+#: What is looked at though not every operand is known.
+PARTLY_KNOWN = frozenset({*DECIDED, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_SET_NOWHERE})
+
+#: Write at places that this argument has an index each for.
+_WRITES_AT = {aten.scatter_.value: 2, aten.scatter_.src: 2}
+_WRITES_BY_INDEX = {aten.index_put_.default, private.index_put_impl_.default}
 
 
 def worth_keeping(tensor: torch.Tensor) -> bool:
@@ -91,6 +113,17 @@ class Values:
     def forget(self, life: StorageRecord) -> None:
         life.value = None
         life.fill = None
+        life.nonzeros = None
+
+    def nonzeros(self, tensor: Any) -> int | None:
+        """How many of a tensor's elements are not zero, at most; ``None``: nobody knows."""
+        content = self.read(tensor)
+        if content is not None:
+            with no_dispatch():
+                return int(content.count_nonzero())
+        count = tensor._life.nonzeros
+        # Elements of an expanded tensor are several times in it.
+        return None if count is None or 0 in tensor._spec.stride else min(count, tensor.numel())
 
     def compute(self, info: OperatorInfo, args: Any, kwargs: Any, out: Any) -> None:
         """Follow a functional operator whose operands may all be known."""
@@ -115,9 +148,34 @@ class Values:
                 self.write(tensor, real)
 
     def decide(self, func: Any, args: Any, out: Any) -> None:
-        """Follow one of ``DECIDED`` of which not every operand is known."""
-        if type(out) is not SimulatedTensor or not worth_keeping(out._meta):
+        """Follow one of ``PARTLY_KNOWN`` of which not every operand is known."""
+        if type(out) is not SimulatedTensor:
             return
+        if func in DECIDED and worth_keeping(out._meta):
+            self._decide(func, args, out)
+        if out._life.value is None and not out._spec.dtype.is_floating_point:
+            out._life.nonzeros = self._set_after(func, args, out.numel())
+
+    def _set_after(self, func: Any, args: Any, numel: int) -> int | None:
+        """How many of ``numel`` elements are not zero after one of ``PARTLY_KNOWN``, at most."""
+        if func in _SET_NOWHERE:
+            return 0
+        if func in _SET_IF_NOT_ZERO and args[1] != 0:
+            return None
+        joined = func is aten.cat.default
+        counts = []
+        for operand in args[0] if joined else args[:2]:
+            if isinstance(operand, torch.Tensor):
+                count = self.nonzeros(operand)
+                if count is not None and not joined:  # broadcast, its elements are repeated
+                    count *= numel // max(operand.numel(), 1)
+                counts.append(count)
+        known = [count for count in counts if count is not None]
+        if func in _SET_IN_EACH:
+            return min(known, default=None)
+        return sum(known) if len(known) == len(counts) else None
+
+    def _decide(self, func: Any, args: Any, out: SimulatedTensor) -> None:
         wanted = DECIDED[func]
         for operand in args:
             dtype = getattr(operand, "dtype", None)
@@ -146,13 +204,17 @@ class Values:
         if not any(life.value is not None or life.fill is not None for life in lives.values()):
             target: Any = written[0] if written else None
             whole = type(target) is SimulatedTensor and target._spec.offset == 0
-            if not (info.func in _OVERWRITES and whole and worth_keeping(target)):
+            if info.func in _OVERWRITES and whole and worth_keeping(target):
+                self.write(target, torch.zeros((), dtype=target._spec.dtype))
+            elif all(life.nonzeros is None for life in lives.values()):
                 return
-            self.write(target, torch.zeros((), dtype=target._spec.dtype))
         operands = None if info.random or kwargs else self._operands(args)
         if operands is None:
+            count = self._set_by_writing(info.func, args)
             for life in lives.values():
                 self.forget(life)
+            if count is not None:
+                args[0]._life.nonzeros = count
             return
         try:
             with no_dispatch():
@@ -160,6 +222,25 @@ class Values:
         except (NotImplementedError, RuntimeError, TypeError):
             for life in lives.values():
                 self.forget(life)
+
+    def _set_by_writing(self, func: Any, args: Any) -> int | None:
+        """How many elements of ``args[0]`` are not zero after a write at unknown places."""
+        if func in _WRITES_AT:
+            places = args[_WRITES_AT[func]].numel()
+        elif func in _WRITES_BY_INDEX:
+            indices = args[1]
+            if any(each is not None and each.dtype in MASKS for each in indices):
+                return None
+            shapes = [each.shape for each in indices if each is not None]
+            rows = [n for n, each in zip_longest(args[0].shape, indices) if each is None]
+            places = math.prod((*torch.broadcast_shapes(*shapes), *rows))
+        else:
+            return None
+        target = args[0]
+        if type(target) is not SimulatedTensor or target._spec.nbytes != target._life.nbytes:
+            return None
+        before = self.nonzeros(target)
+        return None if before is None else before + places
 
     def _operands(self, args: Any) -> tuple[Any, ...] | None:
         """Arguments with content in place of simulated tensors; ``None`` if one has none."""

@@ -12,7 +12,7 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import indexed_on_host
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.tensor import CPU, SimulatedTensor, spec_of, wrap
-from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.device.values import MASKS, worth_keeping
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 
@@ -38,17 +38,28 @@ def _known_result(engine: Engine, func: Any, content: torch.Tensor) -> Any:
     return result
 
 
+def _assumed_count(engine: Engine, operation: str, mask: SimulatedTensor) -> int:
+    """How many elements an unknown mask is assumed to choose: as many as were written to it at
+    places that are not known, else all."""
+    count = engine.values.nonzeros(mask)
+    if count is None:
+        count = mask.numel()
+        engine.assume(f"{operation} was assumed to select all {count} elements")
+    else:
+        engine.assume(f"{operation} was assumed to select the {count} elements that were set")
+    return count
+
+
 @handles(aten.nonzero.default)
 def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """CUDA's nonzero; without content every element is assumed to be nonzero."""
+    """CUDA's nonzero."""
     engine.wait_for_device()
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
             return _known_result(engine, func, contents[0].nonzero())
-    count = args[0].numel()
     engine.assumed_size = True
-    engine.assume(f"nonzero() of unknown data was assumed to select all {count} elements")
+    count = _assumed_count(engine, "nonzero() of unknown data", args[0])
     return new_result(engine, func, (count, args[0].dim()), torch.int64)
 
 
@@ -61,10 +72,12 @@ def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if contents is not None:
         with no_dispatch():
             count = int(contents[0].expand(shape).sum())
+    elif shape == mask.shape:
+        count = _assumed_count(engine, "masked_select() by an unknown mask", mask)
     else:
         count = math.prod(shape)
         engine.assume(
-            f"masked_select() by an unknown mask was assumed to keep all {count} elements"
+            f"masked_select() by an unknown mask was assumed to select all {count} elements"
         )
     result = new_result(engine, func, (count,), tensor.dtype)
     engine.workspace(("index_tensors", (count * len(shape),)))
@@ -78,11 +91,11 @@ def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     info = engine.info(func)
     if type(tensor) is not SimulatedTensor:
         raise indexed_on_host(indices)
-    if not any(each is not None and each.dtype in _MASKS for each in indices):
+    if not any(each is not None and each.dtype in MASKS for each in indices):
         return engine.generic(info, args, kwargs)
     expanded: list[Any] = []
     for each in indices:
-        if each is None or each.dtype not in _MASKS:
+        if each is None or each.dtype not in MASKS:
             expanded.append(each)
         else:
             expanded.extend(_mask_to_indices(engine, each))
@@ -102,11 +115,8 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-_MASKS = (torch.bool, torch.uint8)
-
-
 def _is_unknown_mask(engine: Engine, index: Any) -> bool:
-    return index is not None and index.dtype in _MASKS and contents_of(engine, index) is None
+    return index is not None and index.dtype in MASKS and contents_of(engine, index) is None
 
 
 def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
@@ -116,9 +126,8 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
             found = contents[0].nonzero()
         columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
         return columns
-    count = mask.numel()
     engine.assumed_size = True
-    engine.assume(f"indexing by an unknown mask was assumed to select all {count} elements")
+    count = _assumed_count(engine, "indexing by an unknown mask", mask)
     return [
         new_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())
     ]

@@ -1,0 +1,93 @@
+"""How many elements of a mask are set, where it was written at places that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import trainfit
+
+Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def places(unknown: torch.Tensor, count: int) -> torch.Tensor:
+    """So many places of an unknown tensor, as samplers draw them."""
+    found = torch.where(unknown > 0.5)[0]
+    return found[torch.randperm(found.numel(), device="cuda")[:count]]
+
+
+def mask_of(unknown: torch.Tensor, count: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    mask = torch.zeros_like(unknown, dtype=dtype)
+    mask[places(unknown, count)] = 1
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (lambda a, b: a, 20),
+        (lambda a, b: a | b, 50),
+        (lambda a, b: torch.logical_or(a, b), 50),
+        (lambda a, b: torch.cat((a, b)), 50),
+        (lambda a, b: a & b, 20),
+        (lambda a, b: a * b, 20),
+        (lambda a, b: (a | b).bool() & b.bool(), 30),
+        (lambda a, b: a > 0, 20),
+        (lambda a, b: b != 0, 30),
+        (lambda a, b: a[:10], 10),
+        (lambda a, b: a.clone().scatter_(0, torch.where(b)[0], 1), 50),
+        (lambda a, b: a.view(2, 50).t(), 20),
+        # Broadcast, what is set is repeated.
+        (lambda a, b: a & torch.ones_like(b)[:3, None], 60),
+        (lambda a, b: a.view(100, 1) | b.view(1, 100), 5000),
+        (lambda a, b: a * 2, 20),
+        # Nothing is known of these: all are taken.
+        (lambda a, b: a == 0, 100),
+        (lambda a, b: a.fill_(1), 100),
+        (lambda a, b: a.add_(b), 100),
+        (lambda a, b: a > -1, 100),
+        (lambda a, b: a.expand(3, 100), 300),
+        (lambda a, b: a.masked_fill_(b.bool(), 1), 100),
+        (lambda a, b: a.index_put_((b.bool(),), torch.ones_like(a[0])), 100),
+    ],
+)  # fmt: skip
+def test_what_is_set_is_counted(made: Mask, count: int) -> None:
+    with trainfit.simulate("H100 SXM"):
+        unknown = torch.rand(100, device="cuda")
+        mask = made(mask_of(unknown, 20), mask_of(unknown, 30))
+        assert torch.nonzero(mask).shape == (count, mask.dim())
+
+
+def test_masks_choose_as_many_as_are_set() -> None:
+    with trainfit.simulate("H100 SXM") as simulated:
+        unknown = torch.rand(100, 4, device="cuda")
+        mask = mask_of(unknown[:, 0], 20, torch.bool)
+        assert unknown[mask].shape == (20, 4)
+        assert torch.masked_select(unknown[:, 0], mask).shape == (20,)
+        # Rows: each place is four elements.
+        assert unknown[mask_of(unknown, 20, torch.bool)].shape == (80,)
+        said = " ".join(simulated.recording.header["assumptions"])
+    assert "an unknown mask was assumed to select the 20 elements that were set" in said
+
+
+def test_a_known_mask_is_counted_until_it_is_written_at_unknown_places() -> None:
+    with trainfit.simulate("H100 SXM"):
+        mask = torch.tensor([1, 0, 0, 1, 0, 0, 0, 0], device="cuda", dtype=torch.bool)
+        mask[places(torch.rand(8, device="cuda"), 3)] = True
+        assert torch.where(mask)[0].shape == (5,)
+        mask.zero_()
+        assert torch.where(mask)[0].shape == (0,)
+
+
+def test_a_detector_samples_as_many_boxes_as_it_says() -> None:
+    """torchvision's sampler: 512 of 2,000 proposals, a quarter of them positive."""
+    with trainfit.simulate("H100 SXM"):
+        labels = torch.rand(2000, device="cuda").mul(3).long()
+        masks = []
+        for count in (128, 384):
+            mask = torch.zeros_like(labels, dtype=torch.uint8)
+            mask[places(labels, count)] = 1
+            masks.append(mask)
+        assert torch.where(masks[0] | masks[1])[0].shape == (512,)
