@@ -328,6 +328,10 @@ _LESS: Final[Mapping[str, tuple[str, ...]]] = {
         "again in the backward pass",
         "a smaller batch with gradient accumulation; bfloat16 autocast",
     ),
+    "temporary": (
+        "fewer samples at a time, or shorter ones: an evaluation takes several smaller batches; "
+        "attention by scaled_dot_product_attention, which never has the whole matrix",
+    ),
     "backward": (
         "a smaller batch with gradient accumulation; checkpoint the blocks of the model",
         "optimizer.zero_grad(set_to_none=True) before the forward pass",

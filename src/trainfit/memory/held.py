@@ -26,6 +26,8 @@ _BOTH_WAYS: Final = frozenset(
 )
 #: Kinds of which something can be kept from step to step that should not be.
 _KEEPABLE: Final = frozenset(KINDS.index(kind) for kind in ("activation", "temporary"))
+#: How the models of the libraries' workspaces are called.
+_LIBRARIES: Final = ("cublas", "cudnn", "cufft")
 _LOSS: Final = "log_softmax"
 _CASTS: Final = ("_to_copy", "mm", "addmm", "linear", "matmul")
 
@@ -35,11 +37,12 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     live = live_at(outcome.stream, outcome.peak_event)
     groups: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
     sizes = _parameter_sizes(recording, live)
-    again = _recomputed(recording, live)
+    again, own = _recomputed(recording, live), _own_scratch(recording)
     for alloc in live.tolist():
         operator = int(recording.alloc_op[alloc])
         kind, line = int(recording.alloc_kind[alloc]), int(recording.alloc_line[alloc])
         name = int(recording.op_name[operator]) if operator >= 0 else -1
+        kind = _TEMPORARY if alloc in own else kind
         groups[kind, name, line, alloc in again].append(alloc)
     kept = _kept(recording, outcome, live)
     of_loss = _loss_sizes(recording, live)
@@ -74,6 +77,14 @@ def _held(
         loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
         recomputed=recomputed,
     )
+
+
+def _own_scratch(recording: Recording) -> frozenset[int]:
+    """Scratch memory that PyTorch's kernels take, no library: tensors of the operator's own, such
+    as a softmax's backward pass makes of the gradient."""
+    of_library = [text.startswith(_LIBRARIES) for text in recording.strings]
+    pairs = zip(recording.workspace_alloc.tolist(), recording.workspace_model.tolist(), strict=True)
+    return frozenset(alloc for alloc, model in pairs if not of_library[model])
 
 
 def _parameter_sizes(recording: Recording, live: IntArray) -> list[int]:

@@ -26,7 +26,7 @@ from trainfit.plan.epoch_peak import (
 )
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.remainder import last_batch_fails, remainder_of
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
@@ -168,7 +168,11 @@ class _Evaluations:
         if failed is not None and index is None and failed.outcome.status == "timeout":
             return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
         if failed is not None:
-            return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), ()
+            # Of an epoch that is cut short nobody knows after how many steps.
+            is_new = index is None and _went_on(job.first)
+            found = fails_later(failed, job.command, known=True) if is_new else ()
+            why = what_happened(failed.outcome)
+            return EpochEnd("not simulated", why, batch_size=batch), found
         self.looked = self.looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:

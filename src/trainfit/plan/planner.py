@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from trainfit.findings.habits import of_steps as of_habits
@@ -50,13 +50,7 @@ from trainfit.plan.notes import (
 )
 from trainfit.plan.runs.agreement import Agreement, agreement
 from trainfit.plan.runs.agreement import start as start_comparison
-from trainfit.plan.runs.failures import (
-    NotSimulated,
-    ScriptError,
-    cause_of,
-    shortfall,
-    with_stand_ins,
-)
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, with_stand_ins
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
@@ -77,14 +71,13 @@ from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import FAILS_LATER, Finding
+from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, with_run_rate
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
-from trainfit.results.text import count
 
 Say = Callable[[str], None]
 
@@ -463,7 +456,7 @@ def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
 def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     """What ends the script, what spoils the learning, and what fills the memory: of a job that
     fits, by mistake."""
-    found = (*_failure(job), *of_learning(job.first.outcome.learning))
+    found = (*fails_later(job.first, job.command), *of_learning(job.first.outcome.learning))
     recording = recording_of(job.largest)
     shown = job.memory_model.unlimited(Stream.of(recording))
     full = of_full_memory(full_memory(recording, shown))
@@ -473,18 +466,6 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         graphs_at = job.first.outcome.learning.gradients_with_graph
         full = (*of_steps(job.pattern, job.memory_model, graphs_at), *full)
     return (*found, *full)
-
-
-def _failure(job: PlannedJob) -> Iterator[Finding]:
-    """What ends the script after its first steps."""
-    outcome, what = job.first.outcome, shortfall(job.first, job.command)
-    if what is None or outcome.status != "failed" or outcome.own_fault is not None:
-        return
-    cause = cause_of(outcome, job.first.output)
-    if cause is not None:
-        yield cause
-    after = f"after {count(outcome.steps, 'step')}"
-    yield Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

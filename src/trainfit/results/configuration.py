@@ -155,7 +155,7 @@ class EpochEnd:
             return "training from a later epoch on"
         if self.evaluation == "simulated":
             return "evaluation and checkpoint" if self.saved else "evaluation"
-        return "checkpoint" if self.saved else "end of an epoch"
+        return "checkpoint" if self.saved else "later steps"
 
 
 @dataclasses.dataclass(frozen=True)

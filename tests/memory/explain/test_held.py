@@ -63,3 +63,26 @@ def test_the_line_of_what_is_kept() -> None:
     kept = findings(scenarios.predictions_kept)["tensors_kept"]
     source = Path(scenarios.__file__).read_text().splitlines()
     assert "kept.append" in source[kept.at.line - 1]
+
+
+def _attention(queries: int = 4096) -> None:
+    x = torch.randn(2, queries, 64, device="cuda", requires_grad=True)
+    scores = (x @ x.transpose(-2, -1)).softmax(-1)
+    (scores @ x).sum().backward()
+
+
+def test_what_an_operator_makes_for_itself_is_no_librarys_workspace() -> None:
+    """PyTorch multiplies the gradient of a softmax by its result before the kernel: a tensor as
+    large as the scores, and none of cuDNN's."""
+    with trainfit.simulate("custom:8GiB") as simulation:
+        _attention()
+        recording = simulation.recording
+    memory = full_memory(recording, replayed(recording))
+    scores = 2 * 4096 * 4096 * 4
+    own = [each for each in memory.held if each.operator == "_softmax_backward_data"]
+    assert {each.kind for each in own} == {"temporary"}
+    assert sum(each.nbytes for each in own) >= scores
+    of_library = sum(each.nbytes for each in memory.held if each.kind == "workspace")
+    assert 0 < of_library < scores / 2
+    found = {each.kind: each for each in of_full_memory(memory)}
+    assert "workspace_large" not in found and "temporaries" in found["memory_mostly"].title

@@ -270,3 +270,27 @@ def test_an_endless_sampler_has_the_data_sets_epoch(tmp_path: Path) -> None:
     )
     assert found["samples"] == 9500
     assert found["now"]["recommended_batch"] <= 9500 / 50
+
+
+_FAILS = """
+import torch
+model = torch.nn.Linear(64, 10).cuda()
+opt = torch.optim.SGD(model.parameters())
+for step in range(40):
+    loss = model(torch.randn(64, 64, device="cuda")).square().mean()
+    loss.backward()
+    opt.step()
+    if step == 30:
+        print(loss.detach().numpy())
+"""
+
+
+def test_an_error_of_a_later_step_is_one_of_the_script(tmp_path: Path) -> None:
+    """What a look for an evaluation comes upon, and whose cause is known."""
+    script = tmp_path / "train.py"
+    script.write_text(_FAILS)
+    arguments = ["plan", "--no-loader", "--gpu", "T4", "--json", "--", "python"]
+    found = json_of(trainfit(*arguments, script, cwd=tmp_path))
+    kinds = {each["kind"]: each for each in found["findings"]}
+    assert kinds["fails_later"]["subject"] == "after 31 steps"
+    assert kinds["gpu_to_numpy"]["place"]["line"] == 10

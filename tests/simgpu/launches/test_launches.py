@@ -653,3 +653,29 @@ def test_a_layer_of_four_bits_costs_its_flops(rows: int) -> None:
     if rows > 4:
         assert found[0]["written"] == HALF * 128 * 64
     del keep
+
+
+@pytest.mark.parametrize(
+    ("act", "count"),
+    [
+        (lambda x, mask: x[mask], 1),
+        (lambda x, mask: x[mask, 0], 1),
+        (lambda x, mask: x.__setitem__(mask, x[0]), 1),
+        (lambda x, mask: x.__setitem__(mask, 0.5), 0),  # masked_fill
+        (lambda x, mask: x.masked_fill(mask[:, None], 0.0), 0),
+        (lambda x, mask: x[x[:, 0].long()], 0),
+        (lambda x, mask: torch.where(mask[:, None], x, 0.0), 0),
+        (lambda x, mask: x.unique(), 1),
+        (lambda x, mask: torch.bincount(x[:, 0].long()), 1),
+        (lambda x, mask: x.repeat_interleave(x[:, 0].long(), 0), 1),
+        (lambda x, mask: x.repeat_interleave(x[:, 0].long() + 1, 0, output_size=8), 0),
+    ],
+)
+def test_sizes_that_depend_on_data_are_waited_for(
+    act: Callable[[torch.Tensor, torch.Tensor], Any], count: int
+) -> None:
+    def prepared() -> Callable[[], Any]:
+        x = tensor(8, 4, dtype=torch.float32)
+        return lambda: act(x, x[:, 0] > 0)
+
+    assert kinds(launched(prepared)).count("stream_wait") == count

@@ -14,7 +14,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import Finding
+from trainfit.results.findings import FAILS_LATER, Finding
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
@@ -172,6 +172,20 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     if outcome.status in ("finished", "ended"):
         return None
     return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
+
+
+def fails_later(trace: Trace, command: Command, *, known: bool = False) -> tuple[Finding, ...]:
+    """What ends the script after its first steps, the cause first; with ``known``, only an error
+    whose cause is known."""
+    outcome, what = trace.outcome, shortfall(trace, command)
+    if what is None or outcome.status != "failed" or outcome.own_fault is not None:
+        return ()
+    cause = cause_of(outcome, trace.output)
+    if cause is None and known:
+        return ()
+    after = f"after {count(outcome.steps, 'step')}"
+    failed = Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
+    return (failed,) if cause is None else (cause, failed)
 
 
 def with_cause(text: str, cause: Finding | None) -> str:

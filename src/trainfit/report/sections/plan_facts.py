@@ -61,7 +61,7 @@ def _fits(result: PlanResult) -> str:
     end = result.epoch_end
     if now.fits and end is not None and end.fits is False:
         need = size(end.device_bytes or 0)
-        verb = "need" if " and " in end.title else "needs"
+        verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."

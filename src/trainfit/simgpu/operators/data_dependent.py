@@ -108,6 +108,8 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     as a condition on such data is taken as False."""
     target, indices = args[0], args[1]
     known = target._life.value if type(target) is SimulatedTensor else None
+    if any(each is not None and each.dtype in _MASKS for each in indices):
+        _wait_for_mask(engine, args)
     result = engine.generic(engine.info(func), args, kwargs)
     if known is not None and any(_is_unknown_mask(engine, each) for each in indices):
         target._life.value = known
@@ -115,11 +117,23 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+def _wait_for_mask(engine: Engine, args: Any) -> None:
+    """The host needs how many elements a mask selects, unless one number is written there: that is
+    masked_fill (TensorAdvancedIndexing.cpp: canDispatchToMaskedFill, for a number of the host's,
+    which is not told from one of the device here)."""
+    indices, value = args[1:3]
+    given = [each for each in indices if each is not None]
+    accumulates = len(args) > 3 and args[3]
+    if value.numel() != 1 or len(given) != 1 or accumulates:
+        engine.wait_for_device()
+
+
 def _is_unknown_mask(engine: Engine, index: Any) -> bool:
     return index is not None and index.dtype in MASKS and contents_of(engine, index) is None
 
 
 def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
+    engine.wait_for_device()
     contents = contents_of(engine, mask)
     if contents is not None:
         with no_dispatch():
@@ -136,6 +150,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
 @handles(private.unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
 def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Unique values; without content all are assumed to differ."""
+    engine.wait_for_device()
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -159,6 +174,8 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(aten.repeat_interleave.Tensor)
 def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     size = kwargs.get("output_size")
+    if size is None:
+        engine.wait_for_device()  # for the sum of the counts
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -171,6 +188,7 @@ def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.bincount.default)
 def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    engine.wait_for_device()  # for the largest value
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():

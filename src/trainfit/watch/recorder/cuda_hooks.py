@@ -36,6 +36,8 @@ def install(host: Host, patches: PatchSet, late: bool) -> None:
     owners: set[Any] = {torch.cuda, torch.cuda.Event, torch.cuda.Stream}
     for owner in owners:
         patches.hook(owner, "synchronize", functools.partial(_waiting, host))
+    # It waits before it gives memory back.
+    patches.hook(torch.cuda, "empty_cache", functools.partial(_waiting, host))
 
 
 def _of_tensors(

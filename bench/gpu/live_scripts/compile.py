@@ -1,0 +1,20 @@
+import time
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(2048, 2048), nn.GELU())]).cuda()
+compiled = torch.compile(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+start = None
+for _step in range(5000):
+    x = torch.randn(8192, 2048, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = nn.functional.mse_loss(compiled(x).float(), x)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    start = start or time.time()
+    if time.time() - start > 3:
+        break
