@@ -103,7 +103,8 @@ def add_simulation(group: OptionGroup) -> None:
         type=seconds,
         default=600.0,
         metavar="S",
-        help="time limit of one simulated run in seconds (default 600)",
+        help="time limit of one simulated run in seconds, not counting those for which others "
+        "have this machine's cores (default 600)",
     )
     group.add_argument(
         "--assume-installed",

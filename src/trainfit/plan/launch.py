@@ -13,6 +13,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.launch_line import LaunchCommand, launch_command
+from trainfit.plan.sizing.recommendation import effective_words
 from trainfit.results.changes import AllocatorTrial, LaunchPart, PartPlace, PartStatus
 from trainfit.results.configuration import AmpChoice, BatchLimits
 from trainfit.results.dataloader import LoaderSettings
@@ -277,9 +278,12 @@ def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]
         return
     reason = "the script's own"
     if step.effective_batch is not None:
-        reason = f"keeps the effective batch size of {step.effective_batch}"
-        if wanted == seen and plan.chosen.recommended_batch != plan.now.batch_size:
-            reason = f"the effective batch size was {step.effective_batch}"
+        now = plan.now.batch_size
+        replicas = plan.ranks.replicas if plan.ranks is not None else 1
+        batch = (plan.chosen.recommended_batch or now or 1) / (now or 1)
+        becomes = step.effective_batch * wanted / seen * batch
+        said = effective_words(step.effective_batch, replicas)
+        reason = f"keeps {said}" if round(becomes) == step.effective_batch else f"instead of {said}"
     status: PartStatus = "kept" if wanted == seen else "set"
     yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))
 

@@ -23,6 +23,7 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
+from trainfit.plan.sizing.ranks import replicas_of
 from trainfit.plan.sizing.recommendation import Accumulation, EffectiveBatch
 from trainfit.results.changes import Remedies
 from trainfit.results.runs.trace import ContextSeen, Counted
@@ -234,7 +235,8 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
     if job.infers or not best or not job.batch or best == job.batch:
         return
     step = EffectiveBatch(job.command, job.recording.makeup, job.batch, found.by_noise)
-    before, after = step.samples_at(job.batch), step.samples_at(best)
+    replicas = replicas_of(job.first)
+    before, after = (replicas * step.samples_at(batch) for batch in (job.batch, best))
     if before == after:
         return
     given = "" if job.noise_scale is None else f" --noise-scale {job.noise_scale:g}"

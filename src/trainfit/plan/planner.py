@@ -62,7 +62,7 @@ from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
 from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.plan.sizing.ranks import ranks_of
+from trainfit.plan.sizing.ranks import ranks_of, replicas_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import launched_step, speed
 from trainfit.plan.sizing.stages import pipeline
@@ -310,7 +310,8 @@ def _accumulation(
     without one that has not."""
     makeup, best = job.recording.makeup, chosen.batches.recommended
     by_noise = chosen.batches.by_noise
-    kept = accumulation_for(options.command, makeup, job.batch, best, by_noise)
+    replicas = replicas_of(job.first)
+    kept = accumulation_for(options.command, makeup, job.batch, best, by_noise, replicas)
     wanted, option = kept.values.get("grad_accum"), options.option("grad_accum")
     if wanted is not None and job.first.outcome.learning.is_divided is False:
         return Accumulation({}, _summed(wanted)), options
@@ -323,7 +324,8 @@ def _accumulation(
         return kept, options.proven(["grad_accum"])
     options = options.without({"grad_accum": why})
     job.runs.use(options.command)
-    return accumulation_for(options.command, makeup, job.batch, best, by_noise), options
+    kept = accumulation_for(options.command, makeup, job.batch, best, by_noise, replicas)
+    return kept, options
 
 
 def _summed(wanted: str) -> str:

@@ -33,6 +33,7 @@ from trainfit.results.text import exception_text
 from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
+from trainfit.scripts.own_time import LONGEST
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.patching import PatchSet
@@ -93,6 +94,7 @@ def watch(
     late: Callable[[Any], bool],
     stopped: Callable[[str, Any], bool] | None = None,
     why_stopped: Callable[[], str] = sandbox.stopped,
+    own_s: Callable[[], float] | None = None,
 ) -> threading.Thread:
     """End the process when its time is over, its sandbox asks for it, or its parent has died.
 
@@ -100,20 +102,33 @@ def watch(
     ``place`` is the user's line. ``stopped(reason, place)`` does that for a run that has to end
     as ``why_stopped`` says (by default because it wrote more than it may). Nothing is ended once
     ``done`` is set, with which the thread that is returned ends.
+
+    Of a run whose ``own_s`` tell how long it lasted by itself, these are limited, and the time
+    ``LONGEST`` times as far.
     """
     main, parent = threading.main_thread().ident, os.getppid()
-    deadline = started + limit_s
+    deadline = started + limit_s * (1.0 if own_s is None else LONGEST)
+    last_resort = started + limit_s + _LAST_RESORT_S
     faulthandler.dump_traceback_later(limit_s + _LAST_RESORT_S, exit=True)
 
+    def left_s() -> float:
+        passed_by = deadline - time.monotonic()
+        return passed_by if own_s is None else min(passed_by, limit_s - own_s())
+
     def look() -> None:
-        while not done.wait(max(0.0, min(_TICK_S, deadline - time.monotonic()))):
+        nonlocal last_resort
+        while not done.wait(max(0.0, min(_TICK_S, left := left_s()))):
+            now = time.monotonic()
+            if own_s is not None and now + left > last_resort:  # others had the cores
+                last_resort = now + left + _LAST_RESORT_S
+                faulthandler.dump_traceback_later(last_resort - now, exit=True)
             if os.getppid() != parent:
                 os._exit(1)
             if stopped is not None and (reason := why_stopped()):
                 place = frame_of_user(sys._current_frames().get(main or 0))
                 if stopped(reason, place):
                     os._exit(0)
-            if time.monotonic() >= deadline:
+            if left_s() <= 0:
                 place = frame_of_user(sys._current_frames().get(main or 0))
                 if late(place):
                     os._exit(0)

@@ -45,6 +45,7 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
+from trainfit.scripts.own_time import OwnTime
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -65,7 +66,7 @@ _TELL_S = 0.5
 _INTERRUPTED = "interrupted"
 #: Steps after which a run may tell what it has, and seconds that the rest must last for that.
 _EARLY_STEPS, _EARLY_S = 2, 4.0
-#: Seconds that an evaluation may last before the third step.
+#: Seconds of the run's own that an evaluation may last before the third step.
 _EVALUATION_S = 15.0
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
@@ -171,22 +172,25 @@ class Runner:
 
     def _begin(self) -> None:
         """This process runs the script from now on."""
-        self._started = self._told = time.monotonic()
+        self._own_s = OwnTime()
+        self._started = self._told = self._own_s.began
         self._cpu_s = time.process_time()
         self._process = os.getpid()
         self._steps_at: list[float] = []
         self._done = threading.Event()
         self._stacks = HangStacks(self._spec.outcome.with_name("stacks.txt"))
         limit, callbacks = self._spec.time_limit_s, (self._late, self._stopped)
-        self._watch = watch(self._started, limit, self._done, *callbacks, self._why_stopped)
+        self._watch = watch(
+            self._started, limit, self._done, *callbacks, self._why_stopped, self._own_s
+        )
 
     # -- as a stem -------------------------------------------------------------------------
 
     def hold(self) -> str:
         """Stop what would not outlive a fork; why there must be none, empty if there may."""
         self._done.set()
-        faulthandler.cancel_dump_traceback_later()
         self._watch.join()
+        faulthandler.cancel_dump_traceback_later()
         self._simulation.pause()
         if not self._simulation.is_untouched or self._interventions.optimizers:
             return "something was already simulated"
@@ -300,14 +304,14 @@ class Runner:
         """The training is over for now: a run of steps alone ends with the last of them, where
         they are enough to tell; else it waits for the evaluation, if that does not last."""
         if self._spec.only_training and self._simulation.steps >= _EARLY_STEPS and self._is_run():
-            self._evaluating_since = time.monotonic()
+            self._evaluating_since = self._own_s()
             self._leave_evaluation()
 
     def _leave_evaluation(self) -> None:
         since = self._evaluating_since
         if since is None or not self._is_run():
             return
-        if self._simulation.steps >= LEAST_STEPS or time.monotonic() - since > _EVALUATION_S:
+        if self._simulation.steps >= LEAST_STEPS or self._own_s() - since > _EVALUATION_S:
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -396,7 +400,7 @@ class Runner:
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
 
     def _is_late(self) -> bool:
-        return time.monotonic() - self._started > self._spec.time_limit_s / 2
+        return self._own_s() > self._spec.time_limit_s / 2
 
     def _text_over(self) -> None:
         """The loop whose calls were counted is over."""
@@ -426,7 +430,7 @@ class Runner:
             if self._spec.count == "calls":
                 recording = self._generation.described(recording)
             recording.save(self._spec.recording)
-        seconds = time.monotonic() - self._started
+        seconds = self._own_s()
         kept = self._generation.frozen
         steps = self._simulation.steps if kept is None else kept.steps
         end = dataclasses.replace(end, steps=steps, seconds=seconds)

@@ -25,7 +25,7 @@ from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.loader import CoreAdvice, LoaderResult, SettingReason, VariableAdvice
 from trainfit.results.plan import HostCpu, PlanResult
 from trainfit.results.runs.steps import StepMakeup
-from trainfit.results.speed import DataLoading
+from trainfit.results.speed import DataLoading, Ranks
 
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1}"
 OMP = VariableAdvice(
@@ -272,3 +272,19 @@ def test_the_text() -> None:
     assert left_out_text(plan.launch_parts) == (
         "MKL_NUM_THREADS, CPU affinity: no gain; PYTORCH_CUDA_ALLOC_CONF: not needed: it fits"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "reason"),
+    [
+        ("--a={grad_accum:2}", 1, "keeps the effective batch size of 16"),
+        ("--a={grad_accum:8}", 1, "instead of the effective batch size of 16"),
+        ("--a={grad_accum:2}", 4, "keeps the effective batch size of 64 (16 on each of 4 GPUs)"),
+    ],
+)
+def test_the_effective_batch_is_that_of_the_job(line: str, count: int, reason: str) -> None:
+    step = StepMakeup(8, 2, 16)
+    now = dataclasses.replace(PLAN.now, recommended_batch=PLAN.now.batch_size)
+    ranks = Ranks(count, "", (), "") if count > 1 else None
+    _, parts = launched(line=f"{LINE} {line}", step=step, now=now, ranks=ranks)
+    assert parts["grad_accum"].reason == reason

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.simgpu.device.tensor import current_engine
+from trainfit.simgpu.device.tensor import current_engine, plain
 
 DATA: dict[str, Any] = {
     "list": [1.0, 2.0],
@@ -198,3 +198,27 @@ def test_parts_whose_lengths_gpu_data_tells_are_even() -> None:
     assert source.grad is not None and source.grad.shape == source.shape
     assert [len(each) for each in torch.split(source, [4, 6])] == [4, 6]
     assert any("to be even" in text for text in current_engine().assumptions)
+
+
+def test_a_list_as_an_index_selects_what_it_says() -> None:
+    table = torch.arange(6, device="cuda").view(3, 2)
+    assert table[[2, 0]].tolist() == [[4, 5], [0, 1]]
+    assert table[:, [1]].tolist() == [[1], [3], [5]]
+    assert table[[0, 1], [1, 0]].tolist() == [1, 2]
+    assert table[[True, False, True]].tolist() == [[0, 1], [4, 5]]
+    assert table[range(1)].tolist() == table[np.array([0])].tolist() == [[0, 1]]
+    assert table[[]].shape == (0, 2)
+    table[[0, 2]] = 9
+    assert table.tolist() == [[9, 9], [2, 3], [9, 9]]
+
+
+def test_an_index_without_values_makes_none_up() -> None:
+    table = torch.arange(6, device="cuda").view(3, 2)
+    torch.ops.aten.index_put_(table, [torch.zeros(1, dtype=torch.long, device="meta")], table[:1])
+    assert plain(table)._life.value is None
+
+
+def test_unwritten_memory_is_the_same_in_each_run() -> None:
+    tokens = torch.empty(2, 4, dtype=torch.long, device="cuda")
+    tokens[:, 0] = 7
+    assert tokens.tolist() == [[7, 0, 0, 0]] * 2

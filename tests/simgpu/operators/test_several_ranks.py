@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 
 import trainfit
+from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
@@ -167,6 +168,9 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert {"all_gather", "reduce_scatter"} <= kinds
     shards = [parameter.to_local().shape for parameter in model.parameters()]
     assert shards == [(1024 // RANKS, 1024)] * 2
+    share = {"parameter", "gradient"}
+    kinds = {MEMORY[kind] for kind in gpu.recording.alloc_kind.tolist()}
+    assert share <= kinds
 
 
 def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:

@@ -37,6 +37,7 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
 )
 from trainfit.results.text import signal_name, size
+from trainfit.scripts.own_time import LONGEST
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.device.settling import MOST_STEPS
 from trainfit.torch_private import needed
@@ -255,10 +256,10 @@ class Tracer:
     ) -> Trace:
         started = time.monotonic()
         process = self._start(folder, environment, grows)
-        interrupt = None
+        interrupt, longest = None, LONGEST * self._limit
         if self._keeps_interrupted:
-            interrupt = _asked_when_interrupted(process, folder, self._limit, self._stopped, look)
-        child = _child(process, folder, started, self._limit, self._stopped, look)
+            interrupt = _asked_when_interrupted(process, folder, longest, self._stopped, look)
+        child = _child(process, folder, started, longest, self._stopped, look)
         outcome, recording = _outcome(folder, child, self._limit), _recording(folder)
         if recording is not None:
             needed.saw(recording.header["torch"])

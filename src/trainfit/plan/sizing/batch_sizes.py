@@ -21,6 +21,7 @@ from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, Grain, curve_of, with_sizes
 from trainfit.plan.sizing.laws import Batches, RecordedPair, law_above, law_of
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.plan.sizing.ranks import replicas_of
 from trainfit.plan.sizing.recommendation import (
     Bounds,
     EffectiveBatch,
@@ -376,6 +377,7 @@ class BatchSizes:
             is_summed=is_summed,
             optimizer=str(recording.header.get("optimizer") or ""),
             infers=self._infers,
+            replicas=max(1, replicas_of(present) // unit),
         )
 
     def _only_present(

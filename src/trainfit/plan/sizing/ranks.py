@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware.gpu.topology import link_of, network_words
+from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import TRANSFERS
@@ -40,6 +41,11 @@ def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Rank
     if any(each.kind == "send_receive" for each in found):
         equal += _STAGES
     return Ranks(count, words, found, equal, machine.gpu.machines)
+
+
+def replicas_of(trace: Trace) -> int:
+    """How many processes of its job have samples of their own."""
+    return recording_of(trace).ranks // max(1, len(trace.ranks))
 
 
 def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:

@@ -52,7 +52,8 @@ class EffectiveBatch:
     ``by_noise`` is the batch size that the noise scale asks for, as of :func:`accumulation_for`.
     ``is_summed``: the losses of a step's micro-batches are added, not averaged, so that another
     number of them is another learning rate. ``optimizer`` is the class of the optimizer, by name
-    (empty: not known). ``infers``: nothing is learned.
+    (empty: not known). ``infers``: nothing is learned. Of the job's ``replicas`` each has these
+    samples.
     """
 
     command: Command
@@ -62,6 +63,7 @@ class EffectiveBatch:
     is_summed: bool = False
     optimizer: str = ""
     infers: bool = False
+    replicas: int = 1
 
     @property
     def may_change(self) -> bool:
@@ -81,6 +83,10 @@ class EffectiveBatch:
         kept = accumulation_for(self.command, makeup, self.present, batch, self.by_noise)
         wanted = int(kept.values.get(_NAME, seen))
         return round(makeup.effective_batch * batch / self.present * wanted / seen)
+
+    def words(self, batch: int) -> str:
+        """The job's effective batch size at ``batch``, in words."""
+        return effective_words(self.samples_at(batch), self.replicas)
 
     @property
     def keeper(self) -> str:
@@ -107,6 +113,12 @@ class EffectiveBatch:
         return max(1, self.present * seen)
 
 
+def effective_words(samples: int, replicas: int) -> str:
+    """The effective batch size of a job whose ``replicas`` have so many samples a step each."""
+    words = f"the effective batch size of {samples * replicas}"
+    return words if replicas < 2 else f"{words} ({samples} on each of {replicas} GPUs)"
+
+
 def _may_grow(command: Command, seen: int) -> bool:
     """Does nothing say that the effective batch is to stay? Of a script that does not accumulate,
     with an option for it that the user has not marked."""
@@ -124,6 +136,7 @@ def accumulation_for(
     present: int | None,
     chosen: int | None,
     by_noise: int | None = None,
+    replicas: int = 1,
 ) -> Accumulation:
     """What keeps the effective batch size at the batch size ``chosen`` instead of ``present``.
 
@@ -148,7 +161,8 @@ def accumulation_for(
     if stated is None:
         if chosen == by_noise:
             return Accumulation({})
-        return Accumulation({}, _without_placeholder(makeup, samples, seen, present, chosen))
+        said = _without_placeholder(makeup, samples, seen, present, chosen, replicas)
+        return Accumulation({}, said)
     if int(stated) != seen:
         note = (
             f"the command says {_NAME} {stated}, the script accumulates {seen}: {{{_NAME}}} is "
@@ -166,14 +180,15 @@ def accumulation_for(
     if becomes == samples:
         return Accumulation(values, note=note)
     action = (
-        f"the effective batch size changes from {samples} to {becomes}: micro-batch {round(micro)} "
-        f"× accumulation {wanted} is the nearest; to keep it, choose a batch size that divides it"
+        f"the effective batch size changes from {samples * replicas} to {becomes * replicas}: "
+        f"micro-batch {round(micro)} × accumulation {wanted} is the nearest; to keep it, choose a "
+        "batch size that divides it"
     )
     return Accumulation(values, action, note)
 
 
 def _without_placeholder(
-    makeup: StepMakeup, samples: int, seen: int, present: int, chosen: int
+    makeup: StepMakeup, samples: int, seen: int, present: int, chosen: int, replicas: int
 ) -> str:
     """Of a command that sets the micro-batch alone; nothing where a larger one is what was asked
     for, without accumulation."""
@@ -187,7 +202,8 @@ def _without_placeholder(
     else:
         where = f" at {makeup.where}" if makeup.where else ""
         option = f"the number of micro-batches before the optimizer's step{where}"
-    changes = f"with batch size {chosen} the effective one changes from {samples} to {becomes}"
+    before, after = samples * replicas, becomes * replicas
+    changes = f"with batch size {chosen} the effective one changes from {before} to {after}"
     if chosen > present * seen:
         return f"{changes}: only a batch size of at most {present * seen} keeps it"
     if seen == 1 and framework is None:
@@ -196,7 +212,7 @@ def _without_placeholder(
             f"{keeps} batches only, and divide the loss by {keeps}"
         )
     nearest = round(becomes * keeps / seen)
-    aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest})"
+    aim = "to keep it" if nearest == samples else f"to come nearest to it ({nearest * replicas})"
     return (
         f"{changes}: {aim}, set {option} to {keeps} instead of {seen}, or write that option into "
         f"the command as {{{_NAME}:{seen}}}"
@@ -302,10 +318,10 @@ def recommend(
             best, limits = stays, dataclasses.replace(limits, reason=reason)
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
-        fastest, samples = best, effective.samples_at(effective.present or best)
+        fastest = best
         if effective.most is not None and best > effective.most:
-            best, samples = effective.most, effective.samples_at(effective.most)
-            reason = f"{effective.keeper} keeps the effective batch size of {samples}"
+            best = effective.most
+            reason = f"{effective.keeper} keeps {effective.words(best)}"
             limits = dataclasses.replace(limits, reason=reason)
         elif most is not None and not effective.is_kept:
             if limits.trains is None and not effective.may_change:
@@ -329,10 +345,9 @@ def _learning_kept(
     present = effective.present
     if not present or present > most or best == present:
         return best, limits
-    samples = effective.samples_at(present)
-    if effective.samples_at(best) == samples:
+    if effective.samples_at(best) == effective.samples_at(present):
         return best, limits
-    reason = f"keeps the effective batch size of {samples}"
+    reason = f"keeps {effective.words(present)}"
     return present, dataclasses.replace(limits, reason=reason)
 
 
@@ -352,7 +367,7 @@ def _dividing(
     found = next(whole, best)
     if found == best or total % best == 0:
         return best, limits
-    reason = f"the largest that divides the effective batch size of {effective.samples_at(found)}"
+    reason = f"the largest that divides {effective.words(found)}"
     if effective.samples_at(found) != effective.samples_at(present):
         reason = f"the largest of which {total // found} make the {total} samples of a step"
     return found, dataclasses.replace(limits, reason=reason)
@@ -372,8 +387,8 @@ def _option(
     rate = learning_rate(optimizer, before, after, None)
     return BatchOption(
         batch_size=size,
-        samples=after,
-        samples_now=before,
+        samples=after * effective.replicas,
+        samples_now=before * effective.replicas,
         gain=then / now,
         steps=_epoch_steps(bounds, after),
         steps_now=_epoch_steps(bounds, before),

@@ -127,7 +127,8 @@ class RunSpec(Exchanged):
         least_steps, enough_s: it ends before that with so many steps at the least, once so many
             seconds have passed since the first (``None``: it does not).
         count: what a step is: the optimizer's, a call of the model, a backward pass.
-        time_limit_s: for everything.
+        time_limit_s: for everything; a simulated run's are its own, those left out for which others
+            had the machine's cores.
         steps_limit_s: of CPU time, for its steps; other programs do not shorten it (0: none).
 
         gpu: what is simulated (``None``: the machine's own devices).

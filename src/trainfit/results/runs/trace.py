@@ -338,7 +338,7 @@ class ScriptOutcome(Exchanged):
 
     Attributes:
         steps: that it made.
-        seconds: that it took.
+        seconds: that it took, without those for which others had the machine's cores.
         message: for people.
         traceback: the script's own.
         location: the script's line ("file:line").

@@ -6,13 +6,13 @@ import collections
 import itertools
 import mmap
 import statistics
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
+from trainfit.scripts.own_time import stopwatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -84,9 +84,9 @@ class FetchTimes:
 
     def _timed(self, original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def fetch(fetcher: Any, index: Any) -> Any:
-            began = time.perf_counter()
+            passed = stopwatch()
             batch = original(fetcher, index)
-            took = time.perf_counter() - began
+            took = passed()
             worker = get_worker_info()
             number = _WORKERS if worker is None else worker.id
             samples = len(index) if hasattr(index, "__len__") else 1

@@ -13,7 +13,7 @@ from trainfit.results.runs.trace import ContextSeen
 #: What models call the positions that they are made for, in their configuration.
 _POSITIONS: Final = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length"),
-    *("block_size", "context_length", "seq_len", "n_ctx"),
+    *("block_size", "context_length", "seq_len", "n_ctx", "max_target_positions"),
 )
 
 

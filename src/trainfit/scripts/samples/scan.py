@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import random
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 
 from trainfit.results.runs.trace import SampleOverride, SampleScan
+from trainfit.scripts.own_time import stopwatch
 from trainfit.scripts.samples.sizes import DEPTH, SampleSizes, Shapes, shapes_of
 from trainfit.torch_private import data_loading as private
 
@@ -69,11 +69,11 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
     found: list[int] = []
     shapes: list[Shapes] = []
     error: Exception | None = None
-    deadline = time.monotonic() + seconds
+    passed = stopwatch()
     is_stacked = False
     with _own_randomness():
         for key in looked_at:
-            if (found or error) and time.monotonic() > deadline:
+            if (found or error) and passed() > seconds:
                 break
             try:
                 shapes.append(shapes_of(_sample(loader, int(key))))
@@ -209,7 +209,7 @@ def _of_stream(loader: DataLoader[Any]) -> SampleScan:
 def _of_largest_files(loader: DataLoader[Any], keys: Sequence[Any], seconds: float) -> list[Any]:
     """Those of ``keys`` whose files are far larger than most, a few at most, where the data set has
     a list of its samples' files: a look at some samples would miss one in thousands."""
-    deadline, count = time.monotonic() + seconds, _length(loader)
+    passed, count = stopwatch(), _length(loader)
     for files in vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ():
         if not isinstance(files, list | tuple) or not files or len(files) != count:
             continue
@@ -217,7 +217,7 @@ def _of_largest_files(loader: DataLoader[Any], keys: Sequence[Any], seconds: flo
             continue
         sizes: list[tuple[int, Any]] = []
         for key in keys:
-            if time.monotonic() > deadline:
+            if passed() > seconds:
                 break
             with contextlib.suppress(OSError, TypeError):
                 sizes.append((os.stat(_file_of(files[key]) or "").st_size, key))

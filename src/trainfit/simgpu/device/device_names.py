@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from trainfit.simgpu.device.engine import Engine
@@ -58,6 +59,8 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
     """Call a function of PyTorch with its keywords made fit for C++."""
     if func in _FROM_DATA:
         return _from_data(engine, func, args, kwargs or {})
+    if func in _INDEXED and isinstance(args[0], DeviceTensor):
+        args = (args[0], _index_of(args[1], args[0].device), *args[2:])
     if not kwargs:
         return func(*args)
     device = kwargs.get("device")
@@ -122,6 +125,31 @@ def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if not known:
             engine.values.forget(plain(made)._life)
     return made.requires_grad_() if requires_grad else made
+
+
+#: C++ makes tensors of the numbers in ``x[[2, 0]]`` where the modes do not see it: without values.
+_INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
+
+
+def _index_of(index: Any, device: torch.device) -> Any:
+    """An index whose sequences of numbers are tensors on the device, as C++ makes them there."""
+    if type(index) is tuple:
+        return tuple(_numbers(each, device) for each in index)
+    # A list of anything else may stand for a tuple.
+    plain_numbers = type(index) is list and all(isinstance(each, int) for each in index)
+    return _numbers(index, device) if plain_numbers or type(index) in _ROWS else index
+
+
+def _numbers(index: Any, device: torch.device) -> Any:
+    if type(index) is not list and type(index) is not tuple and type(index) not in _ROWS:
+        return index
+    if any(isinstance(each, DeviceTensor) for each in private.leaves_of(index)):
+        return index
+    dtype = torch.int64 if not len(index) else None
+    return torch.tensor(index, dtype=dtype, device=device)
+
+
+_ROWS = {range, np.ndarray}
 
 
 def _read(tensor: DeviceTensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, plain
 from trainfit.torch_private.modules import buffers_of, parameters_of
-from trainfit.torch_private.tensors import current_node, node_number, sequence_number
+from trainfit.torch_private.tensors import current_node, local_part, node_number, sequence_number
 
 
 class Ownership:
@@ -60,11 +60,13 @@ class Ownership:
             for part in tensor.parts:
                 self.mark(part, kind, module)
             return
+        tensor = local_part(tensor)
         if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
             self._recorder.mark(number, kind, module)
 
     def mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
         """A parameter of a module that was called, or of an optimizer (``trained``)."""
+        parameter = local_part(parameter)
         self.mark(parameter, "parameter", module)
         if not isinstance(parameter, DeviceTensor):
             return

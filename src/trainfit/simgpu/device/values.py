@@ -93,7 +93,7 @@ class Values:
     def read(self, tensor: Any) -> torch.Tensor | None:
         """The content of a tensor as a CPU tensor, or ``None`` if unknown."""
         if type(tensor) is not SimulatedTensor:
-            return tensor if isinstance(tensor, torch.Tensor) else None
+            return tensor if isinstance(tensor, torch.Tensor) and not tensor.is_meta else None
         value = tensor._life.value
         if value is None or value.dtype != tensor._spec.dtype:
             return None
@@ -141,6 +141,8 @@ class Values:
         try:
             with no_dispatch():
                 content = func(*operands, **keywords)
+                if func in _UNWRITTEN:  # whatever was there: the same in each run
+                    content.zero_()
         except (NotImplementedError, RuntimeError, TypeError):
             return
         for tensor, real in _pairs(out, content):
@@ -255,6 +257,8 @@ class Values:
                 if inner is None:
                     return None
                 value = type(value)(inner)
+            elif isinstance(value, torch.Tensor) and value.is_meta:
+                return None
             operands.append(value)
         return tuple(operands)
 
@@ -303,6 +307,10 @@ class Values:
             return None
 
 
+_UNWRITTEN = {
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
+    aten.new_empty.default, aten.new_empty_strided.default,
+}  # fmt: skip
 _OVERWRITES = {aten.zero_.default, aten.fill_.Scalar}
 
 
