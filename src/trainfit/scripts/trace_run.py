@@ -46,6 +46,7 @@ from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
+from trainfit.scripts.phases.last_epoch import LastEpoch
 from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
@@ -104,6 +105,7 @@ class Runner:
         self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
+        self._last_epoch = LastEpoch()
         self._validation = LightningValidation(lambda: self._spec.cut is not None)
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
@@ -155,6 +157,7 @@ class Runner:
                     self._simulation.script_ended()
             finally:
                 self._periodic.end()
+                self._last_epoch.end()
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
@@ -237,6 +240,8 @@ class Runner:
             cut = self._spec.cut
             if cut is not None and cut.periodic and steps >= cut.periodic:
                 self._periodic.begin()
+            if cut is not None and cut.to_end and steps % cut.to_end == 0:
+                self._last_epoch.begin(by_number=cut.numbered)
             self._tell()
             self._steps_at.append(time.monotonic())
             self._tell_early()
@@ -328,7 +333,8 @@ class Runner:
         if has_ended and self._periodic.later is not None and not self._has_gone_on:
             self._has_gone_on = True
             return
-        if cut is not None and not cut.goes_on and has_ended and self._is_run():
+        ends = cut is not None and not (cut.goes_on or cut.to_end)
+        if ends and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -420,6 +426,7 @@ class Runner:
                 return False
             self._done.set()
         self._periodic.end()
+        self._last_epoch.end()
         faulthandler.cancel_dump_traceback_later()
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
@@ -454,7 +461,7 @@ class Runner:
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
-            later=self._periodic.later,
+            later=self._periodic.later or self._last_epoch.place,
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),

@@ -165,7 +165,7 @@ def _memory(result: PlanResult) -> list[Section]:
 
 def _evaluation_label(result: PlanResult) -> str:
     end = result.epoch_end
-    if end is None or (end.evaluation == "simulated" and end.later is None):
+    if end is None or (end.evaluation == "simulated" and end.is_of_epoch):
         return "evaluation"
     return end.title
 
@@ -188,6 +188,8 @@ def _evaluation(result: PlanResult) -> str:
             text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches)"
         if end.later is not None:
             text += f", from {short_place(end.later)} on"
+        if end.final is not None:
+            text += f", {short_place(end.final)}"
         told.append(text)
     return "; ".join(told)
 
