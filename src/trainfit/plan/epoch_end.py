@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -30,7 +31,7 @@ from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
-from trainfit.results.findings import LAST_BATCH, Finding, Place
+from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
@@ -304,9 +305,9 @@ def _to_come(coverage: Coverage) -> str:
     """What of a run comes with its last epoch, or after it, in words."""
     parts = []
     if coverage.by_number is not None:
-        parts.append(f"what goes by the epoch's number ({Place.parse(coverage.by_number)})")
+        parts.append(f"what goes by the epoch's number ({PurePath(coverage.by_number).name})")
     if coverage.after is not None:
-        parts.append(f"what follows the last epoch ({Place.parse(coverage.after)})")
+        parts.append(f"what follows the last epoch ({PurePath(coverage.after).name})")
     return " and ".join(parts)
 
 
