@@ -173,7 +173,7 @@ class _Evaluations:
             return dataclasses.replace(last, saved=end.saved), (*findings, *more)
         # At other batch sizes it will not be the end of the run that needs most, either.
         self._looks_on = False
-        return dataclasses.replace(end, unseen=last.unseen), findings
+        return dataclasses.replace(_known(end, last), unseen=last.unseen), findings
 
     def _of_end(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...], coverage: Coverage
@@ -206,8 +206,13 @@ class _Evaluations:
         length = covered.evaluation_batches if covered is not None else None
         lengths = lengths[: len(traces)]
         end, findings = _measured(self._job, traces, lengths, length, to_end=True)
-        final = None if end.later else (end.final or coverage.after)
-        return dataclasses.replace(end, batch_size=batch, final=final, unseen=unseen), findings
+        later, final = end.later, end.final
+        if final is None:
+            later = later or coverage.after  # another loop that trains
+        else:
+            final = final or coverage.after
+        end = dataclasses.replace(end, batch_size=batch, later=later, final=final, unseen=unseen)
+        return end, findings
 
     def _to_end(
         self, batch: int | None, spec: RunSpec, cut: LoaderCut, lengths: Sequence[int]
@@ -301,6 +306,12 @@ def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:
     return cut.index is not None if whole is None else whole > cut.others
 
 
+def _known(end: EpochEnd, last: EpochEnd) -> EpochEnd:
+    """``end``, where a run to the script's end had no evaluation either."""
+    is_all = end.evaluation == "none" and last.evaluation == "simulated" and not last.unseen
+    return dataclasses.replace(end, reason="") if is_all else end
+
+
 def _to_come(coverage: Coverage) -> str:
     """What of a run comes with its last epoch, or after it, in words."""
     parts = []
@@ -367,7 +378,7 @@ def _measured(
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
     steps = peak is None or peak.allocated_bytes < allocated
     later = traces[-1].outcome.later if steps else None
-    final = (peak.maker[2] or None) if to_end and peak is not None and not steps else None
+    final = peak.maker[2] if to_end and peak is not None and not steps else None
     found = EpochEnd(
         "simulated", "", False, allocated, device, fits, length, round(grows), None, later, final
     )

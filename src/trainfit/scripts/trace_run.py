@@ -47,7 +47,8 @@ from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.last_epoch import LastEpoch
-from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
+from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
@@ -106,7 +107,10 @@ class Runner:
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
         self._last_epoch = LastEpoch()
-        self._validation = LightningValidation(lambda: self._spec.cut is not None)
+        self._lightning = LightningTrainer(lambda: self._spec.cut is not None)
+        self._loaders.combined = self._lightning.combined
+        self._coverage.of_epoch = self._lightning.trained
+        self._loaders.epochs.of_evaluation = self._lightning.evaluated
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -136,7 +140,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
-            self._validation.install(self._patches)
+            self._lightning.install(self._patches)
             self._generation.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
@@ -163,7 +167,7 @@ class Runner:
                 self._interventions.remove()
                 self._generation.remove()
                 self._coverage.remove()
-                self._validation.remove()
+                self._lightning.remove()
                 self._launch.remove()
                 self._context.remove()
                 self._options.remove()

@@ -75,6 +75,8 @@ class CoverageWatch:
         """Called before an evaluation of the model begins."""
         self.trains_again: Callable[[], None] = lambda: None
         """Called before the model is called for training after an evaluation."""
+        self.of_epoch: Callable[[int], int] = lambda batches: batches
+        """Of so many batches of the training's loader, those of an epoch."""
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
@@ -215,7 +217,7 @@ class CoverageWatch:
             or not self._progress
         ):
             return None, None
-        batches = math.ceil(loader.epoch_samples / loader.batch_size)
+        batches = self.of_epoch(math.ceil(loader.epoch_samples / loader.batch_size))
         (first, before), (last, after) = self._progress[0], self._progress[-1]
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:

@@ -62,17 +62,19 @@ class Loop:
     """A loop of a source file, and how to end it.
 
     ``head`` are the first line and the last of what it goes over, ``first`` to ``last`` those of
-    its body. ``over`` gives what it goes over, where that is a range, a list or the like (``None``:
-    it is a ``while``), ``take`` assigns the value of ``_trainfit_value`` to its variables
-    (``None``: it has none). ``after`` is the line that comes next in the same block or one around
-    it (``None``: there is none, or a ``with`` ends in between), ``calls`` the function that makes
-    what it goes over. ``by_number`` is the line at which something in it goes by its variables.
+    its body. ``over`` gives what it goes over, where that is a range, a list or the like, and
+    ``iterates`` is its source (``None``: it is a ``while``). ``take`` assigns the value of
+    ``_trainfit_value`` to its variables (``None``: it has none). ``after`` is the line that comes
+    next in the same block or one around it (``None``: there is none, or a ``with`` ends in
+    between), ``calls`` the function that makes what it goes over. ``by_number`` is the line at
+    which something in it goes by its variables.
     """
 
     head: tuple[int, int]
     first: int
     last: int
     over: CodeType | None
+    iterates: ast.expr | None
     take: CodeType | None
     after: int | None
     calls: str
@@ -238,7 +240,7 @@ def _loop(node: ast.For | ast.While, filename: str, after: int | None) -> Loop:
     goes_over = node.iter if isinstance(node, ast.For) else node.test
     head = node.lineno, goes_over.end_lineno or node.lineno
     if isinstance(node, ast.While):
-        return Loop(head, node.body[0].lineno, last, None, None, after, "", None)
+        return Loop(head, node.body[0].lineno, last, None, None, None, after, "", None)
     names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
     plain = isinstance(node.target, ast.Name | ast.Tuple) and all(
         isinstance(each, ast.Name | ast.Tuple | ast.Store) for each in ast.walk(node.target)
@@ -250,6 +252,7 @@ def _loop(node: ast.For | ast.While, filename: str, after: int | None) -> Loop:
         node.body[0].lineno,
         last,
         _code(node.iter, filename),
+        node.iter,
         compile(made, filename, "exec") if plain else None,
         after,
         node.iter.func.id
