@@ -95,6 +95,25 @@ def test_a_while_loop(tmp_path: Path) -> None:
     assert _ran(tmp_path, text) == ["tested"]
 
 
+@pytest.mark.parametrize("number", ["epoch", "self.epoch"])
+def test_a_while_loop_that_counts(tmp_path: Path, number: str) -> None:
+    """It ends by its number, also where a function ends with it."""
+    text = f"""
+    from types import SimpleNamespace
+    def train(epochs):
+        self = SimpleNamespace()
+        {number} = 0
+        while {number} < epochs:
+            for batch in range(1000):
+                step()
+            did.append({number})
+            {number} += 1
+    train(300)
+    did.append("tested")
+    """
+    assert _ran(tmp_path, text) == [0, 299, "tested"]
+
+
 def test_what_is_gone_over_is_left_alone(tmp_path: Path) -> None:
     """No loader is asked for its batches to know the last of them."""
     text = """

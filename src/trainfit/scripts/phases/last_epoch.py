@@ -78,12 +78,7 @@ class LastEpoch:
         line = frame.f_lineno
         taken = self._taken.get(frame)
         if taken is not None and taken[0].first <= line <= taken[0].last:
-            loop, value = self._taken.pop(frame)
-            assert loop.take is not None
-            given = {"_trainfit_value": value}
-            exec(loop.take, {}, given)
-            del given["_trainfit_value"]
-            frame.f_locals.update(given)
+            _set(frame, *self._taken.pop(frame))
             return
         for loop, is_of_data in self._loops.get(frame, ()):
             if loop.head[0] <= line <= loop.head[1]:
@@ -98,13 +93,29 @@ class LastEpoch:
         if is_new and values and len(values) > 1 and loop.take is not None:
             self._last.add(key)
             self.place = self.place or f"{key[0]}:{key[1]}"
-            self._taken[frame] = loop, values[-1]
             self._loops[frame] = []
+            if loop.iterates is None:
+                _set(frame, loop, values[-1])
+            else:  # its next value comes after this line
+                self._taken[frame] = loop, values[-1]
+        elif loop.iterates is None and isinstance(values, range) and loop.take is not None:
+            _set(frame, loop, values.stop)
         elif loop.after is not None:
             frame.f_lineno = loop.after  # type: ignore[misc]  # of the frame that is traced
         elif loop.calls in frame.f_code.co_names:
             _gives_nothing(frame.f_globals, loop.calls)
             frame.f_lineno = loop.head[0]  # type: ignore[misc]  # it is made again, of nothing
+
+
+def _set(frame: FrameType, loop: Loop, value: Any) -> None:
+    """The variables of a loop, as if it had come to this value."""
+    assert loop.take is not None
+    before = {**frame.f_globals, **locals_of(frame), "_trainfit_value": value}
+    names = dict(before)
+    exec(loop.take, names)
+    names.pop("__builtins__", None)
+    changed = {name: made for name, made in names.items() if made is not before.get(name)}
+    frame.f_locals.update(changed)
 
 
 def _no_more(frame: FrameType, event: str, given: Any) -> None:

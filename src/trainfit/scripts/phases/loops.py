@@ -62,12 +62,12 @@ class Loop:
     """A loop of a source file, and how to end it.
 
     ``head`` are the first line and the last of what it goes over, ``first`` to ``last`` those of
-    its body. ``over`` gives what it goes over, where that is a range, a list or the like, and
-    ``iterates`` is its source (``None``: it is a ``while``). ``take`` assigns the value of
-    ``_trainfit_value`` to its variables (``None``: it has none). ``after`` is the line that comes
-    next in the same block or one around it (``None``: there is none, or a ``with`` ends in
-    between), ``calls`` the function that makes what it goes over. ``by_number`` is the line at
-    which something in it goes by its variables.
+    its body. ``over`` gives what it goes over, where that is a range, a list or the like, or what a
+    ``while`` counts to (else ``None``, as that gives), ``iterates`` is its source (``None``: it is
+    a ``while``). ``take`` assigns the value of ``_trainfit_value`` to its variables (``None``: it
+    has none). ``after`` is the line that comes next in the same block or one around it (``None``:
+    there is none, or a ``with`` ends in between), ``calls`` the function that makes what it goes
+    over. ``by_number`` is the line at which something in it goes by its variables.
     """
 
     head: tuple[int, int]
@@ -111,7 +111,7 @@ def epochs_of(frame: FrameType | None) -> int | None:
     counts: list[int] = []
     for each in frames_of_user(frame):
         for loop in loops_around(each):
-            if loop.over is None:
+            if loop.iterates is None:
                 return None
             rounds = values_of(loop, each)
             if not isinstance(rounds, range):
@@ -240,26 +240,44 @@ def _loop(node: ast.For | ast.While, filename: str, after: int | None) -> Loop:
     goes_over = node.iter if isinstance(node, ast.For) else node.test
     head = node.lineno, goes_over.end_lineno or node.lineno
     if isinstance(node, ast.While):
-        return Loop(head, node.body[0].lineno, last, None, None, None, after, "", None)
+        over, take = _counted(node.test, filename)
+        return Loop(head, node.body[0].lineno, last, over, None, take, after, "", None)
     names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
     plain = isinstance(node.target, ast.Name | ast.Tuple) and all(
         isinstance(each, ast.Name | ast.Tuple | ast.Store) for each in ast.walk(node.target)
     )
-    take = ast.Assign([node.target], ast.Name("_trainfit_value", ast.Load()))
-    made = ast.fix_missing_locations(ast.Module([take], []))
     return Loop(
         head,
         node.body[0].lineno,
         last,
         _code(node.iter, filename),
         node.iter,
-        compile(made, filename, "exec") if plain else None,
+        _taking(node.target, filename) if plain else None,
         after,
         node.iter.func.id
         if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
         else "",
         next(filter(None, (_use(each, frozenset(names)) for each in node.body)), None),
     )
+
+
+def _counted(test: ast.expr, filename: str) -> tuple[CodeType | None, CodeType | None]:
+    """Of ``while epoch < epochs``: what is yet to be counted, and what sets the number."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name | ast.Attribute):
+        return None, None
+    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Lt | ast.LtE | ast.NotEq):
+        return None, None
+    end = ast.unparse(test.comparators[0]) + " + 1" * isinstance(test.ops[0], ast.LtE)
+    number = ast.unparse(test.left)
+    left = ast.parse(f"range({number}, {end})", mode="eval").body
+    target = ast.parse(f"{number} = 0").body[0]
+    assert isinstance(target, ast.Assign)
+    return _code(left, filename), _taking(target.targets[0], filename)
+
+
+def _taking(target: ast.expr, filename: str) -> CodeType:
+    take = ast.Assign([target], ast.Name("_trainfit_value", ast.Load()))
+    return compile(ast.fix_missing_locations(ast.Module([take], [])), filename, "exec")
 
 
 def _use(node: ast.AST, names: frozenset[str]) -> int | None:
