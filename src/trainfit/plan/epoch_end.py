@@ -24,6 +24,7 @@ from trainfit.plan.epoch_peak import (
     carried_peak,
     is_in_proportion,
     memory_at_the_end,
+    what_grows,
 )
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.remainder import last_batch_fails, remainder_of
@@ -382,11 +383,16 @@ def _measured(
     found = EpochEnd(
         "simulated", "", False, allocated, device, fits, length, round(grows), None, later, final
     )
+    memory = None
+    if peak is not None and (peak.batch_bytes or not (fits or steps)):
+        memory = memory_at_the_end(runs, peak, whole)
+        if peak.batch_bytes:
+            found = dataclasses.replace(found, kept_at=what_grows(runs, peak, memory))
     if fits:
         return found, ()
-    if peak is None or steps:
-        return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
-    return found, of_full_memory(memory_at_the_end(runs, peak, whole))
+    if memory is None or steps:
+        memory = full_memory(runs[-1].recording, ends[-1])
+    return found, of_full_memory(memory)
 
 
 def _short_runs(

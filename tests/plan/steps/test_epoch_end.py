@@ -51,6 +51,7 @@ def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     assert (end["evaluation"], end["batches"]) == ("simulated", 313)
     assert end["batch_bytes"] == pytest.approx(64 * 10_000 * 4, rel=0.1)
     assert end["allocated_bytes"] == pytest.approx(20_032 * 10_000 * 4, rel=0.1)
+    assert end["kept_at"].endswith("train.py:18")
 
 
 def test_too_many_kept(tmp_path: Path) -> None:
