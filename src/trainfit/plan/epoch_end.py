@@ -1,8 +1,10 @@
-"""What comes at the end of an epoch: an evaluation, a checkpoint, in runs of their own.
+"""What comes at the end of an epoch, and of all epochs: an evaluation, a checkpoint, in runs of
+their own.
 
 The training's DataLoader is cut short, so that the script comes there within a few steps; those of
 an evaluation are, too, to two lengths. Memory that grows over it is carried on to its real length.
-The last batch of each is the largest that its data set has.
+The last batch of each is the largest that its data set has. Where the source has more to come
+after the loops, or goes by an epoch's number, a run goes on to the script's end.
 """
 
 from __future__ import annotations
