@@ -1,14 +1,17 @@
-"""What comes at the end of an epoch: an evaluation, a checkpoint, in runs of their own.
+"""What comes at the end of an epoch, and of all epochs: an evaluation, a checkpoint, in runs of
+their own.
 
 The training's DataLoader is cut short, so that the script comes there within a few steps; those of
 an evaluation are, too, to two lengths. Memory that grows over it is carried on to its real length.
-The last batch of each is the largest that its data set has.
+The last batch of each is the largest that its data set has. Where the source has more to come
+after the loops, or goes by an epoch's number, a run goes on to the script's end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -23,6 +26,7 @@ from trainfit.plan.epoch_peak import (
     carried_peak,
     is_in_proportion,
     memory_at_the_end,
+    what_grows,
 )
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.remainder import last_batch_fails, remainder_of
@@ -46,6 +50,10 @@ _THIRD: Final = 32
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
 _LIMIT_S: Final = 120.0
+#: Times that loops are ended in a run to the end of a script, which may train in several stages;
+#: and seconds for it.
+_ROUNDS: Final = 8
+_END_LIMIT_S: Final = 60.0
 #: Where no DataLoader tells where an epoch ends: steps, and seconds of CPU time, that its end is
 #: waited for.
 _MOST_STEPS: Final = 2000
@@ -97,6 +105,8 @@ class _Evaluations:
     def __init__(self, job: PlannedJob) -> None:
         self._job = job
         self.looked: tuple[RunSpec, Trace] | None = None
+        #: May what follows the last epoch need most?
+        self._looks_on = True
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
@@ -155,7 +165,71 @@ class _Evaluations:
     def at(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
-        """The evaluation at a batch size, and what fills the memory where that does not fit."""
+        """What needs most between the steps and after them at a batch size, and what fills the
+        memory where that does not fit."""
+        end, findings = self._of_epoch(batch, spec, lengths)
+        coverage = self._job.first.outcome.coverage
+        if coverage is None or not self._looks_on or not (coverage.after or coverage.by_number):
+            return end, findings
+        last, more = self._of_end(batch, spec, lengths, coverage)
+        if (last.device_bytes or 0) > (1 + _ALIKE) * (end.device_bytes or 0):
+            return dataclasses.replace(last, saved=end.saved), (*findings, *more)
+        # At other batch sizes it will not be the end of the run that needs most, either.
+        self._looks_on = False
+        return dataclasses.replace(_known(end, last), unseen=last.unseen), findings
+
+    def _of_end(
+        self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...], coverage: Coverage
+    ) -> tuple[EpochEnd, tuple[Finding, ...]]:
+        """The last epoch, and what follows it."""
+        cut = dataclasses.replace(
+            _cut(self._job, batch),
+            periodic=0,
+            remainder=0,
+            to_end=_STEPS,
+            numbered=coverage.by_number is not None,
+        )
+        spec, what = self._job.sized(spec), _to_come(coverage)
+        try:
+            traces = self._to_end(batch, spec, cut, lengths)
+            why = _shortfall(traces)
+            if why and cut.numbered:
+                what = _to_come(dataclasses.replace(coverage, after=None))
+                traces = self._to_end(
+                    batch, spec, dataclasses.replace(cut, numbered=False), lengths
+                )
+                if other := _shortfall(traces):
+                    what, why = _to_come(coverage), other
+        except NotSimulated as error:
+            traces, why = [], str(error)
+        unseen = f"{what} not simulated: {why}" if why else ""
+        if not traces or not _went_on(traces[-1]):
+            return EpochEnd("not simulated", batch_size=batch, unseen=unseen), ()
+        covered = traces[-1].outcome.coverage
+        length = covered.evaluation_batches if covered is not None else None
+        lengths = lengths[: len(traces)]
+        end, findings = _measured(self._job, traces, lengths, length, to_end=True)
+        later, final = end.later, end.final
+        if final is None:
+            later = later or coverage.after  # another loop that trains
+        else:
+            final = final or coverage.after
+        end = dataclasses.replace(end, batch_size=batch, later=later, final=final, unseen=unseen)
+        return end, findings
+
+    def _to_end(
+        self, batch: int | None, spec: RunSpec, cut: LoaderCut, lengths: Sequence[int]
+    ) -> list[Trace]:
+        specs = [_lengthened(spec, cut, length) for length in lengths]
+        first = self._job.runs.attempt(batch, specs[0])
+        if not _went_on(first) or not is_longer(first.outcome.coverage, cut):
+            return [first]
+        return [first, *(self._job.runs.attempt(batch, each) for each in specs[1:])]
+
+    def _of_epoch(
+        self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
+    ) -> tuple[EpochEnd, tuple[Finding, ...]]:
+        """The evaluation at an epoch's end."""
         job, spec = self._job, self._job.sized(spec)
         cut = _cut(job, batch)
         index = cut.index
@@ -218,14 +292,16 @@ def _cut(job: PlannedJob, batch: int | None) -> LoaderCut:
 
 
 def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
-    by_hand = cut.index is None
+    by_hand = cut.index is None and not cut.to_end
+    steps = _STEPS * (_ROUNDS if cut.to_end else _EPOCHS)
+    what = "the end of its run" if cut.to_end else "the end of its epoch"
     return dataclasses.replace(
         spec,
         cut=dataclasses.replace(cut, others=others),
-        steps=_MOST_STEPS if by_hand else _STEPS * _EPOCHS,
-        time_limit_s=_LIMIT_S,
+        steps=_MOST_STEPS if by_hand else steps,
+        time_limit_s=_END_LIMIT_S if cut.to_end else _LIMIT_S,
         steps_limit_s=_BY_HAND_S if by_hand else 0.0,
-        title="up to its evaluation" if by_hand else f"the end of its epoch ({others} batches)",
+        title="up to its evaluation" if by_hand else f"{what} ({others} batches)",
     )
 
 
@@ -235,6 +311,30 @@ def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:
         return False
     whole = coverage.evaluation_batches
     return cut.index is not None if whole is None else whole > cut.others
+
+
+def _known(end: EpochEnd, last: EpochEnd) -> EpochEnd:
+    """``end``, where a run to the script's end had no evaluation either."""
+    is_all = end.evaluation == "none" and last.evaluation == "simulated" and not last.unseen
+    return dataclasses.replace(end, reason="") if is_all else end
+
+
+def _to_come(coverage: Coverage) -> str:
+    """What of a run comes with its last epoch, or after it, in words."""
+    parts = []
+    if coverage.by_number is not None:
+        parts.append(f"what goes by the epoch's number ({PurePath(coverage.by_number).name})")
+    if coverage.after is not None:
+        parts.append(f"what follows the last epoch ({PurePath(coverage.after).name})")
+    return " and ".join(parts)
+
+
+def _shortfall(traces: Sequence[Trace]) -> str:
+    """Why runs to the end of a script did not come there; empty where they did."""
+    outcome = traces[-1].outcome
+    if not _went_on(traces[-1]):
+        return what_happened(outcome)
+    return "" if outcome.status == "ended" else f"it was not reached in {outcome.steps} steps"
 
 
 def _went_on(trace: Trace) -> bool:
@@ -248,11 +348,13 @@ def _measured(
     length: int | None,
     *,
     is_seen: bool = True,
+    to_end: bool = False,
 ) -> tuple[EpochEnd, tuple[Finding, ...]]:
     """The peak after an epoch's last step, at the lengths that were simulated and at the real one;
     and that of the next epoch's steps, where what came between them has left something behind.
 
-    Where no evaluation ``is_seen``, that of the whole run, which has the end of several epochs."""
+    Where no evaluation ``is_seen``, that of the whole run, which has the end of several epochs. Of
+    runs ``to_end``, the steps are those of the last epoch."""
     model = job.memory_model
     runs = _short_runs(job, traces, lengths, length)
     ends, whole = [run.outcome for run in runs], max(length or 0, runs[-1].batches)
@@ -262,6 +364,8 @@ def _measured(
     # A last epoch ends with the script: nothing comes after it.
     ended = traces[-1].outcome.status == "ended"
     nexts = [0 if ended else _next_peak(run) for run in runs]
+    if to_end:
+        nexts = [_later_peak(run) for run in runs]
     if len(runs) > 1:
         left = max(0, nexts[-1] - nexts[-2]) / (runs[-1].batches - runs[-2].batches)
         nexts[-1] += round(left * (whole - runs[-1].batches))
@@ -281,14 +385,20 @@ def _measured(
             device, fits = limited.peak_reserved + max(0, extra) + model.context_bytes, True
     steps = peak is None or peak.allocated_bytes < allocated
     later = traces[-1].outcome.later if steps else None
+    final = peak.maker[2] if to_end and peak is not None and not steps else None
     found = EpochEnd(
-        "simulated", "", False, allocated, device, fits, length, round(grows), later=later
+        "simulated", "", False, allocated, device, fits, length, round(grows), None, later, final
     )
+    memory = None
+    if peak is not None and (peak.batch_bytes or not (fits or steps)):
+        memory = memory_at_the_end(runs, peak, whole)
+        if peak.batch_bytes:
+            found = dataclasses.replace(found, kept_at=what_grows(runs, peak, memory))
     if fits:
         return found, ()
-    if peak is None or steps:
-        return found, of_full_memory(full_memory(runs[-1].recording, ends[-1]))
-    return found, of_full_memory(memory_at_the_end(runs, peak, whole))
+    if memory is None or steps:
+        memory = full_memory(runs[-1].recording, ends[-1])
+    return found, of_full_memory(memory)
 
 
 def _short_runs(
@@ -321,6 +431,13 @@ def _next_peak(run: ShortRun) -> int:
     return max(_peaks(end), default=0) + int(end.stream.alloc_bytes[left].sum())
 
 
+def _later_peak(run: ShortRun) -> int:
+    """Of the steps after the first epoch's, where that is more."""
+    peaks = _peaks(run.outcome)
+    highest = max(peaks, default=0)
+    return highest if highest > (1 + _ALIKE) * max(peaks[:_STEPS], default=0) else 0
+
+
 def _peaks(outcome: Replay) -> list[int]:
     return [allocated for allocated, _ in outcome.step_peaks]
 
@@ -345,7 +462,7 @@ def _limited(
     """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
     recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
     seen, model = there or present, job.memory_model
-    what = "evaluation" if seen.evaluation == "simulated" and not seen.later else seen.title
+    what = "evaluation" if seen.evaluation == "simulated" and seen.is_of_epoch else seen.title
     best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
     if seen.device_bytes is None or best is None or peak is None:
         return chosen, there

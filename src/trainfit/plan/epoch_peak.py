@@ -178,6 +178,16 @@ def memory_at_the_end(runs: Sequence[ShortRun], peak: CarriedPeak, length: int) 
     return dataclasses.replace(memory, held=held, allocated_bytes=peak.allocated_bytes)
 
 
+def what_grows(runs: Sequence[ShortRun], peak: CarriedPeak, memory: FullMemory) -> str | None:
+    """The line ("file:line") that makes most of what is kept of each batch, by what ``memory`` has
+    at the end; ``None``: it is not known."""
+    before = {_origin(each): each.nbytes for each in _memory(runs[-1], peak.event).held}
+    grown = [(each.nbytes - before.get(_origin(each), 0), str(each.place or ""))
+             for each in memory.held]  # fmt: skip
+    more, place = max(grown, default=(0, ""))
+    return place or None if more > 0 else None
+
+
 def _power(
     held: HeldMemory, before: Mapping[_Maker, int], short: ShortRun, long: ShortRun
 ) -> float:

@@ -132,9 +132,11 @@ class EpochEnd:
     as it ended without one). ``saved``: a
     checkpoint was written meanwhile. ``allocated_bytes`` and ``device_bytes`` are the peak over
     its ``batches`` (``None``: not known, as no DataLoader was cut short), of which each leaves
-    ``batch_bytes`` behind (0: memory does not grow), and of the next epoch's steps, where something
-    is left until then. ``later`` is the line of ``if epoch == 5:`` where it is the steps after that
-    which need most.
+    ``batch_bytes`` behind (0: memory does not grow) at the line ``kept_at``, and of the next
+    epoch's steps, where something is left until then. ``later`` is the line of ``if epoch == 5:``,
+    or of the loop over the epochs, where it is the steps after that which need most, ``final`` the
+    line after the last epoch that does (``None``: it is none of these). ``unseen`` says what of the
+    rest of the run was not simulated (empty: nothing that may need memory is known of).
     """
 
     evaluation: Literal["simulated", "none", "not simulated"]
@@ -147,12 +149,22 @@ class EpochEnd:
     batch_bytes: int | None = None
     batch_size: int | None = None
     later: str | None = None
+    final: str | None = None
+    unseen: str = ""
+    kept_at: str | None = None
+
+    @property
+    def is_of_epoch(self) -> bool:
+        """Does it come at the end of each epoch?"""
+        return self.later is None and self.final is None
 
     @property
     def title(self) -> str:
         """What needs the memory, in words."""
         if self.later is not None:
             return "training from a later epoch on"
+        if self.final is not None:
+            return "final evaluation"
         if self.evaluation == "simulated":
             return "evaluation and checkpoint" if self.saved else "evaluation"
         return "checkpoint" if self.saved else "later steps"

@@ -11,8 +11,8 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
@@ -26,59 +26,14 @@ from trainfit.results.runs.trace import (
     SampleOverride,
     SampleScan,
 )
+from trainfit.scripts.phases.data_loop import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
+from trainfit.scripts.samples.fed_batches import FedBatches
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import calls_of_user, locals_of, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
-
-# ---
-# The first batches of a DataLoader: their sizes, and whether their shapes vary.
-
-
-#: Batches that are looked at, and parts of each.
-_BATCHES: Final = 64
-_PARTS: Final = 200
-#: Containers within one another that are looked into.
-_DEPTH: Final = 6
-
-
-class FedBatches:
-    """``samples`` are those of each of the first batches (as far as known), ``varies``
-    says whether those as large as the first differ in other dimensions."""
-
-    def __init__(self) -> None:
-        self.samples: list[int] = []
-        self.varies = False
-        self._first: tuple[tuple[int, ...], ...] | None = None
-
-    def note(self, batch: Any, samples: int | None) -> None:
-        """Look at one more batch, of so many samples (``None``: not known)."""
-        if samples is None or len(self.samples) >= _BATCHES:
-            return
-        self.samples.append(samples)
-        if samples == self.samples[0]:
-            parts = itertools.islice(tensors_of(batch), _PARTS)
-            shapes = tuple(tuple(part.shape) for part in parts)
-            self.varies |= self._first is not None and shapes != self._first
-            self._first = shapes
-
-
-def tensors_of(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in a batch or a sample, through containers and plain objects."""
-    parts: Iterable[Any] = ()
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        parts = list(vars(value).values())
-    if depth:
-        for part in itertools.islice(parts, _PARTS):
-            yield from tensors_of(part, depth - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +69,8 @@ class _Made:
         self.sites = sites
         self.data_set = id(getattr(loader, "dataset", None))
         self.batches = 0
+        #: Did it give some of the first training step's?
+        self.trains = False
         self.on_gpu = False
         self.fed = FedBatches()
         data = getattr(loader, "dataset", None)
@@ -142,9 +99,11 @@ class EpochCut:
         self.cut = cut
         self.ended: Callable[[], None] = lambda: None
         """Called when an epoch of the training ends early."""
-        self.longest: int | None = None
-        """Batches that the longest of the other loaders would have given."""
+        self.of_evaluation: Callable[[int], int] = lambda batches: batches
+        """Of so many batches of another loader, those that are asked for."""
         self._made: list[_Made] = []
+        #: Batches that other loaders than the training's would have given.
+        self._whole: dict[int, int] = {}
         self._making: _Made | None = None
         #: Batches that iterators were asked for, of which loader, and batches that they gave.
         self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -187,14 +146,21 @@ class EpochCut:
         patches.set(*private.RESET, _reset)
         patches.set(DataLoader, "__len__", __len__)
 
+    @property
+    def longest(self) -> int | None:
+        """Batches that the longest of the loaders that no training step takes from would have
+        given."""
+        whole = [whole for index, whole in self._whole.items() if not self._made[index].trains]
+        return max(whole, default=None)
+
     @contextlib.contextmanager
     def making(self, made: _Made | None) -> Iterator[None]:
         """An iterator of ``made`` is made, which asks for batches before it is there."""
         self._making = made
         loader = made.loader() if made is not None else None
-        if loader is not None and self.cut is not None and not self._is_training(made):
+        if made and loader is not None and self.cut and not self._is_training(made):
             with contextlib.suppress(Exception):
-                self.longest = max(self.longest or 0, self._length(loader))
+                self._whole[made.index] = self.of_evaluation(self._length(loader))
         try:
             yield
         finally:
@@ -262,6 +228,8 @@ class LoaderTracker:
         """Seconds that the script waited for batches so far."""
         self.after_batch: Callable[[], None] = lambda: None
         """Called after each batch, in the script's own call of ``next``."""
+        self.combined: Callable[[], Any] = lambda: None
+        """A trainer's loader that is made of several."""
 
     @property
     def count(self) -> int:
@@ -335,6 +303,7 @@ class LoaderTracker:
                 if tracker._keep and not made.batches:
                     made.on_gpu = is_simulated(batch)
                 made.batches += 1
+                made.trains |= tracker._feeding is None and torch.is_grad_enabled()
                 samples = tracker._sizes.of(batches, batch)
                 if samples is not None:
                     batch = tracker._replaced(batch, made, samples)
@@ -352,9 +321,13 @@ class LoaderTracker:
         patches.set(iterator, "__next__", __next__)
 
     def note_step(self) -> None:
-        """An optimizer step is over: the first time, this tells which loader fed it."""
+        """An optimizer step is over: the first time, this tells which loader fed it, of several the
+        one whose end is that of the epoch."""
         if self._feeding is None and self._latest is not None:
-            self._feeding = self._latest
+            with contextlib.suppress(Exception):  # the user's loops and loaders
+                self._feeding = self._find(ends_epoch(sys._getframe(1), self.combined()))
+            if self._feeding is None or not self._feeding.batches:
+                self._feeding = self._latest
             self._fed_by = self._describe(self._feeding)
 
     def feeding(self) -> LoaderInfo | None:

@@ -47,7 +47,9 @@ from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.own_time import OwnTime
 from trainfit.scripts.phases.coverage import CoverageWatch
-from trainfit.scripts.phases.periodic import LightningValidation, PeriodicWork
+from trainfit.scripts.phases.last_epoch import LastEpoch
+from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
@@ -105,7 +107,11 @@ class Runner:
         self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
         self._periodic = PeriodicWork()
-        self._validation = LightningValidation(lambda: self._spec.cut is not None)
+        self._last_epoch = LastEpoch()
+        self._lightning = LightningTrainer(lambda: self._spec.cut is not None)
+        self._loaders.combined = self._lightning.combined
+        self._coverage.of_epoch = self._lightning.trained
+        self._loaders.epochs.of_evaluation = self._lightning.evaluated
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
         self._stopper = Stopper()
@@ -135,7 +141,7 @@ class Runner:
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
-            self._validation.install(self._patches)
+            self._lightning.install(self._patches)
             self._generation.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
@@ -156,12 +162,13 @@ class Runner:
                     self._simulation.script_ended()
             finally:
                 self._periodic.end()
+                self._last_epoch.end()
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
                 self._generation.remove()
                 self._coverage.remove()
-                self._validation.remove()
+                self._lightning.remove()
                 self._launch.remove()
                 self._context.remove()
                 self._options.remove()
@@ -241,6 +248,8 @@ class Runner:
             cut = self._spec.cut
             if cut is not None and cut.periodic and steps >= cut.periodic:
                 self._periodic.begin()
+            if cut is not None and cut.to_end and steps % cut.to_end == 0:
+                self._last_epoch.begin(by_number=cut.numbered)
             self._tell()
             self._steps_at.append(time.monotonic())
             self._tell_early()
@@ -332,7 +341,8 @@ class Runner:
         if has_ended and self._periodic.later is not None and not self._has_gone_on:
             self._has_gone_on = True
             return
-        if cut is not None and not cut.goes_on and has_ended and self._is_run():
+        ends = cut is not None and not (cut.goes_on or cut.to_end)
+        if ends and has_ended and self._is_run():
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -424,6 +434,7 @@ class Runner:
                 return False
             self._done.set()
         self._periodic.end()
+        self._last_epoch.end()
         faulthandler.cancel_dump_traceback_later()
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
@@ -458,7 +469,7 @@ class Runner:
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
-            later=self._periodic.later,
+            later=self._periodic.later or self._last_epoch.place,
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),

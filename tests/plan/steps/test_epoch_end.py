@@ -51,6 +51,7 @@ def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     assert (end["evaluation"], end["batches"]) == ("simulated", 313)
     assert end["batch_bytes"] == pytest.approx(64 * 10_000 * 4, rel=0.1)
     assert end["allocated_bytes"] == pytest.approx(20_032 * 10_000 * 4, rel=0.1)
+    assert end["kept_at"].endswith("train.py:18")
 
 
 def test_too_many_kept(tmp_path: Path) -> None:
@@ -294,3 +295,59 @@ def test_an_error_of_a_later_step_is_one_of_the_script(tmp_path: Path) -> None:
     kinds = {each["kind"]: each for each in found["findings"]}
     assert kinds["fails_later"]["subject"] == "after 31 steps"
     assert kinds["gpu_to_numpy"]["place"]["line"] == 10
+
+
+#: Evaluated after all epochs alone; a later epoch has wider batches.
+_FINAL = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+train = TensorDataset(torch.zeros(2048, 64), torch.zeros(2048, dtype=torch.long))
+test = TensorDataset(torch.zeros(20_000, 64))
+model = nn.Linear(64, 10_000).cuda()
+opt = torch.optim.SGD(model.parameters())
+for epoch in range(40):
+    times = {times}
+    for x, y in DataLoader(train, batch_size=64):
+        opt.zero_grad()
+        x, y = x.repeat(times, 1), y.repeat(times)
+        nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+        opt.step()
+{after}
+"""
+_TESTED = """kept = []
+with torch.no_grad():
+    for (x,) in DataLoader(test, batch_size=64):
+        kept.append(model(x.cuda()))"""
+_MISSING = """model.load_state_dict(torch.load("best.pt"))
+model(torch.zeros(4, 64).cuda())"""
+
+
+def _at_the_end(folder: Path, times: str, after: str, *options: str) -> Any:
+    script = folder / "train.py"
+    script.write_text(_FINAL.replace("{times}", times).replace("{after}", after))
+    gpu = "GTX 1060 3GB"
+    return trainfit("plan", "--no-loader", "--gpu", gpu, *options, "--", "python", script,
+                    cwd=folder)  # fmt: skip
+
+
+def test_what_follows_the_last_epoch(tmp_path: Path) -> None:
+    """Seen in a run whose epochs are left; 800 MB are kept over all of the test's batches."""
+    found = json_of(_at_the_end(tmp_path, "1", _TESTED, "--json"))
+    end = found["epoch_end"]
+    assert (end["batches"], end["later"]) == (313, None)
+    assert end["allocated_bytes"] == pytest.approx(20_032 * 10_000 * 4, rel=0.1)
+    assert end["final"].endswith("train.py:19")
+
+
+@pytest.mark.slow
+def test_what_goes_by_the_epochs_number(tmp_path: Path) -> None:
+    end = json_of(_at_the_end(tmp_path, "1 if epoch < 30 else 8", "", "--json"))["epoch_end"]
+    assert end["later"].endswith("train.py:9")
+    assert end["allocated_bytes"] >= 8 * 64 * 10_000 * 4 * 2
+
+
+@pytest.mark.slow
+def test_what_was_not_seen_of_the_end_stands_in_the_headline(tmp_path: Path) -> None:
+    said = " ".join(_at_the_end(tmp_path, "1", _MISSING).stdout.split())
+    assert "what follows the last epoch (train.py:16) not simulated: " in said.partition(".py ")[0]

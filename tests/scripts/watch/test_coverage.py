@@ -166,7 +166,8 @@ def test_data_of_unknown_size_has_no_epochs() -> None:
         assert watched.watch.result() == Coverage(False, False)
         watched.info = loader(3, samples=None)
         watched.watch.stepped(1)
-        assert watched.watch.result() == Coverage(False, False)
+        found = watched.watch.result()
+        assert (found.epochs, found.steps_per_epoch) == (None, None)
 
 
 def test_a_module_is_watched_for_until_it_is_imported(

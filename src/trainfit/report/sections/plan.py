@@ -165,7 +165,7 @@ def _memory(result: PlanResult) -> list[Section]:
 
 def _evaluation_label(result: PlanResult) -> str:
     end = result.epoch_end
-    if end is None or (end.evaluation == "simulated" and end.later is None):
+    if end is None or (end.evaluation == "simulated" and end.is_of_epoch):
         return "evaluation"
     return end.title
 
@@ -185,9 +185,12 @@ def _evaluation(result: PlanResult) -> str:
         at = f"batch size {end.batch_size}: " if end.batch_size else ""
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
         if end.batch_bytes and end.batches:
-            text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches)"
+            kept = "" if end.kept_at is None else f", kept at {short_place(end.kept_at)}"
+            text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches{kept})"
         if end.later is not None:
             text += f", from {short_place(end.later)} on"
+        if end.final is not None:
+            text += f", {short_place(end.final)}"
         told.append(text)
     return "; ".join(told)
 

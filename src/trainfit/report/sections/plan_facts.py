@@ -99,6 +99,8 @@ def _last_batch(result: PlanResult) -> str:
 def _not_looked_at(result: PlanResult) -> str:
     """What of an epoch was not simulated, and why."""
     for end in (result.epoch_end, result.recommended_epoch_end):
+        if end is not None and end.unseen:
+            return f"; {end.unseen}"
         if end is None or end.evaluation == "simulated" or not end.reason:
             continue
         if end.evaluation == "none":

@@ -115,7 +115,9 @@ class Coverage:
     addition to the training's (``None``: none was, or it has no length). ``graph_at`` is the user's
     line at which an evaluation calls the model with gradients on, ``training_at`` the one at which
     it does so in training mode, ``dropping_at`` the one that drops values out in it whatever the
-    mode (``None``: none does).
+    mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
+    memory, ``by_number`` the one at which something goes by the number of an epoch (``None``: there
+    is none, or the loops are none of the script's).
     """
 
     evaluated: bool
@@ -127,6 +129,8 @@ class Coverage:
     graph_at: str | None = None
     training_at: str | None = None
     dropping_at: str | None = None
+    after: str | None = None
+    by_number: str | None = None
 
     @property
     def all_steps(self) -> int | None:

@@ -58,7 +58,8 @@ class LoaderCut:
     of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
     does every so many steps happens once (0: it does not). The last batch of such an epoch has
     ``remainder`` samples (0: as many as all). ``goes_on``: the run does not end after the first
-    evaluation."""
+    evaluation. ``to_end``: nor does it before the script's end, to which it comes as its loops end
+    after so many optimizer steps (``numbered``: once more with the number of their last round)."""
 
     index: int | None
     batches: int
@@ -67,6 +68,8 @@ class LoaderCut:
     periodic: int = 0
     remainder: int = 0
     goes_on: bool = False
+    to_end: int = 0
+    numbered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""What a training does between its steps: evaluations, checkpoints, periodic work."""
+"""What a training does between its steps and after them: evaluations, checkpoints, the end."""

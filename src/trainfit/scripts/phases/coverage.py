@@ -20,7 +20,7 @@ import torch
 from trainfit.hooks.learning import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.scripts.phases.loops import epochs_of
+from trainfit.scripts.phases.loops import Course, course_of, epochs_of
 from trainfit.simgpu.device.user_location import call_of_user, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
@@ -66,6 +66,8 @@ class CoverageWatch:
         self._inferring: list[bool] = []
         #: Epochs of the script's loop.
         self._epochs: int | None = None
+        #: What its source says of what is to come.
+        self._course = Course()
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
         self._imports: ImportHook | None = None
@@ -73,6 +75,8 @@ class CoverageWatch:
         """Called before an evaluation of the model begins."""
         self.trains_again: Callable[[], None] = lambda: None
         """Called before the model is called for training after an evaluation."""
+        self.of_epoch: Callable[[int], int] = lambda batches: batches
+        """Of so many batches of the training's loader, those of an epoch."""
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
@@ -179,6 +183,7 @@ class CoverageWatch:
         self._over()
         if steps == 1:
             self._epochs = epochs_of(sys._getframe(1))
+            self._course = course_of(sys._getframe(1))
         loader = self._feeding()
         if loader is not None:
             self._progress = [*self._progress[:1], (steps, loader.batches)]
@@ -195,6 +200,8 @@ class CoverageWatch:
             graph_at=self._graph_at,
             training_at=self._training_at,
             dropping_at=self._dropping_at,
+            after=self._course.after,
+            by_number=self._course.by_number,
         )
 
     def _epoch(self) -> tuple[float | None, int | None]:
@@ -210,7 +217,7 @@ class CoverageWatch:
             or not self._progress
         ):
             return None, None
-        batches = math.ceil(loader.epoch_samples / loader.batch_size)
+        batches = self.of_epoch(math.ceil(loader.epoch_samples / loader.batch_size))
         (first, before), (last, after) = self._progress[0], self._progress[-1]
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:

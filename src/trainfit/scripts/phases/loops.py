@@ -1,29 +1,106 @@
-"""How many epochs a script's own loop has: ``for epoch in range(args.epochs):``.
+"""The loops of a script around the line that is running, read from its source.
 
-The loops around the line that is running are found in the source, and their ranges are evaluated
-where the script runs: no more than names, numbers and calls of ``range`` and ``len``.
+How many epochs has ``for epoch in range(args.epochs):``; what comes after them, and does what is
+in them go by their number? What a loop goes over is evaluated where the script runs: no more than
+names, numbers, lists, and calls of ``range``, ``len`` and their like.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Final
+from typing import Any, Final
 
 from trainfit.simgpu.device.user_location import is_library, locals_of
 
 _PLAIN: Final = (
     *(ast.Name, ast.Attribute, ast.Constant, ast.BinOp, ast.operator, ast.Load, ast.Call),
-    *(ast.UnaryOp, ast.unaryop, ast.keyword, ast.Subscript),
+    *(ast.UnaryOp, ast.unaryop, ast.keyword, ast.Subscript, ast.List, ast.Tuple, ast.Store),
 )
-_CALLED: Final = ("range", "len", "int", "min", "max")
+_CALLED: Final = ("range", "len", "int", "min", "max", "enumerate", "zip", "list", "reversed")
 #: Progress bars, whose first argument is the range.
 _BARS: Final = ("tqdm", "track")
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+#: What can be gone over once more without a change.
+_AGAIN: Final = (range, list, tuple, int)
+#: The most rounds of a loop whose last one is looked for.
+_MOST: Final = 1_000_000
+#: Calls that need no memory of the GPU's, by their names' last word.
+_LIGHT: Final = frozenset(
+    (
+        *("append", "items", "keys", "values", "update", "getattr", "isinstance", "len", "range"),
+        *("float", "format", "int", "join", "max", "mean", "min", "round", "str", "sum"),
+        *("close", "dump", "dumps", "exists", "exit", "finish", "makedirs", "mkdir", "open"),
+        *("add_scalar", "debug", "info", "log", "log_dict", "print", "save", "state_dict"),
+        *("figure", "legend", "plot", "savefig", "show", "title", "warning", "write", "xlabel"),
+        *("perf_counter", "set_description", "set_postfix", "time", "ylabel"),
+        *("barrier", "collect", "destroy_process_group", "empty_cache", "synchronize"),
+        *("manual_seed", "seed", "set_epoch"),
+    )
+)
+
+
+def _list(make: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+    """Of ranges and lists alone: a DataLoader would give its batches."""
+    if not all(isinstance(each, _AGAIN) for each in args):
+        raise TypeError
+    return list(make(*args, **kwargs))
+
+
+_MADE: Final = {
+    make.__name__: functools.partial(_list, make) for make in (enumerate, zip, list, reversed)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A loop of a source file, and how to end it.
+
+    ``head`` are the first line and the last of what it goes over, ``first`` to ``last`` those of
+    its body. ``over`` gives what it goes over, where that is a range, a list or the like, or what a
+    ``while`` counts to (else ``None``, as that gives), ``iterates`` is its source (``None``: it is
+    a ``while``). ``take`` assigns the value of ``_trainfit_value`` to its variables (``None``: it
+    has none). ``after`` is the line that comes next in the same block or one around it (``None``:
+    there is none, or a ``with`` ends in between), ``calls`` the function that makes what it goes
+    over. ``by_number`` is the line at which something in it goes by its variables.
+    """
+
+    head: tuple[int, int]
+    first: int
+    last: int
+    over: CodeType | None
+    iterates: ast.expr | None
+    take: CodeType | None
+    after: int | None
+    calls: str
+    by_number: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """What is to come of a run, as its source says where it is now: lines ("file:line").
+
+    ``after``: the first one after all loops that calls something which may need memory of the GPU.
+    ``by_number``: where something goes by the number of an epoch. ``None``: there is none.
+    """
+
+    after: str | None = None
+    by_number: str | None = None
+
+
+def frames_of_user(frame: FrameType | None) -> list[FrameType]:
+    """From ``frame`` outwards, the outermost first."""
+    frames: list[FrameType] = []
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename) and frame.f_code.co_name != "<lambda>":
+            frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def epochs_of(frame: FrameType | None) -> int | None:
@@ -31,75 +108,192 @@ def epochs_of(frame: FrameType | None) -> int | None:
 
     ``None``: the data's loop is in none of the script's lines, or one around it has no known end.
     """
-    frames: list[FrameType] = []
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename) and frame.f_code.co_name != "<lambda>":
-            frames.append(frame)
-        frame = frame.f_back
     counts: list[int] = []
-    for each in reversed(frames):
-        for loop in _around(each):
-            if loop is None:
+    for each in frames_of_user(frame):
+        for loop in loops_around(each):
+            if loop.iterates is None:
                 return None
-            rounds = _rounds(loop, each)
-            if rounds is None:
+            rounds = values_of(loop, each)
+            if not isinstance(rounds, range):
                 return math.prod(counts)
-            counts.append(rounds)
+            counts.append(len(rounds))
     return None
 
 
-def _rounds(loop: CodeType, frame: FrameType) -> int | None:
+def course_of(frame: FrameType | None) -> Course:
+    """What comes after the loops around ``frame``, and in their later rounds."""
+    frames = frames_of_user(frame)
+    around = [(each, loop) for each in frames for loop in loops_around(each)]
+    after = by_number = None
+    for each in reversed(frames):
+        line = _after(each)
+        if line is not None and after is None:
+            after = f"{each.f_code.co_filename}:{line}"
+    for each, loop in around[: max(1, len(around) - 1)]:
+        rounds = values_of(loop, each)
+        if loop.by_number and rounds is not None and len(rounds) > 1:
+            by_number = by_number or f"{each.f_code.co_filename}:{loop.by_number}"
+    return Course(after, by_number)
+
+
+def values_of(loop: Loop, frame: FrameType) -> Sequence[Any] | None:
+    """What the loop goes over, ``None`` where that cannot be told without a change to it."""
+    if loop.over is None:
+        return None
     try:
-        over = eval(loop, frame.f_globals, locals_of(frame))
+        over = eval(loop.over, frame.f_globals, {**locals_of(frame), **_MADE})
+        return over if isinstance(over, range | list | tuple) and len(over) < _MOST else None
     except Exception:  # the user's names
         return None
-    return len(over) if isinstance(over, range) else None
 
 
-def _around(frame: FrameType) -> Iterator[CodeType | None]:
-    """What each loop around the frame's line goes over, the outermost first; ``None``: a
-    ``while``."""
-    line, scopes = frame.f_lineno, _loops(frame.f_code.co_filename)
-    within = [scope for scope in scopes if scope[0] <= line <= scope[1]]
-    if within:
-        loops = max(within, key=lambda scope: scope[0])[2]
-        yield from (over for first, last, over in loops if first <= line <= last)
+def loops_around(frame: FrameType) -> list[Loop]:
+    """The loops around the frame's line, the outermost first."""
+    line, scope = frame.f_lineno, _scope(frame)
+    return (
+        [] if scope is None else [each for each in scope.loops if each.first <= line <= each.last]
+    )
 
 
-_Loops = tuple[tuple[int, int, CodeType | None], ...]
+def _after(frame: FrameType) -> int | None:
+    scope, line = _scope(frame), frame.f_lineno
+    return None if scope is None else _heavy_after(scope.body, line)
+
+
+def _heavy_after(body: Sequence[ast.stmt], line: int) -> int | None:
+    """The first call in what follows ``line``, in the blocks around it and around their loops."""
+    for place, node in enumerate(body):
+        if not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        if not isinstance(node, ast.For | ast.While):
+            for name in ("body", "orelse", "finalbody"):
+                found = _heavy_after(getattr(node, name, ()) or (), line)
+                if found is not None:
+                    return found
+        return next(filter(None, map(_heavy, body[place + 1 :])), None)
+    return None
+
+
+def _heavy(node: ast.AST) -> int | None:
+    """The line of a call that may need the GPU's memory; functions that are made do not."""
+    if isinstance(node, _SCOPES):
+        return None
+    if isinstance(node, ast.Call) and _called(node) not in _LIGHT:
+        return node.lineno
+    return next(filter(None, map(_heavy, ast.iter_child_nodes(node))), None)
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scope:
+    """A module, a function or a class: its lines, its statements, its loops."""
+
+    first: int
+    last: int
+    body: Sequence[ast.stmt]
+    loops: tuple[Loop, ...]
+
+
+def _scope(frame: FrameType) -> _Scope | None:
+    line = frame.f_lineno
+    within = [each for each in _scopes(frame.f_code.co_filename) if each.first <= line <= each.last]
+    return max(within, key=lambda each: each.first, default=None)
 
 
 @functools.cache
-def _loops(filename: str) -> tuple[tuple[int, int, _Loops], ...]:
-    """Of each scope of a source file, its first line and its last, and its loops."""
+def _scopes(filename: str) -> tuple[_Scope, ...]:
     try:
         tree = ast.parse(Path(filename).read_bytes(), filename)
     except (OSError, SyntaxError, ValueError):
         return ()
-    found = [(1, len(Path(filename).read_bytes().splitlines()), tuple(_within(tree, filename)))]
+    lines = len(Path(filename).read_bytes().splitlines())
+    found = [_Scope(1, lines, tree.body, tuple(_within(tree.body, filename)))]
     for node in ast.walk(tree):
         if isinstance(node, _SCOPES):
-            found.append((node.lineno, node.end_lineno or 0, tuple(_within(node, filename))))
+            loops = tuple(_within(node.body, filename))
+            found.append(_Scope(node.lineno, node.end_lineno or 0, node.body, loops))
     return tuple(found)
 
 
-def _within(scope: ast.AST, filename: str) -> Iterator[tuple[int, int, CodeType | None]]:
-    for node in ast.iter_child_nodes(scope):
+def _within(body: Sequence[ast.stmt], filename: str, after: int | None = None) -> Iterator[Loop]:
+    """Loops of these statements, of which ``after`` is the next line."""
+    for place, node in enumerate(body):
         if isinstance(node, _SCOPES):
             continue
+        then = body[place + 1].lineno if place + 1 < len(body) else after
         if isinstance(node, ast.For | ast.While):
-            last = node.body[-1].end_lineno or 0
-            over = _code(node.iter, filename) if isinstance(node, ast.For) else None
-            yield node.body[0].lineno, last, over
-        yield from _within(node, filename)
+            yield _loop(node, filename, node.orelse[0].lineno if node.orelse else then)
+            then = None if not node.orelse else then
+        # A jump out of them would leave a context open.
+        inner = None if isinstance(node, ast.For | ast.While | ast.With | ast.Try) else then
+        for name in ("body", "orelse", "finalbody"):
+            yield from _within(getattr(node, name, ()) or (), filename, inner)
+        for case in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+            yield from _within(case.body, filename, inner)
+
+
+def _loop(node: ast.For | ast.While, filename: str, after: int | None) -> Loop:
+    last = node.body[-1].end_lineno or 0
+    goes_over = node.iter if isinstance(node, ast.For) else node.test
+    head = node.lineno, goes_over.end_lineno or node.lineno
+    if isinstance(node, ast.While):
+        over, take = _counted(node.test, filename)
+        return Loop(head, node.body[0].lineno, last, over, None, take, after, "", None)
+    names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
+    plain = isinstance(node.target, ast.Name | ast.Tuple) and all(
+        isinstance(each, ast.Name | ast.Tuple | ast.Store) for each in ast.walk(node.target)
+    )
+    return Loop(
+        head,
+        node.body[0].lineno,
+        last,
+        _code(node.iter, filename),
+        node.iter,
+        _taking(node.target, filename) if plain else None,
+        after,
+        node.iter.func.id
+        if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
+        else "",
+        next(filter(None, (_use(each, frozenset(names)) for each in node.body)), None),
+    )
+
+
+def _counted(test: ast.expr, filename: str) -> tuple[CodeType | None, CodeType | None]:
+    """Of ``while epoch < epochs``: what is yet to be counted, and what sets the number."""
+    if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name | ast.Attribute):
+        return None, None
+    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Lt | ast.LtE | ast.NotEq):
+        return None, None
+    end = ast.unparse(test.comparators[0]) + " + 1" * isinstance(test.ops[0], ast.LtE)
+    number = ast.unparse(test.left)
+    left = ast.parse(f"range({number}, {end})", mode="eval").body
+    target = ast.parse(f"{number} = 0").body[0]
+    assert isinstance(target, ast.Assign)
+    return _code(left, filename), _taking(target.targets[0], filename)
+
+
+def _taking(target: ast.expr, filename: str) -> CodeType:
+    take = ast.Assign([target], ast.Name("_trainfit_value", ast.Load()))
+    return compile(ast.fix_missing_locations(ast.Module([take], [])), filename, "exec")
+
+
+def _use(node: ast.AST, names: frozenset[str]) -> int | None:
+    """The line at which one of these names decides something: no text, no log."""
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _LIGHT):
+        return None
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
+        return node.lineno
+    children = ast.iter_child_nodes(node)
+    return next(filter(None, (_use(each, names) for each in children)), None)
 
 
 def _code(over: ast.expr, filename: str) -> CodeType:
-    """Gives a range, if it is one; anything else otherwise."""
-    if isinstance(over, ast.Call) and over.args:
-        name = getattr(over.func, "id", getattr(over.func, "attr", ""))
-        if name in _BARS:
-            over = over.args[0]
+    """Gives what it is, where that is plain; otherwise ``None``."""
+    if isinstance(over, ast.Call) and over.args and _called(over) in _BARS:
+        over = over.args[0]
     calls = [each.func for each in ast.walk(over) if isinstance(each, ast.Call)]
     plain = all(isinstance(each, _PLAIN) for each in ast.walk(over))
     if not plain or any(getattr(each, "id", "") not in _CALLED for each in calls):

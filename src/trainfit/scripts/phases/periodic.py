@@ -18,7 +18,6 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from trainfit.simgpu.device.user_location import is_library
-from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: Loops of libraries that are looked at like the user's own.
 _LOOPS: Final = ("/transformers/trainer_callback.py",)
@@ -121,37 +120,6 @@ class PeriodicWork:
             return
         if block.body is not None:  # what it raises is the script's
             exec(block.body, *spaces)
-
-
-class LightningValidation:
-    """Has Lightning's trainer validate at the end of each epoch where ``is_cut`` says that epochs
-    are cut short: its own interval counts epochs, or batches that a short epoch does not have."""
-
-    def __init__(self, is_cut: Callable[[], bool]) -> None:
-        self._is_cut = is_cut
-        self._imports: list[ImportHook] = []
-
-    def install(self, patches: PatchSet) -> None:
-        """Until ``patches`` is restored and :meth:`remove` is called."""
-        self._imports = [
-            ImportHook(name, lambda module: patches.hook(module.Trainer, "fit", self._fitting))
-            for name in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
-        ]
-        for each in self._imports:
-            each.install()
-
-    def remove(self) -> None:
-        for each in self._imports:
-            each.remove()
-
-    def _fitting(self, fit: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(fit)
-        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_cut():
-                trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
-            return fit(trainer, *args, **kwargs)
-
-        return wrapper
 
 
 @functools.cache

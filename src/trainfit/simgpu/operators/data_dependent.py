@@ -108,7 +108,7 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     as a condition on such data is taken as False."""
     target, indices = args[0], args[1]
     known = target._life.value if type(target) is SimulatedTensor else None
-    if any(each is not None and each.dtype in _MASKS for each in indices):
+    if any(each is not None and each.dtype in MASKS for each in indices):
         _wait_for_mask(engine, args)
     result = engine.generic(engine.info(func), args, kwargs)
     if known is not None and any(_is_unknown_mask(engine, each) for each in indices):

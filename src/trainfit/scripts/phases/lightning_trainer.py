@@ -1,0 +1,85 @@
+"""Lightning's trainer in a run whose epochs are cut short: what it limits by itself.
+
+It takes parts of a loader's length (``limit_val_batches=0.1``), which a short epoch does not have,
+and counts epochs until it validates.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final
+
+from trainfit.simgpu.patching import ImportHook, PatchSet
+
+#: Batches of the validation before the first step: the one after the epoch tells what it needs.
+_SANITY: Final = 2
+_TRAINER: Final = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+_STAGES: Final = ("train", "val", "test", "predict")
+_ENTRIES: Final = ("fit", "validate", "test", "predict")
+
+
+class LightningTrainer:
+    """Has Lightning's trainer validate at the end of each epoch where ``is_cut`` says that epochs
+    are cut short, and take all of the batches that are left; remembers how many it would take."""
+
+    def __init__(self, is_cut: Callable[[], bool]) -> None:
+        self._is_cut = is_cut
+        self._imports: list[ImportHook] = []
+        self._limits: dict[str, float] = {}
+        self._trainer: Any = None
+
+    def install(self, patches: PatchSet) -> None:
+        """Until ``patches`` is restored and :meth:`remove` is called."""
+
+        def hook(module: Any) -> None:
+            for name in _ENTRIES:
+                patches.hook(module.Trainer, name, self._entered)
+
+        self._imports = [ImportHook(name, hook) for name in _TRAINER]
+        for each in self._imports:
+            each.install()
+
+    def remove(self) -> None:
+        for each in self._imports:
+            each.remove()
+
+    def combined(self) -> Any:
+        """The loaders of its training, as one."""
+        return getattr(getattr(self._trainer, "fit_loop", None), "_combined_loader", None)
+
+    def trained(self, batches: int) -> int:
+        """Of so many batches, those of an epoch."""
+        return self._of("train", batches)
+
+    def evaluated(self, batches: int) -> int:
+        """Of so many batches, those of an evaluation of the kind that goes on."""
+        stage = getattr(getattr(self._trainer, "state", None), "fn", None)
+        return self._of({"test": "test", "predict": "predict"}.get(str(stage), "val"), batches)
+
+    def _of(self, stage: str, batches: int) -> int:
+        limit = self._limits.get(stage, 1.0)
+        if isinstance(limit, int):
+            return min(limit, batches)
+        return batches if math.isinf(limit) else int(limit * batches)
+
+    def _entered(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(enter)
+        def wrapper(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            if trainer is not self._trainer:
+                self._trainer = trainer
+                self._limits = {each: getattr(trainer, _name(each), 1.0) for each in _STAGES}
+            trainer.num_sanity_val_steps = min(trainer.num_sanity_val_steps, _SANITY)
+            if self._is_cut():
+                trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
+                for stage, limit in self._limits.items():
+                    if isinstance(limit, float) and limit:
+                        setattr(trainer, _name(stage), 1.0)
+            return enter(trainer, *args, **kwargs)
+
+        return wrapper
+
+
+def _name(stage: str) -> str:
+    return f"limit_{stage}_batches"
