@@ -78,6 +78,17 @@ def test_a_block_a_row(rows: int, length: int, measured: float) -> None:
     assert found == pytest.approx(measured, rel=0.25)
 
 
+def test_a_block_a_row_of_a_long_softmax() -> None:
+    """Forward and backward pass, of an H200's profile; short rows are a warp's, at full pace."""
+    size, sizes = 2 * 8192 * 4096, {"batches": 8192, "columns": 4096}
+    both = microseconds("softmax", read=size, written=size, **sizes)
+    both += microseconds("softmax", read=2 * size, written=size, **sizes)
+    assert both == pytest.approx(194, rel=0.15)
+    size, sizes = 2 * 8192 * 512, {"batches": 8192, "columns": 512}
+    short = microseconds("softmax", read=size, written=size)
+    assert microseconds("softmax", read=size, written=size, **sizes) == short
+
+
 @pytest.mark.parametrize(
     ("kind", "elements", "measured"),
     [
