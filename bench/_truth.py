@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import json
 import multiprocessing
@@ -13,6 +14,10 @@ from typing import TypeVar
 
 from _bench import ABSENT, parser
 from _truth_files import AnyTruth, read_truth
+
+from trainfit.hardware.gpu.context_memory import gpu_of_profile
+from trainfit.plan.calibration import of_this_model
+from trainfit.results.gpus import Profile
 
 TRUTH = Path(__file__).resolve().parent / "gpu" / "truth"
 
@@ -52,6 +57,16 @@ def read_truths(options: argparse.Namespace) -> Iterator[AnyTruth]:
         found = read_truth(path)
         if found is not None and found.simulated is options.rehearsal:
             yield found
+
+
+def read_profile(path: Path) -> Profile:
+    """With its programs' kernels as a plan would have them.
+
+    Raises ``ResultFileError``, or ``CalibrationError`` where they cannot be simulated.
+    """
+    profile = Profile.load(path)
+    rates = of_this_model(profile.rates, gpu_of_profile(profile))
+    return dataclasses.replace(profile, rates=rates)
 
 
 def say_none(text: str, options: argparse.Namespace) -> int:

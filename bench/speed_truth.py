@@ -20,17 +20,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from _bench import Figure, finish, leave, table
-from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
+from _truth import (
+    in_processes,
+    prefix,
+    read_profile,
+    read_truths,
+    say_none,
+    say_rehearsal,
+    truth_options,
+)
 from _truth_files import TimedSteps
 from gpu import simulated
 from gpu.cases import Case
 
-from trainfit.hardware.gpu.context_memory import (
-    ProfileMismatch,
-    check_profile,
-    gpu_of_profile,
-)
-from trainfit.plan.calibration import CalibrationError, of_this_model
+from trainfit.hardware.gpu.context_memory import ProfileMismatch, check_profile
+from trainfit.plan.calibration import CalibrationError
 from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.gpus import Profile
@@ -76,7 +80,7 @@ class _Work:
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     try:
-        profile = None if options.profile is None else _read_profile(options.profile)
+        profile = None if options.profile is None else read_profile(options.profile)
         work = read_all(options, profile)
     except (ResultFileError, CalibrationError) as error:
         leave(error)
@@ -95,13 +99,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     made = truth_options(__doc__, "two batch sizes of each job")
     made.add_argument("--profile", type=Path, metavar="FILE", help="of `trainfit calibrate`")
     return made.parse_args(argv)
-
-
-def _read_profile(path: Path) -> Profile:
-    """With its programs' kernels as a plan would have them."""
-    profile = Profile.load(path)
-    rates = of_this_model(profile.rates, gpu_of_profile(profile))
-    return dataclasses.replace(profile, rates=rates)
 
 
 def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work]:

@@ -4,7 +4,9 @@ Like the programs of `trainfit calibrate` (:mod:`trainfit.speed.programs`), but 
 the model of kernels can be looked at class by class; on a machine with an NVIDIA GPU, some 40
 seconds. What it predicts of the same ones is in bench/kernel_truth.py.
 
-    python bench/gpu/kernels.py --output FILE [--time-limit S]
+    python bench/gpu/kernels.py --output FILE [--time-limit S] [--gate FILE]
+
+`--gate FILE`: import everything, but do not touch the GPU before this file is there.
 """
 
 from __future__ import annotations
@@ -591,10 +593,14 @@ def main(argv: list[str] | None = None) -> int:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--output", type=Path, required=True)
     made.add_argument("--time-limit", type=float, default=60.0, metavar="S")
+    made.add_argument("--gate", type=Path)
     options = made.parse_args(argv)
     from gpu import machine
     from gpu.timing import operator_seconds
+    from trainfit.speed import calibration  # noqa: F401
 
+    while options.gate is not None and not options.gate.exists():
+        time.sleep(0.05)
     deadline = time.monotonic() + options.time_limit
     found: dict[str, Any] = {"operator_s": machine.attempt(operator_seconds), "failed": {}}
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -24,6 +24,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import (
     CONTEXT,
     LIBRARIES,
+    OF_DATA,
     Basis,
     ConvolutionWorkspace,
     DeviceConstants,
@@ -392,7 +393,7 @@ _HOW_RATES: Final[Mapping[str, str]] = {
     "memory_bandwidth": "bytes read and written by copies on the device, CUDA events",
     "launch": "from one small kernel to the next in eager mode, CUDA events",
     "host_to_device_pinned": "copies from pinned memory, CUDA events",
-    "host_to_device_pageable": "copies from pageable memory, CUDA events",
+    "host_to_device_pageable": OF_DATA,
 }
 
 

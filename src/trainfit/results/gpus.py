@@ -394,6 +394,11 @@ class MeasuredProgram:
     group: str = ""
 
 
+#: How copies from pageable memory are measured; by profiles that say other words, from pages that
+#: were never written, which are all the same one: faster than any batch's.
+OF_DATA: Final = "copies from pageable memory that holds data, CUDA events"
+
+
 @dataclasses.dataclass(frozen=True)
 class Rates:
     """Rates of a GPU: dense matmuls in FLOP/s by dtype, copies in bytes/s, the cost of launching

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trainfit.results.gpus import Figure, Kernel, MeasuredProgram, Rates
+from trainfit.results.gpus import OF_DATA, Figure, Kernel, MeasuredProgram, Rates
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.kernel_times import KernelTimes
@@ -70,7 +70,7 @@ def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
         elif dtype == "float32":
             changes["fp32_flops"] = gpu.fp32_flops * factor
     if (copied := _value(rates.memory_bandwidth)) is not None:
-        factor = copied / _copy_bytes_per_s(machine)
+        factor = _bandwidth_factor(machine, copied)
         changes["bandwidth_bytes_per_s"] = gpu.bandwidth_bytes_per_s * factor
     gpu = dataclasses.replace(gpu, tensor_flops=tensor, **changes)
     found = dataclasses.replace(machine, gpu=gpu, datasheet=machine.rated, profile=title)
@@ -84,7 +84,10 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
     if (pinned := _value(rates.host_to_device_pinned)) is not None:
         changes["pinned_bytes_per_s"] = pinned
     if (pageable := _value(rates.host_to_device_pageable)) is not None:
-        changes["pageable_bytes_per_s"] = pageable
+        pages = rates.host_to_device_pageable
+        held_data = pages is not None and pages.how == OF_DATA
+        most = math.inf if held_data else machine.pageable_bytes_per_s
+        changes["pageable_bytes_per_s"] = min(pageable, most)
     launch = _value(rates.launch)
     if launch is not None and launch > _BY_CPU * machine.efficiency.least_s:
         # The measured loop is of nothing but one operator, which launches one kernel.
@@ -119,11 +122,14 @@ def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
     return KernelTimes(_kernel("matmul", dtype, flops=flops, **sizes), machine.gpu)
 
 
-def _copy_bytes_per_s(machine: Machine) -> float:
-    """Bytes read and written by a copy on the device, as the model has it."""
+def _bandwidth_factor(machine: Machine, measured: float) -> float:
+    """By how much the bandwidth changes where a copy on the device reads and writes ``measured``
+    bytes a second: its passage follows the bandwidth, its launch does not."""
     row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
-    seconds = KernelTimes(row, machine.gpu).traffic(machine.efficiency)
-    return 2 * _COPY_BYTES / float(seconds[0])
+    times = KernelTimes(row, machine.gpu)
+    passage = float(times.traffic(machine.efficiency)[0])
+    launch = float(times.seconds(machine.efficiency)[0]) - passage
+    return passage / max(2 * _COPY_BYTES / measured - launch, passage / _MOST_FACTOR)
 
 
 def _kernel(kind: str, dtype: str, **columns: int) -> IntArray:

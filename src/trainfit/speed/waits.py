@@ -37,9 +37,14 @@ _ELEMENTS_A_CLOCK: Final = {
 }
 #: Elements of a channel that a block takes in a second (each waits for memory, so that few channels
 #: leave most of a GPU idle), and seconds of a block for a row, and for each of its elements. By the
-#: same H200: 1.2e9 to 1.7e9 in a forward pass, 0.5e9 to 0.7e9 backward, from 64 to 256 channels;
-#: rows of 96 to 768 elements.
-_CHANNEL_RATES: Final = {"batch_norm": 1.5e9, "batch_norm_gradient": 0.6e9}
+#: same H200: 1.2e9 to 1.7e9 in a forward pass, 0.5e9 to 0.7e9 backward, from 64 to 256 channels,
+#: of which those of 64, where it matters, and its profile's program say the lower; rows of 96 to
+#: 768 elements.
+_CHANNEL_RATES: Final = {"batch_norm": 1.25e9, "batch_norm_gradient": 0.55e9}
+#: A warp, not a block, takes softmax's rows of up to so many elements, several at a time
+#: (ATen/native/cuda/SoftMax.cu); longer ones take what those of a normalization do: an H200 took
+#: 194 us for 8192 rows of 4096 and their gradients (bench/gpu/h200-profile.json), by rows 180.
+_OF_A_WARP: Final = 1024
 _ROW_S, _ROW_ELEMENT_S = 185e-9, 0.29e-9
 
 
@@ -54,6 +59,7 @@ def waiting_seconds(table: IntArray, gpu: GpuSpec) -> Floats:
     found = np.maximum(found, rows / _OF_CHANNELS[kinds])
     of_rows = batches * (_ROW_S + _ROW_ELEMENT_S * columns) / gpu.sm_count
     by_row = (kinds == CODES["normalization"]) & (columns > 0)
+    by_row |= (kinds == CODES["softmax"]) & (columns > _OF_A_WARP)
     found = np.where(by_row, np.maximum(found, of_rows), found)
     turns = depth * np.ceil(rows / (_RESIDENT * gpu.sm_count)) * _LATENCY_S
     return np.where(kinds == CODES["resampling"], np.maximum(found, turns), found)

@@ -110,10 +110,12 @@ def test_float32_products_as_the_script_allows(allowed: bool, dtype: str) -> Non
 # --- Convolutions -------------------------------------------------------------------------------
 
 
-def convolution(groups: int = 1, size: int = 3, channels_last: bool = False, **options: Any) -> Any:
+def convolution(
+    groups: int = 1, size: int = 3, channels_last: bool = False, side: int = 20, **options: Any
+) -> Any:
     def act() -> Any:
         layer = torch.nn.Conv2d(16, 32, size, groups=groups, bias=False, **options).cuda().half()
-        source = tensor(4, 16, 20, 20).requires_grad_()
+        source = tensor(4, 16, side, side).requires_grad_()
         if channels_last:
             layer = layer.to(memory_format=torch.channels_last)
             source = source.detach().contiguous(memory_format=torch.channels_last)
@@ -192,12 +194,44 @@ def test_kernels_that_wait_say_for_what() -> None:
 
 
 def test_tensor_cores_want_nhwc() -> None:
-    """Both tensors of each of the three passes are copied, but for channels-last ones, 1x1
-    convolutions and kernels without tensor cores."""
+    """Both tensors of each of the three passes are copied, but for channels-last ones, most
+    1x1 convolutions and kernels without tensor cores."""
     assert kinds(launched(convolution())).count("layout") == 6
     assert "layout" not in kinds(launched(convolution(channels_last=True)))
     assert "layout" not in kinds(launched(convolution(size=1)))
     assert "layout" not in kinds(launched(convolution(groups=16)))
+
+
+@pytest.mark.parametrize(
+    ("side", "copied"),
+    [
+        (20, {}),
+        (7, {"convolution": 2, "convolution_input_gradient": 2}),
+        (2, {"convolution_weight_gradient": 2}),
+    ],
+)
+def test_a_1x1_convolution_is_a_product_of_what_lies_aligned(
+    side: int, copied: dict[str, int]
+) -> None:
+    """Copies come before a pass: of a map of 49 places, and for a weight's gradient that would be
+    larger for each sample than the sample."""
+    found: dict[str, int] = {}
+    copies = 0
+    for kind in kinds(launched(convolution(size=1, side=side))):
+        if kind == "layout":
+            copies += 1
+        elif kind.startswith("convolution"):
+            found[kind], copies = copies, 0
+    assert {kind: count for kind, count in found.items() if count} == copied
+
+
+def test_a_softmax_says_how_long_its_rows_are() -> None:
+    def act() -> Any:
+        scores = tensor(6, 4, 8).requires_grad_()
+        return lambda: scores.softmax(-1).backward(torch.zeros_like(scores))
+
+    rows = [row for row in launched(act) if row["kind"] == "softmax"]
+    assert [(row["batches"], row["columns"]) for row in rows] == [(24, 8), (24, 8)]
 
 
 def test_filters_of_one_channel_are_depthwise() -> None:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from helpers_cli import ROOT
 from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.costing import constants_of, machine_of
-from trainfit.results.gpus import Basis, Figure, Kernel, MeasuredProgram, Profile, Rates, Unit
+from trainfit.results.gpus import (
+    OF_DATA,
+    Basis,
+    Figure,
+    Kernel,
+    MeasuredProgram,
+    Profile,
+    Rates,
+    Unit,
+)
 from trainfit.results.plan import HostCpu
 from trainfit.results.runs.steps import DTYPES
 from trainfit.simgpu import Simulation
@@ -83,7 +92,22 @@ def test_copies_take_what_was_measured() -> None:
     size = 256 << 20
     took = seconds(machine, "pointwise", read=size, written=size)
     assert 2 * size / took == pytest.approx(4e11, rel=0.01)
+    # Of a copy that takes hardly longer than its launch, too.
+    fast = with_rates(machine_of(find_gpu("H200")), rates(memory_bandwidth=4.1e12), "p.json")
+    took = seconds(fast, "pointwise", read=size, written=size)
+    assert 2 * size / took == pytest.approx(4.1e12, rel=0.001)
     assert (machine.pinned_bytes_per_s, machine.pageable_bytes_per_s) == (11e9, 3e9)
+
+
+def test_a_copy_from_pages_that_hold_nothing_bounds_the_rate() -> None:
+    """Earlier profiles read pages that were never written: no batch comes faster."""
+    usual = USUAL.pageable_bytes_per_s
+    read = Figure(9e9, 9e9, 9e9, "B/s", "measured", OF_DATA)
+    with_data = with_rates(USUAL, Rates(host_to_device_pageable=read), "p.json")
+    assert with_data.pageable_bytes_per_s == 9e9
+    for value, expected in ((9e9, usual), (3e9, 3e9)):
+        empty = with_rates(USUAL, rates(host_to_device_pageable=value), "p.json")
+        assert empty.pageable_bytes_per_s == expected
 
 
 def test_the_core_is_as_fast_as_its_launches() -> None:

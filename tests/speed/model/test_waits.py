@@ -50,6 +50,18 @@ def test_a_block_a_channel_leaves_multiprocessors_idle(
     assert found == pytest.approx(measured, rel=0.25)
 
 
+def test_channels_of_float32_are_twice_the_bytes_in_little_more_time() -> None:
+    """Of so many channels that all multiprocessors have some; by ResNet-50's steps in float32."""
+    halves = normalized(1024, 28)
+    doubled = {**halves, "read": 2 * halves["read"], "written": 2 * halves["written"]}
+    doubled["dtype"] = DTYPES.index("float32")
+    for kind, most in (("batch_norm_gradient", 1.4), ("batch_norm_nhwc_gradient", 2.05)):
+        took = microseconds(kind, **doubled) / microseconds(kind, **halves)
+        assert most - 0.15 < took < most
+    # A forward pass reaches in halves already what it reaches at all.
+    assert microseconds("batch_norm", **doubled) > 1.9 * microseconds("batch_norm", **halves)
+
+
 def test_channels_next_to_each_other_need_no_block_each() -> None:
     of_one, of_all = normalized(64, 112), {**normalized(64, 112), "rows": 0}
     assert microseconds("batch_norm_nhwc_gradient", **of_all) < 0.2 * microseconds(
@@ -64,6 +76,17 @@ def test_a_block_a_row(rows: int, length: int, measured: float) -> None:
     size = 4 * rows * length
     found = microseconds("normalization", read=size, written=size, columns=length, batches=rows)
     assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_a_block_a_row_of_a_long_softmax() -> None:
+    """Forward and backward pass, of an H200's profile; short rows are a warp's, at full pace."""
+    size, sizes = 2 * 8192 * 4096, {"batches": 8192, "columns": 4096}
+    both = microseconds("softmax", read=size, written=size, **sizes)
+    both += microseconds("softmax", read=2 * size, written=size, **sizes)
+    assert both == pytest.approx(194, rel=0.15)
+    size, sizes = 2 * 8192 * 512, {"batches": 8192, "columns": 512}
+    short = microseconds("softmax", read=size, written=size)
+    assert microseconds("softmax", read=size, written=size, **sizes) == short
 
 
 @pytest.mark.parametrize(

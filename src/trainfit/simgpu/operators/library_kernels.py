@@ -22,6 +22,8 @@ from trainfit.simgpu.operators.kernel_rules import (
 
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _LAYOUT_TILE: Final = 32
+#: Of which a map's places are a multiple, for a matmul of its channels as they lie.
+_ALIGNED_PLACES: Final = 4
 
 
 # --- Matmuls ----------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kern
     if of_input:
         found += [*shape.layouts(), shape.input_gradient()]
     if of_weight:
-        found += [*shape.layouts(), shape.weight_gradient()]
+        found += [*shape.layouts(summed=True), shape.weight_gradient()]
     if of_bias:
         read = bytes_of([shape.result])
         found.append(Kernel("reduction", dtype_of(shape.result), 0, read, 4 * shape.outputs))
@@ -119,13 +121,26 @@ class _Convolution:
         self.taps = math.prod(weight._spec.size[2:])
         self.dtype = dtype_of(source, "convolution")
 
-    def layouts(self) -> list[Kernel]:
-        """Both tensors of a pass are turned into NHWC, or back, for tensor cores (decision 4)."""
+    def layouts(self, summed: bool = False) -> list[Kernel]:
+        """Both tensors of a pass are turned into NHWC, or back, for tensor cores (decision 4);
+        ``summed``: of the weight gradient."""
         on_tensor_cores = self.dtype == "tfloat32" or self.source._spec.dtype in _HALVES
         geometry = self.geometry
-        if not on_tensor_cores or self._depthwise or geometry.pointwise or geometry.channels_last:
+        if not on_tensor_cores or self._depthwise or geometry.channels_last:
+            return []
+        if geometry.pointwise and not self._copied(summed):
             return []
         return [self._layout(each._spec) for each in (self.source, self.result)]
+
+    def _copied(self, summed: bool) -> bool:
+        """Is a 1x1 of stride 1 no matmul of the operands as they lie? Where a map's places are no
+        multiple of four, and in the weight gradient where one for each sample would take more than
+        copies do (trainfit.simgpu.allocator.cudnn_convolutions)."""
+        source, result = self.source._spec, self.result._spec
+        if not summed:
+            return bool(math.prod(source.size[2:]) % _ALIGNED_PLACES)
+        each = 4 * self.weight._spec.numel * source.size[0]
+        return bool(10 * each > 11 * (stored_bytes(source) + stored_bytes(result)))
 
     def _layout(self, spec: Any) -> Kernel:
         """Of tiles of 32 places and 32 channels (cuDNN's nchwToNhwcKernel), which few channels do

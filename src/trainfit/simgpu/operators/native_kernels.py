@@ -362,6 +362,17 @@ def _layer_norm(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [dataclasses.replace(kernel, columns=row, batches=call["input"]._spec.numel // row)]
 
 
+@launched_by(
+    *("_softmax", "_log_softmax"), *("_softmax_backward_data", "_log_softmax_backward_data")
+)
+def _softmax(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A block goes over each row where it is long (ATen/native/cuda/SoftMax.cu)."""
+    (kernel,) = _passes("softmax", 1)(call, result, flops)
+    spec = tensors_in(result)[0]._spec
+    row = max(1, spec.size[call["dim"]]) if spec.size else 1
+    return [dataclasses.replace(kernel, columns=row, batches=max(1, spec.numel // row))]
+
+
 launched_by("native_layer_norm_backward", "_fused_rms_norm_backward")(
     _passes("normalization_gradient", 2)
 )
