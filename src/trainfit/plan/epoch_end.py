@@ -105,17 +105,21 @@ class _Evaluations:
     def __init__(self, job: PlannedJob) -> None:
         self._job = job
         self.looked: tuple[RunSpec, Trace] | None = None
+        #: The end of an epoch, the first that was looked at.
+        self._first: EpochEnd | None = None
         #: May what follows the last epoch need most?
         self._looks_on = True
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
         A run without an evaluation has them already."""
-        job = self._job
-        if self.looked is None or not present.fits or job.pattern.course == "growing":
+        job, first = self._job, self._first
+        if self.looked is None or first is None or not first.fits:
+            return ()
+        if job.pattern.course == "growing":
             return ()
         spec, trace = self.looked
-        if present.evaluation == "simulated":
+        if first.evaluation == "simulated":
             if spec.cut is None or trace.outcome.seconds > _SLOW_S:
                 return ()
             cut = dataclasses.replace(spec.cut, goes_on=True, periodic=0, remainder=0)
@@ -126,11 +130,13 @@ class _Evaluations:
                 return ()
             if not _went_on(trace):
                 return ()
-        free = job.memory_model.capacity_bytes - (present.device_bytes or 0)
+        free = job.memory_model.capacity_bytes - (first.device_bytes or 0)
         recording = recording_of(trace)
         found = tuple(of_epochs(recording, _STEPS, free))
         if found or self.looked[0].cut is None or self.looked[0].cut.index is None:
             return found
+        if present.later is not None and present.fits:
+            return ()  # the last epoch was looked at
         peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
         return tuple(of_longer_epochs(peaks, _STEPS, free))
 
@@ -168,6 +174,7 @@ class _Evaluations:
         """What needs most between the steps and after them at a batch size, and what fills the
         memory where that does not fit."""
         end, findings = self._of_epoch(batch, spec, lengths)
+        self._first = self._first or end
         coverage = self._job.first.outcome.coverage
         if coverage is None or not self._looks_on or not (coverage.after or coverage.by_number):
             return end, findings

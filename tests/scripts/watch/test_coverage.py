@@ -213,6 +213,7 @@ def test_steps_reach_the_evaluation(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     words = ("simulate", "--gpu", "T4", "--json", "--steps")
     few = json_of(trainfit(*words, "3", "train.py", cwd=tmp_path))["coverage"]
-    assert few == {"evaluated": False, "saved": False, "epochs": 3 / 8, "steps_per_epoch": 8}
+    wanted = {"evaluated": False, "saved": False, "epochs": 3 / 8, "steps_per_epoch": 8}
+    assert wanted.items() <= few.items()
     done = trainfit(*words[:-2], "--steps", "9", "train.py", cwd=tmp_path)
     assert "evaluation and checkpoint in 9 steps" in done.stdout

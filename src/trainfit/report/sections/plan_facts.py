@@ -59,7 +59,9 @@ def _fits(result: PlanResult) -> str:
     if chosen is not now:
         at += f" with AMP {now.amp}"
     end = result.epoch_end
-    if now.fits and end is not None and end.fits is False:
+    # How many epochs there are until then tells more than what the last one needs.
+    grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)
+    if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
         verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
