@@ -2,7 +2,7 @@
 
 Like the programs of `trainfit calibrate` (:mod:`trainfit.speed.programs`), but many more, so that
 the model of kernels can be looked at class by class; on a machine with an NVIDIA GPU, some 40
-seconds. What it predicts of the same ones is in bench/kernel_truth.py.
+seconds. What it predicts of the same ones is in bench/gpu/kernel_truth.py.
 
     python bench/gpu/kernels.py --output FILE [--time-limit S] [--gate FILE]
 

@@ -8,7 +8,7 @@ runs out, the last jobs and programs are missing.
     python bench/gpu/speed_run.py --out DIR [--limit S] [--processes N]
 
 Then, anywhere: `bench/speed_truth.py --truth DIR/steps --profile DIR/profile.json`, and
-`bench/kernel_truth.py DIR/kernels.json --profile DIR/profile.json`.
+`bench/gpu/kernel_truth.py DIR/kernels.json --profile DIR/profile.json`.
 """
 
 from __future__ import annotations

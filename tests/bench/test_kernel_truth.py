@@ -12,8 +12,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-import kernel_truth  # noqa: E402
-from gpu import kernels  # noqa: E402
+from gpu import kernel_truth, kernels  # noqa: E402
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "capability": [9, 0], "memory_bytes": 85_520_809_984,
         "sm_count": 132}  # fmt: skip

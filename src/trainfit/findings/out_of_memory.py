@@ -329,7 +329,7 @@ _LESS: Final[Mapping[str, tuple[str, ...]]] = {
         "a smaller batch with gradient accumulation; bfloat16 autocast",
     ),
     "temporary": (
-        "fewer samples at a time, or shorter ones: an evaluation takes several smaller batches; "
+        "fewer samples at a time, or shorter ones: an evaluation works with smaller batches; "
         "attention by scaled_dot_product_attention, which never has the whole matrix",
     ),
     "backward": (

@@ -435,6 +435,8 @@ class LoaderTracker:
         return next((m for m in self._made if any(m.batch_sampler() is s for s in those)), made)
 
     def _find(self, loader: Any) -> _Made | None:
+        if loader is None:  # as one is that the script has thrown away
+            return None
         return next((made for made in self._made if made.loader() is loader), None)
 
     def _describe(self, made: _Made) -> LoaderInfo | None:

@@ -45,7 +45,6 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
-from trainfit.scripts.own_time import OwnTime
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.last_epoch import LastEpoch
 from trainfit.scripts.phases.lightning_trainer import LightningTrainer
@@ -56,6 +55,7 @@ from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.cuda.own_time import OwnTime
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions import Interventions

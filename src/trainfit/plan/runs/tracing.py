@@ -37,8 +37,8 @@ from trainfit.results.runs.trace import (
     TraceOutcome,
 )
 from trainfit.results.text import signal_name, size
-from trainfit.scripts.own_time import LONGEST
 from trainfit.simgpu.allocator.settings import AllocatorSettings
+from trainfit.simgpu.cuda.own_time import LONGEST
 from trainfit.simgpu.device.settling import MOST_STEPS
 from trainfit.torch_private import needed
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from trainfit.scripts.own_time import stopwatch
+from trainfit.simgpu.cuda.own_time import stopwatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 

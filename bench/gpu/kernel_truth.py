@@ -5,7 +5,7 @@ name, what the model says of its kernels next to what a call took; and again by 
 profile of that GPU. Programs outside a CUDA graph take what the CPU takes to launch them, where
 that is more. What the CPU took for single calls comes in a table of its own.
 
-    python bench/kernel_truth.py FILE [--profile PROFILE] [--rows] [--json]
+    python bench/gpu/kernel_truth.py FILE [--profile PROFILE] [--rows] [--json]
 
 Exit status: 0 if every goal holds, 1 if one does not, 2 for bad input.
 """
@@ -21,8 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from _bench import Figure, finish, leave, parser, table
 from _truth import read_profile
+
 from gpu import simulated
 
 simulated.import_trainfit()

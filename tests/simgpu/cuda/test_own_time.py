@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.scripts import own_time
 from trainfit.scripts.execute import watch
-from trainfit.scripts.own_time import LONGEST, OwnTime, stopwatch
+from trainfit.simgpu.cuda import own_time
+from trainfit.simgpu.cuda.own_time import LONGEST, OwnTime, stopwatch
 
 
 class _Machine:
