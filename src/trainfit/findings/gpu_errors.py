@@ -12,7 +12,7 @@ from typing import Final
 from trainfit.findings import habits
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
-from trainfit.findings.training_errors import KnownError
+from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
 
 #: What gives the right line of an error that comes late.
@@ -26,12 +26,11 @@ def known(raised: ParsedException, seen: FailureContext) -> Finding | None:
         return _memory(said)
     if _ASSERTED.search(said):
         return _assertion(said, seen)
-    found = next((each for each in _KNOWN if each.said.search(said)), None)
-    if found is None:
+    met = first_met(_KNOWN, said)
+    if met is None:
         return None
-    which = found.said.search(said)
-    title = found.title.format(which[0] if which else "")
-    return failure_finding(found.kind, title, "", found.fix)
+    found, words = met
+    return failure_finding(found.kind, found.title.format(words), "", found.fix)
 
 
 # --- Memory -----------------------------------------------------------------------------------

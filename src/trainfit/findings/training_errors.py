@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from trainfit.findings import fixes
@@ -23,6 +24,14 @@ class KnownError:
     said: re.Pattern[str]
     title: str
     fix: str
+
+
+def first_met(errors: Iterable[KnownError], message: str) -> tuple[KnownError, str] | None:
+    """The first of them whose words are in the message, and these words; ``None``: none is."""
+    for each in errors:
+        if found := each.said.search(message):
+            return each, found[0]
+    return None
 
 
 #: torch/csrc/autograd/saved_variable.cpp gives the tensor's operator: a transposed weight's, or
@@ -225,9 +234,10 @@ _LONGEST: Final = 100
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What a training's own exception means."""
-    found = next((each for each in _KNOWN if each.said.search(raised.message)), None)
-    if found is None:
+    met = first_met(_KNOWN, raised.message)
+    if met is None:
         return None
+    found = met[0]
     title, fix = found.title, found.fix
     if found.kind in _TOLD:
         title += f" ({raised.message.strip()[:_LONGEST]})"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from trainfit.scripts.phases.loops import frames_of_user, loops_around
+from trainfit.scripts.phases.loops import called, frames_of_user, loops_around
 from trainfit.simgpu.device.user_location import locals_of
 
 #: Calls that go over their first argument; over all, to the end of the shortest; of the longest;
@@ -44,7 +44,7 @@ def ends_epoch(frame: FrameType | None, combined: Any = None) -> Any:
 
 def _of_source(node: ast.expr, names: Mapping[str, Any]) -> _Sized | None:
     if isinstance(node, ast.Call):
-        name = str(getattr(node.func, "id", getattr(node.func, "attr", "")))
+        name = called(node)
         if name in _ENDLESS:
             return math.inf, None
         if not node.args or name not in _FIRST | _SHORTEST | _LONGEST:

@@ -178,12 +178,13 @@ def _heavy(node: ast.AST) -> int | None:
     """The line of a call that may need the GPU's memory; functions that are made do not."""
     if isinstance(node, _SCOPES):
         return None
-    if isinstance(node, ast.Call) and _called(node) not in _LIGHT:
+    if isinstance(node, ast.Call) and called(node) not in _LIGHT:
         return node.lineno
     return next(filter(None, map(_heavy, ast.iter_child_nodes(node))), None)
 
 
-def _called(call: ast.Call) -> str:
+def called(call: ast.Call) -> str:
+    """The last word of what is called."""
     return str(getattr(call.func, "id", getattr(call.func, "attr", "")))
 
 
@@ -204,13 +205,21 @@ def _scope(frame: FrameType) -> _Scope | None:
 
 
 @functools.cache
-def _scopes(filename: str) -> tuple[_Scope, ...]:
+def tree_of(filename: str) -> ast.Module | None:
+    """The source of a file, read once and not to be changed; ``None``: it cannot be read."""
     try:
-        tree = ast.parse(Path(filename).read_bytes(), filename)
+        return ast.parse(Path(filename).read_bytes(), filename)
     except (OSError, SyntaxError, ValueError):
+        return None
+
+
+@functools.cache
+def _scopes(filename: str) -> tuple[_Scope, ...]:
+    tree = tree_of(filename)
+    if tree is None:
         return ()
-    lines = len(Path(filename).read_bytes().splitlines())
-    found = [_Scope(1, lines, tree.body, tuple(_within(tree.body, filename)))]
+    last = max((each.end_lineno or 0 for each in tree.body), default=0)
+    found = [_Scope(1, last, tree.body, tuple(_within(tree.body, filename)))]
     for node in ast.walk(tree):
         if isinstance(node, _SCOPES):
             loops = tuple(_within(node.body, filename))
@@ -282,7 +291,7 @@ def _taking(target: ast.expr, filename: str) -> CodeType:
 
 def _use(node: ast.AST, names: frozenset[str]) -> int | None:
     """The line at which one of these names decides something: no text, no log."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and _called(node) in _LIGHT):
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and called(node) in _LIGHT):
         return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
@@ -292,7 +301,7 @@ def _use(node: ast.AST, names: frozenset[str]) -> int | None:
 
 def _code(over: ast.expr, filename: str) -> CodeType:
     """Gives what it is, where that is plain; otherwise ``None``."""
-    if isinstance(over, ast.Call) and over.args and _called(over) in _BARS:
+    if isinstance(over, ast.Call) and over.args and called(over) in _BARS:
         over = over.args[0]
     calls = [each.func for each in ast.walk(over) if isinstance(each, ast.Call)]
     plain = all(isinstance(each, _PLAIN) for each in ast.walk(over))

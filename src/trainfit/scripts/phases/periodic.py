@@ -13,10 +13,10 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from trainfit.scripts.phases.loops import tree_of
 from trainfit.simgpu.device.user_location import is_library
 
 #: Loops of libraries that are looked at like the user's own.
@@ -130,9 +130,8 @@ def _is_looked_at(filename: str) -> bool:
 @functools.cache
 def blocks_of(filename: str) -> dict[int, PeriodicBlock]:
     """The periodic blocks of a source file, by line; none where it cannot be read."""
-    try:
-        tree = ast.parse(Path(filename).read_bytes(), filename)
-    except (OSError, SyntaxError, ValueError):
+    tree = tree_of(filename)
+    if tree is None:
         return {}
     found: dict[int, PeriodicBlock] = {}
     written_out = _WrittenOut(tree)
