@@ -129,7 +129,11 @@ class Bench:
         # A fork of a process that has trainfit imported: a tenth of the time of a fresh one.
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
             names = (case.name for case in chosen)
-            return dict(zip(names, pool.imap(self.output, chosen), strict=True))
+            found = dict(zip(names, pool.imap(self.output, chosen), strict=True))
+            # They end by themselves: one with the caller's handler of SIGTERM outlives that.
+            pool.close()
+            pool.join()
+            return found
 
     def _fresh(self, words: Sequence[str], work: Path, variables: dict[str, str]) -> Printed:
         ended = subprocess.run(
