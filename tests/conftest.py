@@ -98,6 +98,19 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def _no_import_hook_stays() -> Iterator[None]:
+    """One that stays would patch what a later test of this process imports, for good."""
+    before = len(sys.meta_path)
+    yield
+    left = [each for each in sys.meta_path[: len(sys.meta_path) - before] if _is_ours(each)]
+    assert not left, f"the test left import hooks: {left}"
+
+
+def _is_ours(finder: object) -> bool:
+    return type(finder).__module__.partition(".")[0] == "trainfit"
+
+
 @pytest.fixture
 def warm() -> Iterator[None]:
     """Simulated runs that the test starts are forked from a warm process (``helpers_warm``)."""

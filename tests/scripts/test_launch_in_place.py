@@ -74,6 +74,7 @@ def test_another_program_is_left_to_accelerate(launcher: Any) -> None:
     watch.install(patches)
     words = argparse.Namespace(no_python=True, module=False, script="./program")
     launcher.simple_launcher(words)
+    watch.remove()
     patches.restore()
     assert launcher.started == [words]
     launcher.simple_launcher(1)  # Accelerate's own again
