@@ -117,6 +117,12 @@ GROWING_WORK: Final = Habit(
     "cut the history (x[:, -N:]), and detach() what one step gives to the next; register hooks "
     "once",
 )
+#: Likewise, where the script's own code goes through a list or a dict that grows.
+ALL_AGAIN: Final = Habit(
+    "each step writes out or sums up all of a history that grows with the number of steps",
+    "use only what is new of it (append a line to the file, keep a running sum), or do it every "
+    "few hundred steps",
+)
 FRAGMENTED: Final = Habit(
     "free blocks of the caching allocator do not fit the requested sizes: batches of changing "
     "shapes leave such blocks",

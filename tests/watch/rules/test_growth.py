@@ -227,6 +227,17 @@ def test_a_history_that_is_never_cut() -> None:
     assert "cut the history" in found.fix.action
 
 
+def test_a_log_that_each_step_writes_out_whole() -> None:
+    """Numbers are computed with in the script's own code: there is nothing to cut or detach."""
+    more = 0.3e-3 * np.arange(200)
+    record = run_on_cpu(200, other_s=0.05 + more, header={"growing": (NUMBERS,)})
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    found = finding(judge(record), "growing_steps")
+    assert "`losses` grows" in found.title and "other Python code" in found.title
+    assert "append a line" in found.fix.action and "detach" not in found.fix.action
+
+
 def test_longer_steps_of_which_no_variable_tells() -> None:
     found = finding(longer(), "growing_steps")
     assert found.place is None and "detach()" in found.fix.action

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings import fixes
-from trainfit.findings.habits import CYCLED, GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
+from trainfit.findings.habits import ALL_AGAIN, CYCLED, GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
 from trainfit.results.runs.tables import (
     CHECKPOINT,
@@ -408,7 +408,9 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     )
     title = f"Steps get longer: from {duration(max(0.0, first))} to {duration(last)} in {span:.0f} "
     title += f"steps, {percent(phases.get(phase, rest) / slope[0])} of it in {_CALLED[phase]}"
-    cause = GROWING_WORK.cause
+    is_log = variable is not None and variable.kind in ("list", "dict") and not variable.holds
+    habit = ALL_AGAIN if is_log and phase == "other" else GROWING_WORK
+    cause = habit.cause
     if variable is not None:
         what = "elements" if variable.kind in ("tensor", "array") else "entries"
         title += f"; `{variable.name}` grows"
@@ -422,7 +424,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         title,
         evidence,
         cause,
-        (Fix(GROWING_WORK.action),),
+        (Fix(habit.action),),
         "likely",
         share,
         None if variable is None else Place.parse(variable.place),
