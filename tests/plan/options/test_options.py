@@ -81,7 +81,13 @@ def launched(found: CommandOptions, **values: str) -> list[str]:
         ("+data.batch_size", "batch_size"),
         ("SOLVER.IMS_PER_BATCH", "batch_size"),
         ("BATCH_SIZE", "batch_size"),
+        ("--batchSize", "batch_size"),
+        ("--trainBatchSize", "batch_size"),
+        ("--train-batchsize", "batch_size"),
+        ("--global-batch-size", "batch_size"),
         ("--workers", "num_workers"),
+        ("--nThreads", "num_workers"),
+        ("--num_threads", "num_workers"),
         ("-j", "num_workers"),
         ("--num-workers", "num_workers"),
         ("--dataloader_num_workers", "num_workers"),
@@ -102,6 +108,8 @@ def launched(found: CommandOptions, **values: str) -> list[str]:
         ("--validation-batch-size", None),
         ("--val_dataloader.batch_size", None),
         ("--test-bs", None),
+        ("--testBatchSize", None),
+        ("--valThreads", None),
         ("--batch_size_multiplier", None),
         ("--preprocessing_num_workers", None),
         ("--bf16_full_eval", None),
@@ -115,6 +123,9 @@ def test_names_of_the_field(option: str, tunable: str | None) -> None:
 def test_names_are_of_one_tunable_each() -> None:
     names = [name for each in NAMES.values() for name in each]
     assert len(names) == len(set(names))
+    assert {name: tunable_of(f"--{name}") for name in names} == {
+        name: tunable for tunable, each in NAMES.items() for name in each
+    }
     assert without_negation("--no-amp") == "amp" and without_negation("--no-eval") == ""
 
 
