@@ -45,6 +45,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("imgs_per_gpu", "samples_per_gpu", "ims_per_batch", "images_per_batch"),
         *("images_per_gpu", "samples_per_batch", "global_batch_size", "total_batch_size"),
         *("batch_size_gpu", "batch_gpu", "minibatch", "mb_size", "b_size", "batch_sz", "sz_batch"),
+        *("n_rand", "n_rays", "num_rays", "rays_per_batch", "num_rays_per_batch"),  # of a NeRF
     ),
     "grad_accum": (
         *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"),
