@@ -57,6 +57,36 @@ def test_a_tiny_data_set_bounds_the_batch_and_memory_has_its_own_limit(
     assert len(asked) == (start == 100)
 
 
+RAYS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--N_rand", type=int, default=10)
+args = parser.parse_args()
+model = torch.nn.Linear(3, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(4):
+    points = torch.randn(args.N_rand, 64, 3, device="cuda").reshape(-1, 3)
+    raw = torch.cat([model(chunk) for chunk in points.split(256)])
+    loss = raw.reshape(args.N_rand, 64, 4).mean(1).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_rays_whose_points_the_model_is_given_in_chunks(tmp_path: Path) -> None:
+    """A NeRF's: 256 samples in each step, and no batch size, it was."""
+    (tmp_path / "train.py").write_text(RAYS)
+    words = ("plan", "--gpu", "RTX 4060", "--no-loader", "--json", "--", "python", "train.py")
+    done = trainfit(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json_of(done)
+    assert (result["now"]["batch_size"], result["step"]["effective_batch"]) == (10, 10)
+    step = result["speed"]["now"]
+    assert step["samples_per_s"] == pytest.approx(10 / step["seconds"], rel=1e-3)
+    assert result["now"]["largest_batch"] >= 20
+
+
 def test_a_batch_above_the_data_set_with_drop_last_is_told(tmp_path: Path) -> None:
     command = ("python", str(SCRIPTS / "tiny.py"), "--batch_size={batch_size:100}", "--drop_last")
     done = trainfit("plan", "--gpu", "RTX 4060", "--no-loader", "--", *command, cwd=tmp_path)

@@ -134,7 +134,12 @@ class FirstRun:
             self._runs.counted = "backwards"
             self._runs.forget()
             first = self._once()
-        return (first, *self._options(first))
+        batch, options = self._options(first)
+        found = options.option("batch_size")
+        if found is not None and found.source == "rows":
+            # In the option's unit: what the run told of its samples was in the model's.
+            first = self._runs.trace(batch, AS_WRITTEN)
+        return first, batch, options
 
     def _once(self) -> Trace:
         text = self._command.present.get("batch_size")
@@ -160,7 +165,7 @@ class FirstRun:
         elif batch is None and loader is not None and loader.index is not None:
             batch = loader.batch_size
         self._answer(recording_of(first), batch)
-        if marked is None and batch is not None:
+        if marked is None and batch is not None and (found is None or found.source != "rows"):
             self._runs.same(None, batch, AS_WRITTEN)
         if options.found:
             options = proven(options, self._runs, first, batch, self._gpu)

@@ -146,7 +146,7 @@ def _by_calls(feeds: Sequence[StepFeed], batch_size: int | None) -> StepMakeup:
         why = "no DataLoader returned a batch, and no model was called with gradients"
     elif any(feed.others for feed in feeds):
         why = "no DataLoader returned a batch, and several optimizers alternate"
-    elif calls > backwards:
+    elif calls > backwards and batch_size is None:
         why = (
             f"no DataLoader returned a batch, and the model is called {calls} times for "
             f"{backwards} backward passes"
@@ -159,6 +159,9 @@ def _by_calls(feeds: Sequence[StepFeed], batch_size: int | None) -> StepMakeup:
         micro = lead or 0
     else:
         micro = batch_size  # in the user's unit: the first dimension may be another
+        if calls > backwards:  # a batch in pieces, or several views of it, for one pass
+            calls = backwards
+            per_step = tuple(feed.backwards for feed in feeds)
     varied = len(set(per_step)) > 1
     return StepMakeup(micro, calls, micro * calls, "model calls", None, per_step, varied)
 

@@ -125,6 +125,7 @@ class StepWatch:
                 backwards=self._backwards,
                 others=self._others,
                 rounds=max(1, self._rounds),
+                call_rows=sum(size * times for size, times in calls.sizes.items()) or None,
             )
         )
         self._begin()

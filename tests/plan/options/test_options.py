@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainfit.plan.command.options import NAMES, tunable_of, without_negation
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.runs.option_proof import _effect
+from trainfit.plan.runs.option_proof import _effect, _rows_refusal
 from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
 from trainfit.plan.sizing.recommendation import EffectiveBatch, accumulation_for
 from trainfit.results.dataloader import LoaderSettings
@@ -81,7 +81,13 @@ def launched(found: CommandOptions, **values: str) -> list[str]:
         ("+data.batch_size", "batch_size"),
         ("SOLVER.IMS_PER_BATCH", "batch_size"),
         ("BATCH_SIZE", "batch_size"),
+        ("--batchSize", "batch_size"),
+        ("--trainBatchSize", "batch_size"),
+        ("--train-batchsize", "batch_size"),
+        ("--global-batch-size", "batch_size"),
         ("--workers", "num_workers"),
+        ("--nThreads", "num_workers"),
+        ("--num_threads", "num_workers"),
         ("-j", "num_workers"),
         ("--num-workers", "num_workers"),
         ("--dataloader_num_workers", "num_workers"),
@@ -102,6 +108,8 @@ def launched(found: CommandOptions, **values: str) -> list[str]:
         ("--validation-batch-size", None),
         ("--val_dataloader.batch_size", None),
         ("--test-bs", None),
+        ("--testBatchSize", None),
+        ("--valThreads", None),
         ("--batch_size_multiplier", None),
         ("--preprocessing_num_workers", None),
         ("--bf16_full_eval", None),
@@ -115,6 +123,9 @@ def test_names_of_the_field(option: str, tunable: str | None) -> None:
 def test_names_are_of_one_tunable_each() -> None:
     names = [name for each in NAMES.values() for name in each]
     assert len(names) == len(set(names))
+    assert {name: tunable_of(f"--{name}") for name in names} == {
+        name: tunable for tunable, each in NAMES.items() for name in each
+    }
     assert without_negation("--no-amp") == "amp" and without_negation("--no-eval") == ""
 
 
@@ -266,6 +277,24 @@ def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
         parser, seen=ObservedSettings(loader_batch=16, call_batch=8, loader=LoaderSettings(0))
     )
     assert "the DataLoader has 16" in left(other, "batch_size")
+
+
+def test_a_batch_size_of_which_the_models_rows_are_a_multiple() -> None:
+    """Rays of many points each, which the network is given in chunks: only a run can prove it."""
+    parser = argument("--N_rand", type=int, default=100)
+    seen = ObservedSettings(call_batch=4096, call_rows=6400)
+    option = read(parser, seen=seen).option("batch_size")
+    assert option is not None and (option.present, option.source) == ("100", "rows")
+    assert _rows_refusal("", 200, dataclasses.replace(seen, call_rows=12800), 100, seen) == ""
+    assert "rows, not 12800" in _rows_refusal("", 200, seen, 100, seen)
+    odd = dataclasses.replace(seen, call_rows=6401)
+    assert left(read(parser, seen=odd), "batch_size").startswith("--N_rand is 100; ")
+    # What was seen itself goes before it; a DataLoader's word counts more.
+    parser.add_argument("--batch_size", type=int, default=4096)
+    both = read(parser, seen=seen).option("batch_size")
+    assert both is not None and (both.shown, both.source) == ("--batch_size", "calls")
+    fed = dataclasses.replace(seen, loader_batch=8, loader=LoaderSettings(0))
+    assert read(parser, seen=fed).option("batch_size") is None
 
 
 def test_nothing_of_a_script_without_options() -> None:

@@ -139,6 +139,8 @@ def test_a_batch_size_in_the_command_counts_in_the_users_unit() -> None:
     assert figures(sequence_first, batch_size=12) == (12, 4, 48, None)
     whole = StepFeed((), 4, 8, 4)
     assert figures(whole, batch_size=32) == (8, 4, 32, None)
+    in_chunks = StepFeed((), 3, 65536, 1)
+    assert figures(in_chunks, batch_size=2048) == (2048, 1, 2048, None)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ from trainfit.scripts.option_parsers import OptionPlace, place_of
 
 #: Tunable → names of options, as Transformers, Lightning, timm, LeRobot, Accelerate's and
 #: torchvision's examples, fairseq, MAE, YOLO and many scripts of people's own have them. Dashes
-#: are underscores here, capitals small, and what is before the last dot is cut off.
+#: are underscores here, capitals small, and what is before the last dot is cut off; ``trainBatch``
+#: and ``train_batch`` are one name.
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "batch_size": (
         *("batch_size", "batchsize", "batch", "bs", "b", "bsz", "mbs", "train_bs", "train_bsz"),
@@ -42,6 +43,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("local_batch_size", "mini_batch_size", "minibatch_size", "loader_batch_size"),
         *("train_micro_batch_size_per_gpu", "micro_train_batch_size", "dataloader_batch_size"),
         *("imgs_per_gpu", "samples_per_gpu", "ims_per_batch", "images_per_batch"),
+        *("images_per_gpu", "samples_per_batch", "global_batch_size", "total_batch_size"),
+        *("batch_size_gpu", "batch_gpu", "minibatch", "mb_size", "b_size", "batch_sz", "sz_batch"),
+        *("n_rand", "n_rays", "num_rays", "rays_per_batch", "num_rays_per_batch"),  # of a NeRF
     ),
     "grad_accum": (
         *("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"),
@@ -57,6 +61,8 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("loader_workers", "num_loader_workers", "num_data_workers", "data_workers"),
         *("data_loader_num_workers", "train_num_workers", "train_workers", "loader_num_workers"),
         *("workers_per_gpu", "num_workers_per_gpu", "workers_per_device"),
+        *("num_threads", "n_threads", "threads", "data_threads", "num_data_threads"),
+        *("loader_threads", "num_loader_threads", "nthread", "n_data_workers"),
     ),
     "prefetch_factor": (
         *("prefetch_factor", "prefetch", "dataloader_prefetch_factor", "loader_prefetch_factor"),
@@ -77,7 +83,9 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("bf16", "use_bf16", "bfloat16", "use_bfloat16"),
     ),
 }
-_OF_NAME: Final = {name: tunable for tunable, names in NAMES.items() for name in names}
+_OF_NAME: Final = {
+    name.replace("_", ""): tunable for tunable, names in NAMES.items() for name in names
+}
 
 #: Booleans that ask for one dtype.
 DTYPE_OF_SWITCH: Final = {
@@ -94,12 +102,14 @@ _NOT_TRAINING: Final = frozenset(
         *("inference", "predict", "prediction", "sample", "sampling", "generate", "generation"),
     )
 )
+#: Where a word of a name begins that is written as in ``trainBatchSize``.
+_WORDS: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NEGATIONS: Final = ("no_", "disable_", "without_", "not_")
 
 
 def plain_name(option: str) -> str:
     """An option's name as the tables have it; empty where it is for an evaluation."""
-    name = option.lstrip("+~-").lower().replace("-", "_")
+    name = _WORDS.sub("_", option.lstrip("+~-")).lower().replace("-", "_")
     parts = re.split(r"[./]", name)
     if _NOT_TRAINING.intersection(token for part in parts for token in part.split("_")):
         return ""
@@ -108,14 +118,14 @@ def plain_name(option: str) -> str:
 
 def tunable_of(option: str) -> str | None:
     """The tunable that an option of this name very likely is; ``None``: none."""
-    return _OF_NAME.get(plain_name(option))
+    return _OF_NAME.get(plain_name(option).replace("_", ""))
 
 
 def without_negation(option: str) -> str:
     """The tunable's name in that of an option that switches it off ("--no-amp"); else empty."""
     name = plain_name(option)
     found = (name.removeprefix(start) for start in _NEGATIONS if name.startswith(start))
-    return next((each for each in found if each in _OF_NAME), "")
+    return next((each for each in found if each.replace("_", "") in _OF_NAME), "")
 
 
 #: ``--name=value``, ``name=value``, Hydra's ``+name=value``, a variable.

@@ -20,6 +20,7 @@ from trainfit.plan.runs.options import (
     BatchSource,
     CommandOptions,
     ObservedSettings,
+    is_part_of_rows,
     observed_settings,
 )
 from trainfit.plan.runs.runs import Runs
@@ -62,7 +63,9 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
 def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
     if name == "batch_size":
         shown = seen.loader_batch if seen.loader_batch is not None else seen.call_batch
-        had = value in (str(seen.loader_batch), str(seen.call_batch))
+        had: bool | None = value in (str(seen.loader_batch), str(seen.call_batch))
+        if not had and seen.loader_batch in (None, 1) and is_part_of_rows(value, seen):
+            had = None
         return Effect(name, value, had, f"batch size {shown}")
     if name == "grad_accum":
         known = seen.accumulation
@@ -169,6 +172,8 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Observe
         return f"{said} {what_happened(trace.outcome)}"
     seen = observed_settings(trace)
     if proof.name == "batch_size":
+        if found.source == "rows":
+            return _rows_refusal(said, int(proof.value), seen, int(found.present), before)
         return _batch_refusal(said, int(proof.value), seen, found.source)
     if proof.name == "amp":
         same = (seen.autocast is None) == (before.autocast is None)
@@ -181,6 +186,16 @@ def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: Batch
     shown = seen.batch(source)
     what = "the DataLoader's is" if source == "loader" else "the model is called with"
     return "" if shown == wanted else f"{said} {what} {shown}"
+
+
+def _rows_refusal(
+    said: str, wanted: int, seen: ObservedSettings, present: int, before: ObservedSettings
+) -> str:
+    """A step's rows follow in proportion, also where its calls come in pieces of a fixed size."""
+    now, then = seen.call_rows or 0, before.call_rows or 0
+    if now * present == then * wanted:
+        return ""
+    return f"{said} a step's calls of the model have {now} rows, not {then * wanted // present}"
 
 
 def accumulates(runs: Runs, batch: int, value: str, amp: str | None, *, by_framework: bool) -> str:

@@ -36,8 +36,9 @@ from trainfit.results.runs.script import ScriptOption
 # Tunables of a command as observed in a simulated run.
 
 
-#: Where a batch size shows: in the DataLoader, or in what the model is called with.
-BatchSource = Literal["loader", "calls"]
+#: Where a batch size shows: in the DataLoader, in what the model is called with, or in the number
+#: of rows that a step's calls are given, a multiple of it (points of rays, frames of clips).
+BatchSource = Literal["loader", "calls", "rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ObservedSettings:
     off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
-    model is called with.
+    model is called with, ``call_rows`` the sum of it over a step's calls.
     """
 
     loader_batch: int | None = None
@@ -54,9 +55,12 @@ class ObservedSettings:
     loader: LoaderSettings | None = None
     autocast: str | None = None
     accumulation: int | None = None
+    call_rows: int | None = None
 
     def batch(self, source: BatchSource) -> int | None:
-        """The observed batch size."""
+        """The observed batch size; the rows are a multiple of it."""
+        if source == "rows":
+            return self.call_rows
         return self.loader_batch if source == "loader" else self.call_batch
 
 
@@ -66,6 +70,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
     loader = outcome.loader
     makeup = trace.recording.makeup if trace.recording is not None else None
     calls = Counter(feed.call_samples for feed in outcome.feeds if feed.call_samples)
+    rows = Counter(feed.call_rows for feed in outcome.feeds if feed.call_rows)
     text = generated_text(trace.recording) if trace.recording is not None else None
     if not calls and text is not None and text.sequences:
         calls[text.sequences] += 1
@@ -75,6 +80,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
         loader=loader.settings if loader is not None else None,
         autocast=outcome.autocast,
         accumulation=makeup.accumulation if makeup is not None else None,
+        call_rows=rows.most_common(1)[0][0] if rows else None,
     )
 
 
@@ -233,6 +239,9 @@ def _option(
         return None
     shown = ", ".join(each.shown for each in named)
     agreeing = [each for each in named if _agrees(name, each.option.value, seen)]
+    if name == "batch_size":  # what was seen itself goes before what rows are a multiple of
+        plain = [each for each in agreeing if _source(each.option.value, seen) != "rows"]
+        agreeing = plain or agreeing
     if not agreeing:
         values = ", ".join(f"{each.shown} is {each.option.value}" for each in named)
         return LeftOption(name, shown, f"{values}; {_what_was_seen(name, seen)}")
@@ -282,8 +291,17 @@ def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
         return None
     if value == str(seen.loader_batch):
         return "loader"
-    by_calls = seen.loader_batch in (None, 1)
-    return "calls" if by_calls and value == str(seen.call_batch) else None
+    if seen.loader_batch not in (None, 1):
+        return None
+    if value == str(seen.call_batch):
+        return "calls"
+    return "rows" if is_part_of_rows(value, seen) else None
+
+
+def is_part_of_rows(value: str, seen: ObservedSettings) -> bool:
+    """May the rows that a step's calls were given be a batch of ``value``, several for each?"""
+    number = int(value) if NUMBER.fullmatch(value) else 0
+    return bool(number and seen.call_rows and seen.call_rows % number == 0)
 
 
 def _what_was_seen(name: str, seen: ObservedSettings) -> str:

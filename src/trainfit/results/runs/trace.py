@@ -266,9 +266,10 @@ class StepFeed:
     ``batches`` are the samples of each batch that the feeding DataLoader gave (``None``: not
     known how many), without those fetched while gradients were disabled. ``calls`` counts calls
     of the model that a backward pass followed, ``call_samples`` is the first dimension of what
-    they were given (the most frequent; ``None``: no tensor was). ``backwards`` counts backward
-    passes. ``others``: several steps of optimizers were made, and the model was called in between.
-    ``rounds`` are the steps of optimizers that batches were fetched for: five of a WGAN's critic.
+    they were given (the most frequent; ``None``: no tensor was), ``call_rows`` the sum of all.
+    ``backwards`` counts backward passes. ``others``: several steps of optimizers were made, and the
+    model was called in between. ``rounds`` are the steps of optimizers that batches were fetched
+    for: five of a WGAN's critic.
     """
 
     batches: tuple[int | None, ...] = ()
@@ -277,6 +278,7 @@ class StepFeed:
     backwards: int = 0
     others: bool = False
     rounds: int = 1
+    call_rows: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from urllib.parse import urlparse
 from urllib.request import getproxies
 
 from trainfit.scripts.sandbox.layer import note
+from trainfit.scripts.sandbox.weights import WEIGHT_PATCHES
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
 # ---
@@ -277,7 +278,7 @@ def go_offline() -> None:
         if not _is_local(os.environ.get(name, "")):
             del os.environ[name]
     os.environ.update(VARIABLES)
-    after_import({**TRACKER_PATCHES, **HUB_PATCHES})
+    after_import({**TRACKER_PATCHES, **HUB_PATCHES, **WEIGHT_PATCHES})
     _refuse_hosts(tuple(hosts))
 
 
