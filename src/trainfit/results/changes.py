@@ -30,6 +30,14 @@ LEAST_FASTER: Final = 0.02
 ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
 PAGED: Final = "paged_adamw_8bit"
 
+#: Methods of models that checkpoint their activations: Transformers' (the second up to version 5)
+#: and diffusers'.
+OWN_CHECKPOINTING: Final = (
+    "activation_checkpointing_enable",
+    "gradient_checkpointing_enable",
+    "enable_gradient_checkpointing",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExtraCompute:

@@ -8,7 +8,7 @@ import linecache
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trainfit.results.changes import Changes, ExtraCompute, Remedy
+from trainfit.results.changes import OWN_CHECKPOINTING, Changes, ExtraCompute, Remedy
 from trainfit.results.runs.trace import Applicability, Compute
 
 #: Characters of a user's line that are shown.
@@ -68,6 +68,10 @@ def _frozen(finding: Applicability) -> tuple[str, ...]:
 
 
 def _checkpointed(finding: Applicability) -> tuple[str, ...]:
+    paths = [target.partition(":")[2] for target in finding.targets]
+    own = [path for path in paths if path.rpartition(".")[2] in OWN_CHECKPOINTING]
+    if own:
+        return (f"before the training loop: {'; '.join(f'model.{path}()' for path in own)}",)
     if "segments" in finding.detail:
         path, count = (finding.targets[0].partition(":")[2], finding.targets[1])
         name = f"self.{path}" if path else "model"
