@@ -185,8 +185,16 @@ def test_a_step_in_the_backward_pass_does_not_go_with(what: str) -> None:
     assert words[what] in finding.reason
 
 
-def test_accumulation_keeps_the_gradients_between_micro_batches() -> None:
-    train = training(square, torch.optim.SGD, steps=4)
+@pytest.mark.parametrize("owner", ["optimizer", "model"])
+def test_accumulation_keeps_the_gradients_between_micro_batches(owner: str) -> None:
+    def train() -> None:
+        model = square().cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            (optimizer if owner == "optimizer" else model).zero_grad()
+            model(torch.randn(2, WIDTH, device="cuda")).sum().backward()
+            optimizer.step()
+
     before = run(train)
     after = run(train, InterventionRequest("accumulate", ("2",)))
     assert (before.recording.steps, after.recording.steps) == (4, 2)
