@@ -12,8 +12,11 @@ from trainfit.results.memory import MemoryFigures
 
 #: How the figures of a remedy were obtained: the changed script was simulated; the recording
 #: was replayed with another allocator; the recording was replayed without the tensors that
-#: would go (not simulated). Or why there are none: the trial failed, or it does not apply.
-RemedyStatus = Literal["simulated", "replayed", "estimated", "failed", "not applicable"]
+#: would go (not simulated). Or why there are none: the trial failed, it was not made, as others
+#: promised more, or it does not apply.
+RemedyStatus = Literal[
+    "simulated", "replayed", "estimated", "failed", "not tried", "not applicable"
+]
 
 #: What becomes of the training: the same up to rounding; the same in lower precision; another
 #: one, whose result has to be compared.

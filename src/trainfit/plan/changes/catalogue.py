@@ -387,12 +387,12 @@ def cost_percent(extra: ExtraCompute | None, changes: Changes) -> float:
 
 
 def ordered(items: Iterable[Remedy], seed_order: Sequence[str]) -> tuple[Remedy, ...]:
-    """Best first; then what wins nothing, what failed, and what does not apply."""
+    """Best first; then what wins nothing, what failed or was not tried, what does not apply."""
 
     def key(remedy: Remedy) -> tuple[int, float, int]:
         at = seed_order.index(remedy.name)
         if remedy.saved_bytes is None or remedy.cost_percent is None:
-            return (2 if remedy.status == "failed" else 3), 0.0, at
+            return (3 if remedy.status == "not applicable" else 2), 0.0, at
         value = remedy.saved_bytes / remedy.cost_percent
         return (0 if value > 0 else 1), -_two_digits(value), at
 
