@@ -394,7 +394,7 @@ def ordered(items: Iterable[Remedy], seed_order: Sequence[str]) -> tuple[Remedy,
         if remedy.saved_bytes is None or remedy.cost_percent is None:
             return (3 if remedy.status == "not applicable" else 2), 0.0, at
         value = remedy.saved_bytes / remedy.cost_percent
-        return (0 if value > 0 else 1), -_two_digits(value), at
+        return (0 if value > 0 else 1), -two_digits(value), at
 
     return tuple(sorted(items, key=key))
 
@@ -403,5 +403,6 @@ def _more(before: int, after: int) -> float:
     return after / before - 1 if before else 0.0
 
 
-def _two_digits(value: float) -> float:
+def two_digits(value: float) -> float:
+    """Rounded to two significant digits: what is equal to that is equal."""
     return float(f"{value:.1e}")

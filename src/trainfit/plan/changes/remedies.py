@@ -20,6 +20,7 @@ from trainfit.plan.changes.catalogue import (
     cost_percent,
     extra_compute,
     ordered,
+    two_digits,
 )
 from trainfit.plan.changes.prospects import Before, Kinds, combinations, expected_bytes
 from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
@@ -111,11 +112,15 @@ class _Remedies:
                 items.append(_without_figures(kind, "not applicable", str(reason)))
         if not self._is_asked and {"amp-bf16", "amp-fp16"} <= trials.keys():
             del trials["amp-fp16"]
-            reason = "its memory is that of amp-bf16, which needs no scaler"
-            items.append(_without_figures(BY_NAME["amp-fp16"], "not tried", reason))
-        most = {name: self._trials.most_saved(trial.kind) for name, trial in trials.items()}
-        order = sorted(trials, key=lambda name: (not trials[name].kind.combines, -most[name]))
-        return {name: trials[name] for name in order}, items
+            items.append(_without_figures(BY_NAME["amp-fp16"], "not tried", _AS_BFLOAT16))
+        return {name: trials[name] for name in sorted(trials, key=self._rank)}, items
+
+    def _rank(self, name: str) -> tuple[bool, float, bool, int]:
+        """What goes with others first, then what can save most (to two digits), and what leaves
+        the training as it is."""
+        kind = BY_NAME[name]
+        most = two_digits(self._trials.most_saved(kind))
+        return not kind.combines, -most, kind.changes == "training", NAMES.index(name)
 
     def _measured(self, trials: dict[str, Trial]) -> list[Remedy]:
         """Each trial's figures; of those that nobody asked for, while there is time."""
@@ -331,6 +336,7 @@ class _Remedies:
         return Combination(names, figures, fits, batch, extra, launch, step_change=change)
 
 
+_AS_BFLOAT16: Final = "its memory is that of amp-bf16, which needs no scaler"
 _NO_TIME: Final = "not simulated: others can save more (--remedies tries all)"
 #: Remedies that lower activations alone.
 _ACTIVATIONS = (

@@ -84,10 +84,10 @@ class Checkpointing(Intervention):
             return self.no("the model is in evaluation mode, in which nothing is checkpointed: "
                            "model.train() before the loop")  # fmt: skip
         own = [
-            f"{path}{method}"
+            f"{before}{method}"
             for model in scene.models
             for each, method in _own_ways(model, self._called)
-            if (path := _prefix(scene.path_of(each)))
+            if (before := _prefix(scene.path_of(each)))
         ]
         groups = [g for model in scene.models for g in repeated_blocks(model, self._called)]
         blocks = [block for group in groups for block in group]
