@@ -61,6 +61,8 @@ _BY_HAND_S: Final = 30.0
 _NO_LOADER: Final = "no DataLoader tells where an epoch ends"
 #: A run with one evaluation that lasts longer is not made again with several.
 _SLOW_S: Final = 60.0
+#: Seconds of a run from which on a training that does not fit is not looked at further.
+_COSTLY_S: Final = 15.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,9 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     """
     if job.infers:
         return EpochEnds(chosen)
+    if not _is_worth_it(job, chosen):
+        why = "the training itself does not fit"
+        return EpochEnds(chosen, EpochEnd("not simulated", why, batch_size=job.batch))
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
     findings += evaluations.by_epoch(present)
@@ -282,11 +287,18 @@ class _Evaluations:
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 
-def start(job: PlannedJob) -> None:
+def start(job: PlannedJob, present: AmpSetting) -> None:
     """Begin the first run that :func:`epoch_ends` asks for."""
-    if not job.infers:
+    if not job.infers and _is_worth_it(job, present):
         cut = _cut(job, job.batch)
         job.runs.start(job.batch, _lengthened(job.sized(AS_WRITTEN), cut, cut.others))
+
+
+def _is_worth_it(job: PlannedJob, setting: AmpSetting) -> bool:
+    """May what comes after an epoch matter? Where no batch size of a training fits, not before that
+    does; its runs are left out where they take long."""
+    runs = setting.configuration.fits or bool(setting.batches.recommended)
+    return runs or job.thorough or job.first.outcome.seconds < _COSTLY_S
 
 
 def _cut(job: PlannedJob, batch: int | None) -> LoaderCut:

@@ -226,7 +226,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     present = present_setting(job)
     if present.batches.law is not None and present.dtype == "off":
         job.start_pair(flipped)
-    start_epoch_end(job)
+    start_epoch_end(job, present)
 
     # Precision, and its batch size.
     others, failed = other_settings(job, present, flipped)

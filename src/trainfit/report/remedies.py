@@ -121,6 +121,9 @@ def _others(tried: Remedies) -> Iterator[tuple[str, str]]:
     none = [each for each in tried.items if each.saved_bytes is not None and each.name not in won]
     if none:
         yield "no memory saved", ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
+    left = [each.name for each in tried.items if each.status == "not tried"]
+    if left:
+        yield "not tried", f"{', '.join(left)} (--remedies tries all)"
     for each in tried.items:
         if each.status == "failed":
             yield "failed", f"{each.name}: {each.reason}"

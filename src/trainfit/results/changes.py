@@ -12,8 +12,11 @@ from trainfit.results.memory import MemoryFigures
 
 #: How the figures of a remedy were obtained: the changed script was simulated; the recording
 #: was replayed with another allocator; the recording was replayed without the tensors that
-#: would go (not simulated). Or why there are none: the trial failed, or it does not apply.
-RemedyStatus = Literal["simulated", "replayed", "estimated", "failed", "not applicable"]
+#: would go (not simulated). Or why there are none: the trial failed, it was not made, as others
+#: promised more, or it does not apply.
+RemedyStatus = Literal[
+    "simulated", "replayed", "estimated", "failed", "not tried", "not applicable"
+]
 
 #: What becomes of the training: the same up to rounding; the same in lower precision; another
 #: one, whose result has to be compared.
@@ -29,6 +32,14 @@ LEAST_FASTER: Final = 0.02
 #: are paged.
 ADAMW: Final = re.compile(r"(adamw|adam)_(torch|torch_fused|hf|8bit|bnb_8bit)")
 PAGED: Final = "paged_adamw_8bit"
+
+#: Methods of models that checkpoint their activations: Transformers' (the second up to version 5)
+#: and diffusers'.
+OWN_CHECKPOINTING: Final = (
+    "activation_checkpointing_enable",
+    "gradient_checkpointing_enable",
+    "enable_gradient_checkpointing",
+)
 
 
 @dataclasses.dataclass(frozen=True)

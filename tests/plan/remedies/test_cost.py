@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     source_line,
 )
-from trainfit.plan.changes.remedies import combinations
+from trainfit.plan.changes.prospects import Before, combinations, expected_bytes, most_saved
 from trainfit.report.remedies import remedies_sections
 from trainfit.report.sections.plan import gradients_facts
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
@@ -110,12 +111,56 @@ def test_what_wins_comes_before_what_does_not(rows: list[tuple[str, float, float
 # -- what there is -----------------------------------------------------------------------------
 
 
-def test_what_saves_most_is_tried_where_the_cheaper_of_two_does_not_suffice() -> None:
+def test_the_cheapest_together_that_should_fit_come_first() -> None:
     lora, checkpoint, qlora = remedy("lora", 6), remedy("checkpoint", 6.5), remedy("qlora", 4)
     wins = [lora, checkpoint, qlora]
-    assert combinations(wins, 3 * GIB) == [("lora", "checkpoint"), ("qlora", "checkpoint")]
-    assert combinations(wins, 5 * GIB) == [("qlora", "checkpoint"), ("lora", "checkpoint")]
-    assert combinations([lora, qlora], 5 * GIB) == []
+
+    def expected(names: Sequence[str]) -> int:
+        """If savings add up."""
+        return BEFORE.device_bytes - sum(r.saved_bytes or 0 for r in wins if r.name in names)
+
+    now = BEFORE.device_bytes
+    assert combinations(wins, expected, now - 3 * GIB) == [
+        ("checkpoint", "qlora"),
+    ]
+    cheap = [remedy("lora", 6, 0.5), checkpoint, qlora]
+    assert combinations(cheap, expected, now - 3 * GIB) == [
+        *(("lora", "checkpoint"), ("checkpoint", "qlora")),
+    ]
+    assert combinations(wins, expected, now - 5 * GIB) == [("checkpoint", "qlora")]
+    # What needs least is tried where nothing is expected to fit.
+    assert combinations(wins, expected, 0) == [("checkpoint", "qlora")]
+    assert combinations([lora, qlora], expected, now) == []
+
+
+def test_together_each_leaves_its_share_of_each_kind() -> None:
+    now = MemoryFigures(8 * GIB, 10 * GIB, 11 * GIB, GIB, (GIB, GIB))
+    before = Before({"activation": 6 * GIB, "parameter": 2 * GIB}, now)
+    kinds = {
+        "checkpoint": {"activation": 3 * GIB, "parameter": 2 * GIB},
+        "accumulate": {"activation": 2 * GIB, "parameter": 2 * GIB},
+        "qlora": {"activation": 6 * GIB, "parameter": GIB, "workspace": GIB},
+    }
+    items = {name: remedy(name, 4) for name in kinds}
+    # Activations 6 / 2 / 3 GiB; of 1.25 bytes reserved for each, and 1 GiB of context.
+    assert expected_bytes(before, items, kinds, ("checkpoint", "accumulate")) == 4.75 * GIB
+    assert expected_bytes(before, items, kinds, ("checkpoint", "qlora")) == 7.25 * GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "most"),
+    [
+        ("checkpoint", "backward", 5),
+        ("fused-optimizer", "backward", 0),
+        ("fused-optimizer", "optimizer", 1),
+        ("optimizer-in-backward", "optimizer", 3),
+        ("adafactor", "backward", 3),
+        ("lora", "backward", 11),
+    ],
+)
+def test_a_remedy_saves_no_more_than_what_it_lowers(name: str, phase: str, most: int) -> None:
+    kinds = {"activation": 4, "temporary": 1, "gradient": 2, "optimizer_state": 3, "parameter": 1}
+    assert most_saved(name, kinds, phase) == most
 
 
 def test_every_remedy_has_an_intervention_or_needs_none() -> None:

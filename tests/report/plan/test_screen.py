@@ -284,11 +284,16 @@ def test_a_job_that_does_not_fit() -> None:
 
 
 def test_what_fits_only_together_and_what_does_not() -> None:
-    alone = tuple(dataclasses.replace(each, fits=False) for each in REMEDIES.items)
+    alone = tuple(
+        dataclasses.replace(each, fits=False, how=(f"write {each.name}",))
+        for each in REMEDIES.items
+    )
     together = Combination(("checkpoint", "sgd"), MEMORY, True, None, None, "python train.py")
     remedies = dataclasses.replace(REMEDIES, items=alone, combination=together)
     plan = dataclasses.replace(NO_FIT, remedies=remedies, other_gpus=())
-    assert "- checkpoint + sgd: 7.39 GiB; each line to change: --explain" in words(plan)
+    fits = words(plan).partition("- checkpoint + sgd: 7.39 GiB ")[2]
+    changes = [f"{n} write {n}" for n in (each.name for each in alone) if n in together.names]
+    assert fits.startswith(" ".join(changes)) and changes
     nothing = with_now(plan, largest_batch=0, recommended_batch=0)
     nothing = dataclasses.replace(nothing, remedies=None, other_amp=None, recommended=None)
     text = words(nothing)

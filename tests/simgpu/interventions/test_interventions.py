@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -184,8 +185,16 @@ def test_a_step_in_the_backward_pass_does_not_go_with(what: str) -> None:
     assert words[what] in finding.reason
 
 
-def test_accumulation_keeps_the_gradients_between_micro_batches() -> None:
-    train = training(square, torch.optim.SGD, steps=4)
+@pytest.mark.parametrize("owner", ["optimizer", "model"])
+def test_accumulation_keeps_the_gradients_between_micro_batches(owner: str) -> None:
+    def train() -> None:
+        model = square().cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            (optimizer if owner == "optimizer" else model).zero_grad()
+            model(torch.randn(2, WIDTH, device="cuda")).sum().backward()
+            optimizer.step()
+
     before = run(train)
     after = run(train, InterventionRequest("accumulate", ("2",)))
     assert (before.recording.steps, after.recording.steps) == (4, 2)
@@ -311,6 +320,82 @@ def test_repeated_blocks_are_not_confused() -> None:
         called = {id(module) for module in model.modules()}
         assert [len(group) for group in repeated_blocks(model, called)] == sizes
     assert repeated_blocks(nested, set()) == []
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter beside it, as PEFT and torchtune have them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.base, self.lora = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.base(x) + self.lora(x)
+        return result
+
+
+class AdaptedBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = Adapted(width), Adapted(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sigmoid(self.query(x)) * torch.sigmoid(self.key(x))
+
+
+def test_layers_with_adapters_are_parts_of_their_block() -> None:
+    model = nn.Sequential(*(AdaptedBlock(8) for _ in range(3)))
+    called = {id(module) for module in model.modules()}
+    assert [[type(block) for block in group] for group in repeated_blocks(model, called)] == [
+        [AdaptedBlock] * 3
+    ]
+
+
+class OwnWay(nn.Module):
+    """A model that checkpoints its blocks when it is asked to, as those of Transformers."""
+
+    supports_gradient_checkpointing = True
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
+        self.checkpoints = False
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any) -> None:
+        assert gradient_checkpointing_kwargs == {"use_reentrant": False}
+        self.checkpoints = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            again = functools.partial(torch.utils.checkpoint.checkpoint, block, use_reentrant=False)
+            x = (again if self.checkpoints and self.training else block)(x)
+        return x
+
+
+def test_a_model_checkpoints_in_its_own_way() -> None:
+    def train(by_hand: bool = False) -> None:
+        model = nn.Sequential(OwnWay(64), nn.Linear(64, 64)).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        if by_hand:
+            model[0].gradient_checkpointing_enable({"use_reentrant": False})
+        for _ in range(2):
+            model(torch.randn(4096, 64, device="cuda")).sum().backward()
+            optimizer.step()
+
+    before, after = tried(train, "checkpoint")
+    assert before.findings["checkpoint"].targets == ("0:0.gradient_checkpointing_enable",)
+    assert before.findings["checkpoint"].detail == "model.0.gradient_checkpointing_enable()"
+    assert after.peak == run(functools.partial(train, True)).peak < before.peak
+
+
+def test_what_is_not_checkpointed_in_evaluation_mode_is_no_remedy() -> None:
+    def train() -> None:
+        model = nn.Sequential(Block(8), Block(8)).cuda().eval()
+        optimizer = torch.optim.SGD(model.parameters())
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        optimizer.step()
+
+    assert "evaluation mode" in run(train, survey=True).findings["checkpoint"].reason
 
 
 def test_checkpointing_is_left_alone_where_the_script_does_it() -> None:

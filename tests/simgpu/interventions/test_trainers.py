@@ -151,3 +151,44 @@ def test_liger_is_refused_by_name(
         monkeypatch.setitem(sys.modules, "liger_kernel", liger)
     found = run(training(trainer, **args), survey=True).findings["chunked-loss"]
     assert not found.applies and said in found.reason
+
+
+class Head(torch.nn.Module):
+    """A language model as Transformers has them: its parts have these names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = types.SimpleNamespace(model_type="llama")
+        self.model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.lm_head = torch.nn.Linear(WIDTH, 64 * WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.model(x)).float().logsumexp(-1)
+
+
+def test_liger_patches_the_model_of_a_loop_that_is_the_scripts_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def apply_liger_kernel_to_llama(model: Any) -> None:
+        model.forward = lambda x: model.model(x).sum()
+
+    names = ("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.monkey_patch")
+    for name in names:
+        liger: Any = types.ModuleType(name)
+        liger.__spec__ = types.SimpleNamespace(name=name)
+        monkeypatch.setitem(sys.modules, name, liger)
+    liger.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": apply_liger_kernel_to_llama}
+
+    def train() -> None:
+        model = torch.nn.ModuleDict({"inner": Head()}).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model["inner"](torch.randn(64, WIDTH, device="cuda")).sum().backward()
+            optimizer.step()
+
+    before = run(train, survey=True)
+    found = before.findings["chunked-loss"]
+    assert found.applies and "apply_liger_kernel_to_llama()" in found.detail
+    after = run(train, "chunked-loss")
+    assert after.changed == {"chunked-loss": 1}
+    assert before.peak - after.peak >= 64 * 64 * WIDTH * 4  # the logits

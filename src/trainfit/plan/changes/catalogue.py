@@ -8,7 +8,7 @@ import linecache
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trainfit.results.changes import Changes, ExtraCompute, Remedy
+from trainfit.results.changes import OWN_CHECKPOINTING, Changes, ExtraCompute, Remedy
 from trainfit.results.runs.trace import Applicability, Compute
 
 #: Characters of a user's line that are shown.
@@ -68,6 +68,10 @@ def _frozen(finding: Applicability) -> tuple[str, ...]:
 
 
 def _checkpointed(finding: Applicability) -> tuple[str, ...]:
+    paths = [target.partition(":")[2] for target in finding.targets]
+    own = [path for path in paths if path.rpartition(".")[2] in OWN_CHECKPOINTING]
+    if own:
+        return (f"before the training loop: {'; '.join(f'model.{path}()' for path in own)}",)
     if "segments" in finding.detail:
         path, count = (finding.targets[0].partition(":")[2], finding.targets[1])
         name = f"self.{path}" if path else "model"
@@ -383,14 +387,14 @@ def cost_percent(extra: ExtraCompute | None, changes: Changes) -> float:
 
 
 def ordered(items: Iterable[Remedy], seed_order: Sequence[str]) -> tuple[Remedy, ...]:
-    """Best first; then what wins nothing, what failed, and what does not apply."""
+    """Best first; then what wins nothing, what failed or was not tried, what does not apply."""
 
     def key(remedy: Remedy) -> tuple[int, float, int]:
         at = seed_order.index(remedy.name)
         if remedy.saved_bytes is None or remedy.cost_percent is None:
-            return (2 if remedy.status == "failed" else 3), 0.0, at
+            return (3 if remedy.status == "not applicable" else 2), 0.0, at
         value = remedy.saved_bytes / remedy.cost_percent
-        return (0 if value > 0 else 1), -_two_digits(value), at
+        return (0 if value > 0 else 1), -two_digits(value), at
 
     return tuple(sorted(items, key=key))
 
@@ -399,5 +403,6 @@ def _more(before: int, after: int) -> float:
     return after / before - 1 if before else 0.0
 
 
-def _two_digits(value: float) -> float:
+def two_digits(value: float) -> float:
+    """Rounded to two significant digits: what is equal to that is equal."""
     return float(f"{value:.1e}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.peak import moment
+from trainfit.memory.peak import by_kind, moment
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import (
@@ -19,9 +20,12 @@ from trainfit.plan.changes.catalogue import (
     cost_percent,
     extra_compute,
     ordered,
+    two_digits,
 )
+from trainfit.plan.changes.prospects import Before, Kinds, combinations, expected_bytes
 from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
+from trainfit.plan.runs.runs import PARALLEL
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import step_seconds
 from trainfit.plan.sizing.laws import Batches
@@ -34,8 +38,8 @@ from trainfit.results.text import count
 
 #: Share of the device memory that a remedy must win to have its largest batch looked for.
 _WORTH_A_LAW = 0.05
-#: Combinations that are simulated at most in the order of their price, before what saves most.
-_MOST_COMBINATIONS = 3
+#: Seconds of simulation after which no further remedy is begun that nobody asked for.
+_ENOUGH_S: Final = 120.0
 #: Numbers of micro-batches that are tried until one fits.
 _MOST_SPLITS = 3
 #: A run that is longer than this is not repeated for the largest batch.
@@ -47,18 +51,28 @@ def try_remedies(
 ) -> Remedies | None:
     """Try the remedies called ``names`` on ``job``, each alone, then together if need be.
 
-    ``None`` of them are all where ``present``, the job as it is, does not fit. ``flipped`` is its
-    run with autocast the other way round. ``None``: there was nothing to try.
+    ``None`` of them are all where ``present``, the job as it is, does not fit: those that can lower
+    its peak, as many as are simulated in :data:`_ENOUGH_S` seconds (all, if the plan is thorough).
+    ``flipped`` is its run with autocast the other way round. ``None``: there was nothing to try.
     """
-    if names is None:
-        names = () if present.configuration.fits else NAMES
-    return _Remedies(job, present.batches, flipped).run(names) if names else None
+    if names is None and present.configuration.fits:
+        return None
+    remedies = _Remedies(job, present.batches, flipped, is_asked=names is not None)
+    return remedies.run(NAMES if names is None else names)
 
 
 class _Remedies:
-    def __init__(self, job: PlannedJob, batches: Batches, flipped: RunSpec) -> None:
+    """The trials of a job. ``is_asked``: somebody wants to know of each remedy; else the job is to
+    be made to fit."""
+
+    def __init__(
+        self, job: PlannedJob, batches: Batches, flipped: RunSpec, *, is_asked: bool
+    ) -> None:
         self._job, self._batches, self._flipped = job, batches, flipped
+        self._is_asked = is_asked
         self._memory_model = job.memory_model
+        self._spent_s = 0.0
+        self._kinds: dict[str, Kinds] = {}
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
@@ -69,8 +83,8 @@ class _Remedies:
             return Remedies(None, job.batch, self._batches.largest, 0, (), failure=str(error))
         self._trials = Trials(job, self._batches.law, self._flipped, self._survey)
         self._before = self._trials.before
-        trials, items = self._begin(names)
-        items += [self._measure(name, trials) for name in list(trials)]
+        trials, items = self._applicable(names)
+        items += self._measured(trials)
         items = self._with_largest(items, trials)
         done = ordered(items, NAMES)
         return Remedies(
@@ -84,21 +98,50 @@ class _Remedies:
 
     # -- what applies ----------------------------------------------------------------------
 
-    def _begin(self, names: Sequence[str]) -> tuple[dict[str, Trial], list[Remedy]]:
-        """The trials to make, their runs begun; and the remedies that do not apply."""
+    def _applicable(self, names: Sequence[str]) -> tuple[dict[str, Trial], list[Remedy]]:
+        """The trials to make, first what can save most; and the remedies that do not apply."""
         trials: dict[str, Trial] = {}
         items: list[Remedy] = []
         for name in names:
             kind = BY_NAME[name]
             try:
-                trial = self._trials.of(kind)
+                if not self._is_asked:
+                    self._trials.require_share(kind)
+                trials[name] = self._trials.of(kind)
             except NotApplicable as reason:
                 items.append(_without_figures(kind, "not applicable", str(reason)))
-                continue
-            trials[name] = trial
-            if trial.allocator is None and kind.name != "fused-attention":
-                self._job.runs.start(trial.batch, trial.spec)
-        return trials, items
+        if not self._is_asked and {"amp-bf16", "amp-fp16"} <= trials.keys():
+            del trials["amp-fp16"]
+            items.append(_without_figures(BY_NAME["amp-fp16"], "not tried", _AS_BFLOAT16))
+        return {name: trials[name] for name in sorted(trials, key=self._rank)}, items
+
+    def _rank(self, name: str) -> tuple[bool, float, bool, int]:
+        """What goes with others first, then what can save most (to two digits), and what leaves
+        the training as it is."""
+        kind = BY_NAME[name]
+        most = two_digits(self._trials.most_saved(kind))
+        return not kind.combines, -most, kind.changes == "training", NAMES.index(name)
+
+    def _measured(self, trials: dict[str, Trial]) -> list[Remedy]:
+        """Each trial's figures; of those that nobody asked for, while there is time."""
+        items: list[Remedy] = []
+        order = list(trials)
+        for at, name in enumerate(order):
+            if not self._is_simulated(trials[name]) or self._has_time():
+                for each in order[at : at + PARALLEL]:
+                    if self._is_simulated(trials[each]):
+                        self._job.runs.start(trials[each].batch, trials[each].spec)
+                items.append(self._measure(name, trials))
+            else:
+                items.append(_without_figures(trials.pop(name).kind, "not tried", _NO_TIME))
+        return items
+
+    @staticmethod
+    def _is_simulated(trial: Trial) -> bool:
+        return trial.allocator is None and trial.kind.name != "fused-attention"
+
+    def _has_time(self) -> bool:
+        return self._is_asked or self._job.thorough or self._spent_s < _ENOUGH_S
 
     # -- figures ---------------------------------------------------------------------------
 
@@ -134,6 +177,8 @@ class _Remedies:
         """
         trace = self._job.runs.attempt(trial.batch, trial.spec)
         outcome = trace.outcome
+        if trial.spec != self._job.sized(self._flipped):  # which was there already
+            self._spent_s += outcome.seconds
         if "WeightsUsedError" in outcome.message:
             raise NotApplicable(outcome.message.partition(": ")[2])
         if outcome.steps < self._survey.outcome.steps or trace.recording is None:
@@ -157,6 +202,7 @@ class _Remedies:
             stream = _stream(trace, self._survey.outcome.steps)
         outcome, fits = memory_model.shown(stream)
         memory = memory_model.figures(outcome)
+        self._kinds[kind.name] = by_kind(recording_of(trace), stream, outcome)
         extra = extra_compute(self._survey.outcome.compute, trace.outcome.compute)
         if status == "estimated":
             extra = None
@@ -208,6 +254,9 @@ class _Remedies:
         least = _WORTH_A_LAW * self._before.device_bytes
         worth = [r.name for r in items if (r.saved_bytes or 0) >= least and r.name in trials]
         worth = [name for name in worth if name not in ("accumulate", "fused-attention")]
+        if not self._is_asked:
+            fitting = {each.name for each in items if each.fits}
+            worth = [name for name in worth if name in fitting and self._has_time()]
         for name in worth:
             if trials[name].allocator is None and self._is_cheap(trials[name]):
                 for batch in law.batches:
@@ -246,9 +295,10 @@ class _Remedies:
         if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
             return None
         wins = [item for item in items if self._wins(item) and item.status != "estimated"]
-        missing = self._before.device_bytes - self._memory_model.capacity_bytes
+        before = Before(self._trials.kinds, self._before)
+        together = functools.partial(expected_bytes, before, {i.name: i for i in wins}, self._kinds)
         latest: Combination | None = None
-        for names in combinations(wins, missing):
+        for names in combinations(wins, together, self._memory_model.capacity_bytes):
             try:
                 latest = self._together([trials[name] for name in names])
             except NotSimulated:
@@ -286,38 +336,8 @@ class _Remedies:
         return Combination(names, figures, fits, batch, extra, launch, step_change=change)
 
 
-def combinations(wins: Sequence[Remedy], missing: int) -> list[tuple[str, ...]]:
-    """Names of remedies to try together, of those that each save something, best first.
-
-    They are added in their order until they should save ``missing`` bytes. What saves most comes
-    last, for the cheaper of two that exclude each other (adapters, with weights of 4 bits or
-    without) may be too little whatever comes with it.
-    """
-    by_price = _compatible(wins)
-    by_saving = _compatible(sorted(wins, key=lambda item: -(item.saved_bytes or 0)))
-    tried = _sufficient(by_price, missing)[:_MOST_COMBINATIONS]
-    tried += [*_sufficient(by_saving, missing)[:1], by_price, by_saving]
-    return list(dict.fromkeys(tuple(i.name for i in chain) for chain in tried if len(chain) > 1))
-
-
-def _compatible(items: Sequence[Remedy]) -> list[Remedy]:
-    """As many of them as go together, the first ones first."""
-    chain: list[Remedy] = []
-    taken: set[str] = set()
-    for item in items:
-        kind = BY_NAME[item.name]
-        if kind.combines and not kind.slots & taken:
-            chain.append(item)
-            taken |= kind.slots
-    return chain
-
-
-def _sufficient(chain: Sequence[Remedy], missing: int) -> list[Sequence[Remedy]]:
-    """Its beginnings that save ``missing`` bytes, if savings add up."""
-    saved = itertools.accumulate(item.saved_bytes or 0 for item in chain)
-    return [chain[:n] for n, bytes_ in enumerate(saved, start=1) if bytes_ >= missing]
-
-
+_AS_BFLOAT16: Final = "its memory is that of amp-bf16, which needs no scaler"
+_NO_TIME: Final = "not simulated: others can save more (--remedies tries all)"
 #: Remedies that lower activations alone.
 _ACTIVATIONS = (
     *("inplace", "checkpoint", "lower-resolution", "fewer-cameras", "attention-weights"),

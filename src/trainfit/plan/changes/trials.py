@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from trainfit.memory.affine import AffineStream
-from trainfit.memory.peak import by_kind
+from trainfit.memory.peak import by_kind, moment
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.by_options import BY_OPTIONS, NEEDS, switched_on
 from trainfit.plan.changes.catalogue import BY_NAME, RemedyKind, instructions
+from trainfit.plan.changes.prospects import most_saved
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.launch_line import launch, renamed
@@ -108,9 +109,11 @@ def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
     return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size
 
 
-#: Remedies that are about the optimizer's states, and the share of the peak that these must be.
+#: Remedies that are about the optimizer's states, and the share of the peak that is worth a run.
 _FEWER_STATES = ("optimizer-8bit", "paged-optimizer", "adafactor", "adam", "momentum", "sgd")
-_LEAST_STATES = 0.02
+_LEAST_SHARE = 0.02
+#: Those that take no run.
+_REPLAYED = ("expandable-segments", "allocator-settings")
 #: Settings that are replayed in addition to expandable segments; the best of them is shown.
 _ALLOCATORS = (
     "max_split_size_mb:128",
@@ -177,6 +180,8 @@ class Trials:
         self.stream = Stream.of(survey.recording)
         outcome, self.fits = job.memory_model.shown(self.stream)
         self.before = job.memory_model.figures(outcome)
+        self.kinds = by_kind(survey.recording, self.stream, outcome)
+        self._phase = moment(survey.recording, outcome.peak_event).phase
         self._findings = {finding.name: finding for finding in survey.outcome.findings}
 
     def of(self, kind: RemedyKind) -> Trial:
@@ -261,15 +266,21 @@ class Trials:
         how = tuple(line for pair in all_ for line in instructions(*pair))
         return Trial(kind, found, spec, self._job.batch, how=how)
 
+    def most_saved(self, kind: RemedyKind) -> int:
+        """Bytes of allocated memory that it can save at most."""
+        return most_saved(kind.name, self.kinds, self._phase)
+
+    def require_share(self, kind: RemedyKind) -> None:
+        """Raise :class:`NotApplicable` where what it lowers is little of the peak."""
+        most, whole = self.most_saved(kind), sum(self.kinds.values())
+        if most < _LEAST_SHARE * whole and kind.name not in _REPLAYED:
+            raise NotApplicable(f"what it lowers is only {size(most)} of {size(whole)} at the peak")
+
     def _require_states(self) -> None:
         """Raise :class:`NotApplicable` where the optimizer's states are little of the peak, as with
         adapters."""
-        recording = self._survey.recording
-        assert recording is not None
-        outcome, _ = self._memory_model.shown(self.stream)
-        kinds = by_kind(recording, self.stream, outcome)
-        states, whole = kinds["optimizer_state"], sum(kinds.values())
-        if states < _LEAST_STATES * whole:
+        states, whole = self.kinds["optimizer_state"], sum(self.kinds.values())
+        if states < _LEAST_SHARE * whole:
             raise NotApplicable(
                 f"the optimizer's states are only {size(states)} of {size(whole)} at the peak"
             )

@@ -19,6 +19,7 @@ from trainfit.report.blocks import (
     Tone,
     facts,
     items,
+    rows,
     section,
 )
 from trainfit.report.blocks import table as table_of
@@ -47,6 +48,7 @@ from trainfit.report.sections.memory_charts import by_batch
 from trainfit.report.sections.plan_facts import (
     BOUNDS,
     answer,
+    changes_together,
     fix_lines,
     fix_title,
     rate_unit,
@@ -197,7 +199,13 @@ def _evaluation(result: PlanResult) -> str:
 
 def _fixes(result: PlanResult) -> Items | None:
     tone: Tone = "plain" if result.fits else "warn"
-    return items([Item(line, tone, detail=6) for line in fix_lines(result)])
+    changes = changes_together(result)
+    return items(
+        [
+            Item(line, tone, "", rows(*((*pair, 6) for pair in changes.get(line, ()))), detail=6)
+            for line in fix_lines(result)
+        ]
+    )
 
 
 def _reasons(result: PlanResult) -> Table | None:

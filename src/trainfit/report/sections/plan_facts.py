@@ -473,6 +473,18 @@ def fix_lines(result: PlanResult) -> list[str]:
     return found or ["no single GPU of the catalogue; use a smaller model or input"]
 
 
+def changes_together(result: PlanResult) -> dict[str, tuple[tuple[str, str], ...]]:
+    """By a line of :func:`fix_lines`, the lines to change for each of several remedies that fit
+    only together."""
+    tried = result.remedies
+    together = tried.combination if tried is not None else None
+    if tried is None or together is None or together.memory is None or not together.fits:
+        return {}
+    found = [each for each in tried.items if each.name in together.names]
+    changes = [(each.name, line) for each in found for line in each.how]
+    return {_together(together, tried): tuple(changes)}
+
+
 def _less(result: PlanResult) -> str:
     """What lets the evaluation fit."""
     end, step = result.epoch_end, result.step
@@ -499,8 +511,7 @@ def _together(combination: Combination, tried: Remedies) -> str:
         parts.append(f"a step {round(100 * combination.step_change):+d}%")
     if any(each.changes == "training" for each in tried.items if each.name in combination.names):
         parts.append("changes training")
-    how = "; each line to change: --explain" if combination.fits else ""
-    return f"{' + '.join(combination.names)}: {', '.join(parts)}{how}"
+    return f"{' + '.join(combination.names)}: {', '.join(parts)}"
 
 
 def _fix(remedy: Remedy, *, grows: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from typing import Any
@@ -114,7 +115,8 @@ class OptimizerInBackward(Intervention):
 
 
 class Accumulation(Intervention):
-    """Only every ``targets[0]``-th call of ``optimizer.step`` and ``zero_grad`` counts.
+    """Only every ``targets[0]``-th call of ``optimizer.step`` and ``zero_grad`` counts, the model's
+    own ``zero_grad``, which Transformers' Trainer calls, too.
 
     The micro-batch itself comes from the command or the DataLoader, whose batch size is
     divided by the same number.
@@ -125,6 +127,8 @@ class Accumulation(Intervention):
     def __init__(self, targets: tuple[str, ...] = ()) -> None:
         super().__init__(targets)
         self._places: dict[str, None] = {}
+        #: Optimizers that have micro-batches of a step behind them, and some to come.
+        self._within: set[int] = set()
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
@@ -155,6 +159,14 @@ class Accumulation(Intervention):
 
     def apply(self, scene: Scene) -> None:
         scene.on_optimizer.append(self._gate)
+        zero_grad = torch.nn.Module.zero_grad
+
+        @functools.wraps(zero_grad)
+        def gated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            if not self._within:
+                zero_grad(module, *args, **kwargs)
+
+        scene.patches.set(torch.nn.Module, "zero_grad", gated)
 
     def _gate(self, made: MadeOptimizer) -> None:
         every = int(self.targets[0])
@@ -169,6 +181,7 @@ class Accumulation(Intervention):
             else:
                 result = closure() if closure is not None else None
             calls += 1
+            (self._within.add if calls % every else self._within.discard)(id(optimizer))
             return result
 
         def gated_zero_grad(outer: Any, *args: Any, **kwargs: Any) -> None:

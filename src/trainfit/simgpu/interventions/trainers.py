@@ -235,17 +235,60 @@ class PagedOptimizer(_OfTrainer):
 
 class ChunkedLoss(_OfTrainer):
     """Liger's fused cross-entropy: logits of a part of the tokens at a time, and no float32 copy
-    of them."""
+    of them. By the trainer's own switch; in a loop of the script's own, its patch of the model."""
 
     name = "chunked-loss"
 
+    def __init__(self, targets: tuple[str, ...] = ()) -> None:
+        super().__init__(targets)
+        self._is_trainers = False
+
+    def watch(self, scene: Scene) -> None:
+        super().watch(scene)
+        scene.on_model.append(self._note)
+
+    def apply(self, scene: Scene) -> None:
+        super().apply(scene)
+        scene.on_model.append(self._patch)
+
+    def finding(self) -> Applicability:
+        if self._is_trainers or not self._detail:
+            return super().finding()
+        return Applicability(self.name, True, detail=self._detail)
+
+    def _look(self, trainer: Any, model: Any, args: Any) -> Any:
+        self._is_trainers = True
+        return super()._look(trainer, model, args)
+
+    def _note(self, model: torch.nn.Module) -> None:
+        """Before the first optimizer of a model: with a trainer, that has said all."""
+        heads = [] if self._is_trainers else _with_heads(model)
+        if not heads:
+            return
+        why = _no_liger(self.scene, heads[0])
+        if why:
+            self._why = why
+        else:
+            patch = _liger_models(self.scene)[_model_type(heads[0])].__name__
+            self._detail = (
+                f"before the model is made, {patch}()  # from liger_kernel.transformers import …; "
+                "pip install liger-kernel"
+            )
+
+    def _patch(self, model: torch.nn.Module) -> None:
+        if self.changed:
+            return
+        for each in _with_heads(model):
+            if not _no_liger(self.scene, each):
+                _liger_models(self.scene)[_model_type(each)](model=each)
+                self.changed += 1
+
     def _refusal(self, model: Any, args: Any) -> str:
-        if importlib.util.find_spec("liger_kernel") is None:
-            return "liger-kernel is not installed here: pip install liger-kernel"
+        if _is_absent("liger_kernel"):
+            return _NO_LIGER
         if getattr(args, "use_liger_kernel", None) is not False:
             return "the trainer's arguments have no use_liger_kernel, or it is on"
-        kind = getattr(getattr(model, "config", None), "model_type", "")
-        return "" if kind in _liger_models(self.scene) else f"Liger has no kernels for {kind!r}"
+        return _no_liger(self.scene, model)
 
     def _words(self, trainer: Any) -> str:
         return "in its arguments: use_liger_kernel=True (pip install liger-kernel)"
@@ -257,8 +300,33 @@ class ChunkedLoss(_OfTrainer):
         return model
 
 
+_NO_LIGER: Final = "liger-kernel is not installed here: pip install liger-kernel"
+
+
+def _is_absent(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
+
+
+def _with_heads(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The language models in it that make logits: those of Transformers have an ``lm_head``."""
+    named = {"lm_head", "model"}
+    return [each for each in model.modules() if named <= set(dict(each.named_children()))]
+
+
+def _model_type(model: Any) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _no_liger(scene: Scene, model: Any) -> str:
+    """Why Liger changes nothing of a model; empty where it does."""
+    if _is_absent("liger_kernel"):
+        return _NO_LIGER
+    kind = _model_type(model)
+    return "" if kind in _liger_models(scene) else f"Liger has no kernels for {kind!r}"
+
+
 def _liger_models(scene: Scene) -> Any:
-    """Model types that Liger changes; its kernels' launches need Triton, or its stand-in."""
+    """What changes a model, by its type; Liger's kernels' launches need Triton, or its stand-in."""
     scene.simulation.absent.choose("triton")
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
