@@ -27,6 +27,11 @@ _NETWORK: Final = re.compile(
 _EXAMPLE: Final = "2x(8x H100 SXM), 400Gb/s"
 
 _COUNT: Final = re.compile(r"\s*(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE | re.DOTALL)
+#: "2*T4", "2 T4", "T4 x2", "T4*2".
+_OTHER_COUNT: Final = re.compile(
+    r"\s*(?:(\d+)(?:\s*\*\s*|\s+)(\S.*?)|(\S.*?)(?<![a-z])\s*[x\u00d7*]\s*(\d+))\s*", re.IGNORECASE
+)
+_BETWEEN: Final = re.compile(r"[,;+&/]|\s+and\s+", re.IGNORECASE)
 
 
 def named_count(name: str) -> int | None:
@@ -54,6 +59,7 @@ def find_gpus(name: str) -> GpuSpec:
         return _of_machines(name, int(machines[1]), find_gpus(machines[2]), machines[3])
     found = None if find_rented(name) else _COUNT.match(name)
     if found is None:
+        _require_one(name)
         return find_gpu(name)
     count, each = int(found[1]), found[2]
     if "(" in each or _COUNT.match(each):
@@ -61,6 +67,34 @@ def find_gpus(name: str) -> GpuSpec:
     if not 1 <= count <= MOST_GPUS:
         raise GpuNameError(name, f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}")
     return dataclasses.replace(find_gpu(each), count=count)
+
+
+def _require_one(name: str) -> None:
+    """Raise GpuNameError for several GPUs in another spelling than :func:`find_gpus` reads, some of
+    which the look-up takes for one: "T4,T4", "T4 T4", "T4 x2", "2*T4"."""
+    words = name.split()
+    half = len(words) // 2
+    named = [each.strip() for each in _BETWEEN.split(name) if each.strip()]
+    if half and words[:half] == words[half:]:
+        named = [" ".join(words[:half])] * 2
+    if other := _OTHER_COUNT.fullmatch(name):
+        named = [other[2] or other[3]] * int(other[1] or other[4])
+    kinds = tuple(dict.fromkeys(named))
+    if len(named) < 2 or not all(map(_is_gpu, kinds)):
+        return
+    if len({each.lower() for each in kinds}) > 1:
+        why = "a machine with GPUs of different kinds is not simulated"
+        raise GpuNameError(name, why, kinds)
+    why = "several GPUs of a machine are written as their number and the name"
+    raise GpuNameError(name, why, (f"{len(named)}x {kinds[0]}",))
+
+
+def _is_gpu(name: str) -> bool:
+    try:
+        find_gpu(name)
+    except GpuNameError as error:
+        return error.is_ambiguous
+    return True
 
 
 def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) -> GpuSpec:

@@ -21,6 +21,7 @@ from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.communication.started_ranks import StartedRanks
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import (
     SeveralGpusError,
@@ -134,26 +135,6 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
     yield _store(), max(rank, 0), max(world_size, 1)
 
 
-class _Joined:
-    """Stands for the context of processes that have ended."""
-
-    processes: Final = ()
-
-    def join(self, *_: Any, **__: Any) -> bool:
-        return True
-
-
-def _spawn(
-    fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
-) -> Any:
-    """``torch.multiprocessing.spawn``: its first process is this one, for a fresh one has no
-    simulated GPU."""
-    require_gpus(nprocs, f"torch.multiprocessing.spawn of {nprocs} processes")
-    assert Communication.current is not None
-    fn(Communication.current.peers.rank, *args)
-    return None if join else _Joined()
-
-
 def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """``broadcast_object_list``: what another rank would send is known to nobody here."""
 
@@ -208,7 +189,8 @@ class Collectives:
         rebuild = private.REBUILD_BUCKETS.now
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
-        patches.set(torch.multiprocessing, "spawn", _spawn)
+        gpu = self._engine.gpu
+        StartedRanks(self._peers.rank, gpu.count * gpu.machines, require_gpus).install(patches)
         objects = _objects_of_rank(module.broadcast_object_list)
         for owner in (distributed, module):
             patches.set(owner, "broadcast_object_list", objects)
