@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.communication import LEAVES
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
@@ -195,6 +196,7 @@ class Collectives:
         for owner in (distributed, module):
             patches.set(owner, "broadcast_object_list", objects)
         _install_dtensor(patches)
+        _install_join(patches, self._peers)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.
         patches.set(*private.STORE_BARRIER, lambda *_, **__: None)
@@ -227,6 +229,24 @@ class Collectives:
             distributed.destroy_process_group()
         Communication.current = None
         sys.excepthook = self._hook
+
+
+def _install_join(patches: PatchSet, peers: Peers) -> None:
+    """Tell where a rank's batches are over that others may have more of."""
+    from torch.distributed.algorithms.join import Join
+
+    from trainfit.torch_private import distributed as private
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __exit__(join: Any, kind: Any, *raised: Any) -> Any:
+            if kind is None and (ranks := private.ranks_of_join(join)):
+                peers.met(LEAVES, ranks, 0)
+            return original(join, kind, *raised)
+
+        return __exit__
+
+    patches.hook(Join, "__exit__", hook)
 
 
 def _install_dtensor(patches: PatchSet) -> None:
