@@ -337,3 +337,20 @@ def test_the_samples_of_all_ranks_are_those_of_the_step_that_is_shown() -> None:
     facts = ranks_facts(plan)
     assert facts is not None
     assert "effective batch 4 x 24 = 96 samples a step" in str(facts)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(4, "effective batch 24 samples"), (8, "effective batch 2 x 24 = 48")]
+)
+def test_gpus_that_share_a_batch_are_not_counted_as_several_batches(count: int, said: str) -> None:
+    """Tensor parallelism: four have the same samples."""
+    step = StepSpeed(24, 0.5, (0.4, 0.6), 0.5, 0.1, 0.0, "compute", samples_per_s=48.0)
+    collectives = (CollectiveTime("all_reduce", 1, MIB, 0.1),)
+    ranks = Ranks(count, "", collectives, "", sharing=4)
+    speed = Speed(step, (step,), None, None, {}, "")
+    plan = dataclasses.replace(PLAN, ranks=ranks, speed=speed)
+    assert ranks.replicas == count // 4
+    facts = str(ranks_facts(plan))
+    assert said in facts
+    assert "4 GPUs share the work of each batch" in facts and "throughput" not in facts
+    assert plan.quantities()["efficiency_share"] is None

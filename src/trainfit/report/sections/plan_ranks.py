@@ -80,11 +80,13 @@ def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
     if not ranks.collectives:
         return "the steps communicate nothing: each process trains a model of its own"
     total, exposed = duration(step.communication_s), duration(step.exposed_s)
-    return (
-        f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of "
+    lost = (
         f"{duration(step.seconds)} a step, {exposed} wait for communication ({total} in all) and "
         f"{duration(step.slowest_s)} for the slowest rank"
     )
+    if ranks.sharing > 1:  # nothing is known of a GPU that has the whole model
+        return f"{ranks.sharing} GPUs share the work of each batch (tensor parallelism): of {lost}"
+    return f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of {lost}"
 
 
 def _of_all_ranks(result: PlanResult, ranks: Ranks, step: StepSpeed | None) -> str:
@@ -95,9 +97,10 @@ def _of_all_ranks(result: PlanResult, ranks: Ranks, step: StepSpeed | None) -> s
         parts.append(f"{most}{rate(ranks.replicas * run.samples_per_s)} samples/s")
     each = _samples(result, step)
     if each and not ranks.stages:
+        of_all = ranks.replicas * each
+        product = f"{ranks.replicas} x {each} = " if ranks.replicas > 1 else ""
         parts.append(
-            f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
-            "the learning rate is for that"
+            f"effective batch {product}{of_all} samples a step: the learning rate is for that"
         )
     return "; ".join(parts)
 
