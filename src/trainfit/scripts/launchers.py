@@ -45,6 +45,9 @@ def torchrun(words: Sequence[str], gpus: int, module: str = "torch.distributed.r
     options = getattr(launcher, "parse_args", run.parse_args)(list(words))
     each = _processes(run, options, gpus)
     machines = int(run.parse_min_max_nnodes(options.nnodes)[1])
+    for name, number in (("--nproc-per-node", each), ("--nnodes", machines)):
+        if number < 1:
+            raise ValueError(f"{name} {number}: expected 1 or more")
     arguments = () if run.get_use_env(options) else ("--local-rank=0",)
     return Launched(
         processes=each * machines,

@@ -93,6 +93,22 @@ def test_several_gpus_in_another_spelling_are_not_taken_for_one(name: str, propo
     assert caught.value.matches == [proposed]
 
 
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [
+        ("0x T4", ["8x T4"]),
+        ("2x(4x T4)", ["2x(4x T4), 400Gb/s"]),
+        ("2x(4x T4), fast", ["2x(4x T4), 400Gb/s", "2x(4x T4), 1x 100Gb/s"]),
+    ],
+)
+def test_a_machine_that_cannot_be_has_a_proposal_that_can(name: str, proposed: list[str]) -> None:
+    with pytest.raises(GpuNameError) as caught:
+        find_gpus(name)
+    assert caught.value.matches == proposed
+    for each in proposed:
+        find_gpus(each)
+
+
 def test_a_machine_with_different_gpus_is_refused() -> None:
     with pytest.raises(GpuNameError, match="different kinds") as caught:
         find_gpus("T4, A100")

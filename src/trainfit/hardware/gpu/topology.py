@@ -65,7 +65,8 @@ def find_gpus(name: str) -> GpuSpec:
     if "(" in each or _COUNT.match(each):
         raise GpuNameError(name, f"name machines and their network as in {_EXAMPLE}")
     if not 1 <= count <= MOST_GPUS:
-        raise GpuNameError(name, f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}")
+        why = f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}"
+        raise GpuNameError(name, why, (f"{MOST_GPUS // 2}x {each}",))
     return dataclasses.replace(find_gpu(each), count=count)
 
 
@@ -103,13 +104,15 @@ def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) ->
     if machines == 1:
         return gpu
     if not network:
-        raise GpuNameError(name, f"say how fast the network between them is, as in {_EXAMPLE}")
+        why = "say how fast the network between them is"
+        raise GpuNameError(name, why, (f"{name.rstrip(', ')}, 400Gb/s",))
     said = _NETWORK.fullmatch(network)
     if said is None or not float(said[2]) or said[1] == "0":
         raise GpuNameError(
             name,
-            f"{network!r} is no network: give the rate of each GPU's network card (400Gb/s), or "
-            "the cards of a machine and theirs (1x 100Gb/s)",
+            f"{network!r} is no network: give the rate of each GPU's network card, or the cards of "
+            "a machine and theirs",
+            [f"{name[: name.rindex(')') + 1]}, {each}" for each in ("400Gb/s", "1x 100Gb/s")],
         )
     cards, number, prefix, unit = said.groups()
     each = float(number) * (1e9 if prefix.upper() == "G" else 1e12)
