@@ -190,6 +190,24 @@ def test_a_launcher_that_a_script_starts_runs_the_rank_here(in_place: Any) -> No
     assert {name: given[name] for name in expected} == expected
 
 
+def test_modules_that_read_their_rank_when_imported_have_the_new_one(
+    in_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ultralytics', which would start its ranks once more; not a rank of LoRA's."""
+    module, lora = types.ModuleType("reads_rank"), types.ModuleType("lora")
+    vars(module).update(RANK=-1, LOCAL_RANK=-1, WORLD_SIZE=1)
+    vars(lora).update(RANK=16)
+    monkeypatch.setitem(sys.modules, "reads_rank", module)
+    monkeypatch.setitem(sys.modules, "lora", lora)
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    in_place(1)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    seen = elastic_launch(config, lambda: dict(vars(module)))()[1]
+    assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == (1, 1, 2)
+    assert vars(lora)["RANK"] == 16
+
+
 def test_elastic_launch_of_a_function(in_place: Any) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 

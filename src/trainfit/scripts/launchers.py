@@ -272,6 +272,8 @@ _PROGRAMS = {"torchrun": "torch.distributed.run"}
 #: A command that ends well at once, in the place of a rank that is no process.
 _NOTHING = [sys.executable, "-I", "-S", "-c", ""]
 _PYTHON = re.compile(r"python[\d.]*")
+#: What says which rank a process is, and the most that it is where there is no job.
+_WITHOUT_JOB = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
 #: A script's words that tell it which rank it is.
 _RANK_OF_WORDS = re.compile(r"--(?:(?:node|local|global)[-_])?rank[= ](\d+)")
 #: Lightning's ``devices=8`` starts the script again for each of the other ranks: rank 0 goes on.
@@ -299,10 +301,12 @@ class LaunchInPlace:
     def __init__(self, execute: Callable[[Target], None], rank: int = 0, gpus: int = 1) -> None:
         self._execute, self._rank, self._gpus = execute, rank, gpus
         self._hooks: list[ImportHook] = []
+        self._patches = PatchSet()
         self._starts_of_itself = 0
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._patches = patches
         alone = functools.partial(_start_no_ranks, patches)
         self._hooks = [
             ImportHook(_MODULE, functools.partial(self._patch, patches)),
@@ -332,6 +336,7 @@ class LaunchInPlace:
             process.args = args
             if number == self._rank:
                 os.environ.update(environment)
+                _read_anew(self._patches)
                 self._execute(target)
 
         return __init__
@@ -367,8 +372,9 @@ class LaunchInPlace:
             each, machines = int(config.nproc_per_node), int(config.max_nodes)
             role, restarts = str(config.role), int(config.max_restarts)
             os.environ.update(_of_torchrun(each, role, restarts, machines))
+            _as_rank(self._rank, each)
+            _read_anew(patches)
             if callable(entrypoint):
-                _as_rank(self._rank, each)
                 return {self._rank: entrypoint(*args)}
             words = [os.fspath(word) for word in (entrypoint, *args)]
             target = _of_python(words)
@@ -400,6 +406,16 @@ class LaunchInPlace:
             self._execute(_target(command))
 
         patches.set(module, "simple_launcher", simple_launcher)
+
+
+def _read_anew(patches: PatchSet) -> None:
+    """Give modules the rank that they would read from the environment of a process of their own
+    (``RANK = int(os.getenv("RANK", -1))``); those hold what is read where there is no job."""
+    for module in list(sys.modules.values()):
+        for name, most in _WITHOUT_JOB.items():
+            held, now = getattr(module, "__dict__", {}).get(name), os.environ.get(name, "")
+            if type(held) is int and held <= most and now.isdigit():
+                patches.set(module, name, int(now))
 
 
 def _start_no_ranks(patches: PatchSet, module: ModuleType) -> None:
