@@ -84,7 +84,7 @@ _UNITS: Final = {
              "micro_batches dropped_micro_batches optimized trained_numbers foreign link_width "
              "without_gradient "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
-             "repeats sm_count trained_parameters tries",
+             "repeats sharing sm_count trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "
         "exit_code gpu gpu_index gpu_pstate index line link_generation link_generation_max node "
         "numa_node pid rank shape tier version",

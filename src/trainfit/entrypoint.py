@@ -124,6 +124,12 @@ def _module(said: str, source: str) -> ModuleType:
 
 
 def _imported(said: str, source: str, name: str) -> ModuleType:
+    if name.startswith(".") or ("/" in source and not source.endswith(".py")):
+        what = "a folder" if os.path.isdir(source) else "neither a .py file nor a module"
+        raise UnknownNameError(
+            f"{said}: {source!r} is {what}; write a file or a module before the colon, as in "
+            "policy.py:act"
+        )
     # What reads the command line there would read trainfit's.
     sys.argv = [source]
     # A parser that refuses prints its usage, which is of no use to who did not call it.

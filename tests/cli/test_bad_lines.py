@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,10 @@ plan --gpu 'RTX 9999' -- python train.py
 plan --gpu '' -- python train.py
 plan --gpu custom:0GiB -- python train.py
 plan --gpu custom:manyGiB -- python train.py
+plan --gpu T4,T4 -- python train.py
+plan --gpu 'T4, A100' -- python train.py
+plan --gpu 'RTX 4090 x2' -- python train.py
+plan --gpu T4 --solve nonsense -- python train.py
 plan --gpu a100-80gb-sxm -- python absent.py
 plan --gpu a100-80gb-sxm -- python folder
 plan --gpu a100-80gb-sxm -- python -m absent_module_of_nobody
@@ -199,6 +204,8 @@ pace
 pace data.py
 pace absent.py:act
 pace data.py:absent
+pace .:act
+pace folder/:act
 pace data.py:NUMBER
 pace broken.py:act
 pace data.py:make --hz 0
@@ -369,3 +376,13 @@ def test_a_word_of_a_shell_with_another_encoding(tmp_path: Path) -> None:
     name = os.fsdecode(b"tr\xffin.py")
     done = trainfit("plan", "--gpu", "T4", "--", "python", name, cwd=tmp_path, LC_ALL="C")
     assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+@pytest.mark.parametrize("words", ["plan --help", "help memory", "--help", "--version"])
+def test_help_that_cannot_be_written_is_an_error(words: str) -> None:
+    command = [sys.executable, "-m", "trainfit", *words.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "trainfit: error: No space left on device\n"

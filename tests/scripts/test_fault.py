@@ -131,5 +131,7 @@ def test_by_the_text_of_a_process_that_died() -> None:
     assert own_fault_in(head + users + ours + "AttributeError: no 'y'\n") is None
     assert own_fault_in(head + ours + "OSError: [Errno 28] No space left on device\n") is None
     assert own_fault_in(head + ours + "ModuleNotFoundError: No module named 'torch'\n") is None
+    no_room = "ImportError: libtorch_cpu.so: failed to map segment from shared object\n"
+    assert own_fault_in(head + ours + no_room) is None
     assert own_fault_in(head + "SyntaxError: x\n") is None
     assert own_fault_in("killed\n") is None and own_fault_in(head + ours) is None

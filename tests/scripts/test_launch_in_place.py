@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -119,3 +120,98 @@ def test_ranks_that_a_script_starts_by_subprocess(
         os.environ.pop("RANK", None)
     assert ran == [(Target("script", "train.py", ("--x",)), str(rank))]
     assert other.stdout == "3\n"
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives what a rank's :class:`LaunchInPlace` runs, with its environment, while it is there."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    patches, installed = PatchSet(), []
+
+    def of_rank(rank: int) -> list[tuple[Target, dict[str, str]]]:
+        ran: list[tuple[Target, dict[str, str]]] = []
+        launch = LaunchInPlace(lambda target: ran.append((target, dict(os.environ))), rank, gpus=2)
+        launch.install(patches)
+        installed.append(launch)
+        return ran
+
+    yield of_rank
+    for each in installed:
+        each.remove()
+    patches.restore()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_script_that_starts_itself_for_each_gpu(
+    rank: int, in_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under names of its own: which of its starts it is tells the rank."""
+    main = types.ModuleType("__main__")
+    main.__file__ = "train.py"
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    ran = in_place(rank)
+    for number in range(2):
+        given = {**os.environ, "MY_GPU": str(number)}
+        process = subprocess.Popen(
+            [sys.executable, os.path.abspath("train.py")], env=given, stdout=subprocess.PIPE
+        )
+        assert process.communicate() == (b"", None) and process.returncode == 0
+    assert [(target.name, given["MY_GPU"]) for target, given in ran] == [
+        (os.path.abspath("train.py"), str(rank))
+    ]
+
+
+def test_ranks_told_by_words_or_by_the_own_environment(in_place: Any) -> None:
+    ran = in_place(1)
+    for number in range(2):
+        subprocess.Popen([sys.executable, "main.py", "--world-size", "2", "--rank", str(number)])
+    assert [target.args[-1] for target, _ in ran] == ["1"]
+    os.environ.update(RANK="1", WORLD_SIZE="2")
+    subprocess.run([sys.executable, "other.py"], check=True)
+    assert ran[1][0].name == "other.py"
+
+
+def test_a_launcher_that_a_script_starts_runs_the_rank_here(in_place: Any) -> None:
+    """As ultralytics has it: the module is run here, and its agent runs the script."""
+    ran = in_place(1)
+    words = ["-m", "torch.distributed.run", "--nproc_per_node=2", "rank.py", "--x"]
+    subprocess.run([sys.executable, *words], check=True)
+    subprocess.run(["torchrun", "--nproc_per_node=2", "rank.py"], check=True)
+    assert {(target.kind, target.name) for target, _ in ran} == {("module", words[1])}
+    from torch.distributed import run
+
+    run.main(words[2:])
+    target, given = ran[-1]
+    assert (target.name, target.args) == ("rank.py", ("--x",))
+    expected = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    assert {name: given[name] for name in expected} == expected
+
+
+def test_modules_that_read_their_rank_when_imported_have_the_new_one(
+    in_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ultralytics', which would start its ranks once more; not a rank of LoRA's."""
+    module, lora = types.ModuleType("reads_rank"), types.ModuleType("lora")
+    vars(module).update(RANK=-1, LOCAL_RANK=-1, WORLD_SIZE=1)
+    vars(lora).update(RANK=16)
+    monkeypatch.setitem(sys.modules, "reads_rank", module)
+    monkeypatch.setitem(sys.modules, "lora", lora)
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    in_place(1)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    seen = elastic_launch(config, lambda: dict(vars(module)))()[1]
+    assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == (1, 1, 2)
+    assert vars(lora)["RANK"] == 16
+
+
+def test_elastic_launch_of_a_function(in_place: Any) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    in_place(1)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+    assert elastic_launch(config, lambda add: int(os.environ["RANK"]) + add)(4) == {1: 5}

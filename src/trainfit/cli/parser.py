@@ -128,6 +128,10 @@ class OptionParser(argparse.ArgumentParser):
             self.error(f"unexpected argument {rest[0]!r}")
         return options, command
 
+    def print_help(self, file: Any = None) -> None:
+        """As argparse does, which says nothing where it cannot be written."""
+        (sys.stdout if file is None else file).write(self.format_help())
+
     def error(self, message: str) -> NoReturn:
         """Say it with one line of usage; exit code 2."""
         first = " ".join(self.format_usage().split("\n")[0].split())

@@ -70,12 +70,6 @@ _SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchron
 _SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
 #: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
 _FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
-#: `unable to mmap … Cannot allocate memory (12)`; PyTorch's allocator for the CPU
-#: (`c10/core/impl/alloc_cpu.cpp`), NumPy's ("Unable to allocate 7 GiB for an array"), C++'s.
-_MEMORY: Final = re.compile(
-    r"Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
-    r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
-)
 _TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
 #: One request of so many bytes is not a matter of how many workers there are.
 _LARGE: Final = 16 << 30
@@ -198,7 +192,7 @@ def _resources(
     shares = failure.exit_code is None or (settings is not None and settings.num_workers > 0)
     if _signal(failure) == signal.SIGBUS and shares:
         return _shm_full(settings, spoken(failure, seen), seen)
-    if failure.error_type in _MEMORY_TYPES or _MEMORY.search(raised.message):
+    if failure.error_type in _MEMORY_TYPES or tracebacks.NO_MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
         asked = _TRIED.search(raised.message)
         what = f"{size(int(asked[1]))} were requested" if asked else said

@@ -25,6 +25,14 @@ _HEADING: Final = "Traceback (most recent call last):\n"
 #: The line of a traceback that names the exception.
 _RAISED: Final = re.compile(r"^[A-Za-z_][\w.]*(?:: .*|:)?$")
 _OF_THE_MACHINE: Final = (OSError, MemoryError, ModuleNotFoundError)
+#: `unable to mmap … Cannot allocate memory (12)`; PyTorch's allocator for the CPU
+#: (`c10/core/impl/alloc_cpu.cpp`), NumPy's ("Unable to allocate 7 GiB for an array"), C++'s; a
+#: library that the loader has no room for.
+NO_MEMORY: Final = re.compile(
+    r"Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
+    r"|failed to map segment from shared object"
+)
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 #: Python's own library, of whatever installation.
@@ -165,6 +173,8 @@ def own_fault_in(text: str) -> OwnFault | None:
     if not ours or not said or any(frame.is_user for frame in found):
         return None
     if not isinstance(kind, type) or issubclass(kind, _OF_THE_MACHINE):
+        return None
+    if NO_MEMORY.search(said):
         return None
     place = os.path.relpath(ours[-1].path, Path(_own_folder()).parent)
     return OwnFault(said, f"{place}:{ours[-1].line}", text.strip())

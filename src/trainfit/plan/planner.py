@@ -52,7 +52,7 @@ from trainfit.plan.runs.agreement import Agreement, agreement
 from trainfit.plan.runs.agreement import start as start_comparison
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, with_stand_ins
 from trainfit.plan.runs.option_proof import accumulates
-from trainfit.plan.runs.options import CommandOptions
+from trainfit.plan.runs.options import CommandOptions, require_named
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.runs import Runs
@@ -184,6 +184,8 @@ def simulated(
     user's interrupt it is the plan of the runs that are over. Raises as :func:`plan` does.
     """
     started = time.monotonic()
+    if settings.solve:
+        require_named(command, settings.solve)
     known = device_constants(gpu) if constants is None else constants
     with (
         Tracer(

@@ -318,13 +318,15 @@ class PlanResult(ResultFile):
             "run_epoch_s": run.epoch_s if run is not None else None,
             "ranks_samples_per_s": self._of_all_ranks(run),
             "efficiency_share": (
-                (then or self.speed.now).efficiency if self.ranks and self.speed else None
+                (then or self.speed.now).efficiency
+                if self.ranks and self.ranks.sharing == 1 and self.speed
+                else None
             ),
         }
 
     def _of_all_ranks(self, run: RunRate | None) -> float | None:
         rate = run.samples_per_s if run is not None else None
-        return rate * self.ranks.count if self.ranks is not None and rate is not None else None
+        return rate * self.ranks.replicas if self.ranks is not None and rate is not None else None
 
 
 # ---

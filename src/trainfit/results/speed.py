@@ -93,7 +93,8 @@ class Ranks:
     typical step as the job is, the longest first. ``stages`` are the ranks of a pipeline, each of
     them simulated (none: there is no pipeline); memory is that of the one that needs the most then.
     ``bubble_share`` is the part of a step in which their GPUs wait for each other, on average
-    (``None``: not known).
+    (``None``: not known). Of all of them ``sharing`` work on the same samples together (tensor
+    parallelism).
     """
 
     count: int
@@ -103,11 +104,12 @@ class Ranks:
     machines: int = 1
     stages: tuple[Stage, ...] = ()
     bubble_share: float | None = None
+    sharing: int = 1
 
     @property
     def replicas(self) -> int:
         """How many have samples of their own."""
-        return self.count // max(1, len(self.stages))
+        return max(1, self.count // max(1, len(self.stages)) // self.sharing)
 
 
 @dataclasses.dataclass(frozen=True)

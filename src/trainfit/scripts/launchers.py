@@ -8,11 +8,13 @@ import dataclasses
 import functools
 import importlib
 import io
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +45,9 @@ def torchrun(words: Sequence[str], gpus: int, module: str = "torch.distributed.r
     options = getattr(launcher, "parse_args", run.parse_args)(list(words))
     each = _processes(run, options, gpus)
     machines = int(run.parse_min_max_nnodes(options.nnodes)[1])
+    for name, number in (("--nproc-per-node", each), ("--nnodes", machines)):
+        if number < 1:
+            raise ValueError(f"{name} {number}: expected 1 or more")
     arguments = () if run.get_use_env(options) else ("--local-rank=0",)
     return Launched(
         processes=each * machines,
@@ -195,12 +200,18 @@ _WORDS_OF_RANK = ("--local-rank", "--local_rank")
 def as_rank(rank: int, gpus: int, target: Target) -> Target:
     """Let this process be rank ``rank`` of the job, of which each machine has ``gpus`` GPUs: its
     environment, and the words that its script gets."""
+    local = _as_rank(rank, gpus)
+    words = {f"{name}=0": f"{name}={local}" for name in _WORDS_OF_RANK}
+    return dataclasses.replace(target, args=tuple(words.get(each, each) for each in target.args))
+
+
+def _as_rank(rank: int, gpus: int) -> int:
+    """The environment of rank ``rank``; its number on its machine."""
     machine, local = divmod(rank, int(os.environ.get("LOCAL_WORLD_SIZE", gpus)))
     os.environ["LOCAL_RANK"] = str(local)
     numbers = {"RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": machine, "CROSS_RANK": machine}
     os.environ.update({k: str(v) for k, v in numbers.items() if k in os.environ})
-    words = {f"{name}=0": f"{name}={local}" for name in _WORDS_OF_RANK}
-    return dataclasses.replace(target, args=tuple(words.get(each, each) for each in target.args))
+    return local
 
 
 def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
@@ -252,6 +263,19 @@ if __name__ == "__main__":
 
 
 _MODULE = "accelerate.commands.launch"
+#: The module of torchrun's agent.
+_AGENT = "torch.distributed.launcher.api"
+#: Modules that start ranks by that agent.
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+#: Programs that are such modules.
+_PROGRAMS = {"torchrun": "torch.distributed.run"}
+#: A command that ends well at once, in the place of a rank that is no process.
+_NOTHING = [sys.executable, "-I", "-S", "-c", ""]
+_PYTHON = re.compile(r"python[\d.]*")
+#: What says which rank a process is, and the most that it is where there is no job.
+_WITHOUT_JOB = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}
+#: A script's words that tell it which rank it is.
+_RANK_OF_WORDS = re.compile(r"--(?:(?:node|local|global)[-_])?rank[= ](\d+)")
 #: Lightning's ``devices=8`` starts the script again for each of the other ranks: rank 0 goes on.
 _OF_LIGHTNING = (
     "lightning.pytorch.strategies.launchers.subprocess_script",
@@ -262,23 +286,31 @@ _OF_LIGHTNING = (
 
 
 class LaunchInPlace:
-    """Replaces Accelerate's start of a single process by ``execute``, wherever it is imported, and
-    starts no other ranks for Lightning, nor for a script that starts its ranks by ``subprocess``.
+    """Runs here what would start the simulated rank as a process, and starts no others.
+
+    That is Accelerate's start of a single process, torchrun's agent where a script calls it,
+    Lightning's start of its other ranks, and a script that starts its ranks, or itself, by
+    ``subprocess``.
 
     Args:
         execute: runs a target as Python would.
         rank: which of its ranks runs here.
+        gpus: GPUs of a machine.
     """
 
-    def __init__(self, execute: Callable[[Target], None], rank: int = 0) -> None:
-        self._execute, self._rank = execute, rank
+    def __init__(self, execute: Callable[[Target], None], rank: int = 0, gpus: int = 1) -> None:
+        self._execute, self._rank, self._gpus = execute, rank, gpus
         self._hooks: list[ImportHook] = []
+        self._patches = PatchSet()
+        self._starts_of_itself = 0
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        self._patches = patches
         alone = functools.partial(_start_no_ranks, patches)
         self._hooks = [
             ImportHook(_MODULE, functools.partial(self._patch, patches)),
+            ImportHook(_AGENT, functools.partial(self._patch_agent, patches)),
             *(ImportHook(name, alone) for name in _OF_LIGHTNING),
         ]
         for hook in self._hooks:
@@ -291,20 +323,67 @@ class LaunchInPlace:
 
         @functools.wraps(original)
         def __init__(process: Any, args: Any, *rest: Any, **options: Any) -> None:
-            environment = options.get("env") or {}
-            rank = environment.get("RANK", "")
-            words = [args] if isinstance(args, (str, os.PathLike)) else list(args)
-            is_rank = rank.isdigit() and "WORLD_SIZE" in environment
-            if not is_rank or len(words) < 2 or os.fspath(words[0]) != sys.executable:
+            given = options.get("env")
+            environment = dict(os.environ) if given is None else given
+            words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
+            target = _of_python([os.fsdecode(each) for each in words])
+            number = None if target is None else self._number(target, environment)
+            if target is None or number is None:
                 original(process, args, *rest, **options)
                 return
-            process.args, process.pid, process.returncode = args, os.getpid(), 0
-            process.stdin = process.stdout = process.stderr = None
-            if int(rank) == self._rank:
+            options.pop("executable", None)
+            original(process, _NOTHING, *rest, **options)
+            process.args = args
+            if number == self._rank:
                 os.environ.update(environment)
-                self._execute(_target([os.fspath(each) for each in words if each != "-u"]))
+                _read_anew(self._patches)
+                self._execute(target)
 
         return __init__
+
+    def _number(self, target: Target, environment: Mapping[str, str]) -> int | None:
+        """Which rank of a job ``target`` would be; ``None``: it is none.
+
+        A launcher is the simulated one's, whatever that is: its agent starts it.
+        """
+        if target.kind == "module" and target.name in _LAUNCHERS:
+            return self._rank
+        rank = environment.get("RANK", "")
+        if rank.isdigit() and "WORLD_SIZE" in environment:
+            return int(rank)
+        if said := next(filter(None, map(_RANK_OF_WORDS.fullmatch, _joined(target.args))), None):
+            return int(said[1])
+        own = getattr(sys.modules.get("__main__"), "__file__", None)
+        if self._gpus < 2 or target.kind != "script" or not own:
+            return None
+        if os.path.realpath(target.name) != os.path.realpath(own):
+            return None
+        self._starts_of_itself += 1
+        return self._starts_of_itself - 1
+
+    def _patch_agent(self, patches: PatchSet, module: ModuleType) -> None:
+        """torchrun's agent, and what ``elastic_launch`` calls."""
+        if not hasattr(module, "launch_agent"):  # another version's
+            return
+
+        def launch_agent(
+            config: Any, entrypoint: Any, args: Sequence[Any], *_: Any, **__: Any
+        ) -> Any:
+            each, machines = int(config.nproc_per_node), int(config.max_nodes)
+            role, restarts = str(config.role), int(config.max_restarts)
+            os.environ.update(_of_torchrun(each, role, restarts, machines))
+            _as_rank(self._rank, each)
+            _read_anew(patches)
+            if callable(entrypoint):
+                return {self._rank: entrypoint(*args)}
+            words = [os.fspath(word) for word in (entrypoint, *args)]
+            target = _of_python(words)
+            if target is None:
+                raise ValueError(f"{words[0]}: only Python's scripts are simulated")
+            self._execute(as_rank(self._rank, each, target))
+            return {}
+
+        patches.set(module, "launch_agent", launch_agent)
 
     def remove(self) -> None:
         """Take the import hooks away; the patches are their owner's to restore."""
@@ -329,10 +408,40 @@ class LaunchInPlace:
         patches.set(module, "simple_launcher", simple_launcher)
 
 
+def _read_anew(patches: PatchSet) -> None:
+    """Give modules the rank that they would read from the environment of a process of their own
+    (``RANK = int(os.getenv("RANK", -1))``); those hold what is read where there is no job."""
+    for module in list(sys.modules.values()):
+        for name, most in _WITHOUT_JOB.items():
+            held, now = getattr(module, "__dict__", {}).get(name), os.environ.get(name, "")
+            if type(held) is int and held <= most and now.isdigit():
+                patches.set(module, name, int(now))
+
+
 def _start_no_ranks(patches: PatchSet, module: ModuleType) -> None:
     launcher = getattr(module, "_SubprocessScriptLauncher", None)
     if hasattr(launcher, "_call_children_scripts"):
         patches.set(launcher, "_call_children_scripts", lambda self: None)
+
+
+def _of_python(words: Sequence[str]) -> Target | None:
+    """What a command has this Python run; ``None``: another program, or code of its words."""
+    if not words:
+        return None
+    program = os.path.basename(words[0])
+    if program in _PROGRAMS:
+        return Target("module", _PROGRAMS[program], tuple(words[1:]))
+    if words[0] != sys.executable and not _PYTHON.fullmatch(program):
+        return None
+    rest = list(itertools.dropwhile(lambda word: word in ("-u", "-B", "-s", "-E"), words[1:]))
+    if not rest or (rest[0][:1] == "-" and rest[0] != "-m") or rest == ["-m"]:
+        return None
+    return _target([words[0], *rest])
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Words, and each with the next as an option's value."""
+    return [*words, *(" ".join(pair) for pair in itertools.pairwise(words))]
 
 
 def _target(command: Sequence[str]) -> Target:

@@ -99,7 +99,7 @@ class Runner:
         self._learning = LearningObserver(user_frame, counts_in_place=False)
         self._options = OptionsWatch()
         self._context = ContextWatch()
-        self._launch = LaunchInPlace(execute, spec.rank)
+        self._launch = LaunchInPlace(execute, spec.rank, gpu.count)
         self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again

@@ -449,6 +449,7 @@ class Simulation:
                 "alloc_conf": self._alloc_conf,
                 "parameters": list(self._ownership.parameters.values()),
                 "ranks": self._collectives.ranks,
+                "sharing": self._collectives.sharing,
             }
         )
         # Of each rank alike, its own GPU is the first.

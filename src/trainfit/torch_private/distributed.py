@@ -47,6 +47,15 @@ def ddp_times(module: Any) -> dict[str, Any]:
     return dict(getattr(module, "_get_ddp_logging_data", dict)())
 
 
+def ranks_of_join(join: Any) -> list[int]:
+    """The ranks whose uneven batches a context of ``torch.distributed.algorithms.join`` makes up
+    for; none where it is switched off, or where PyTorch does not tell."""
+    group = getattr(join, "_process_group", None)
+    if group is None or not getattr(join, "_enable", False):
+        return []
+    return list(torch.distributed.get_process_group_ranks(group))
+
+
 class _LonelyGroup(LonelyGroup):  # type: ignore[misc]
     """In PyTorch 2.8 it has no options, which those of gloo are given."""
 

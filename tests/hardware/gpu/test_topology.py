@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainfit.hardware import GpuNameError, find_gpu
+from trainfit.hardware import GpuNameError, catalogue, find_gpu
 from trainfit.hardware.gpu.topology import assumed_count, find_gpus, named_count, with_ranks
 
 
@@ -72,3 +72,49 @@ def test_a_gpu_for_each_process_is_assumed_and_said() -> None:
     assert several.count == 4
     assert assumed_count(several).startswith("4 GPUs in one machine, one for each process")
     assert assumed_count(find_gpus("4x RTX 4090")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [
+        ("T4,T4", "2x T4"),
+        ("T4 T4", "2x T4"),
+        ("RTX 4090 + RTX 4090 + RTX 4090", "3x RTX 4090"),
+        ("RTX 4090 x2", "2x RTX 4090"),
+        ("T4x4", "4x T4"),
+        ("2 T4", "2x T4"),
+        ("2*T4", "2x T4"),
+        ("2x(T4,T4), 1Gb/s", "2x T4"),
+    ],
+)
+def test_several_gpus_in_another_spelling_are_not_taken_for_one(name: str, proposed: str) -> None:
+    with pytest.raises(GpuNameError, match="their number and the name") as caught:
+        find_gpus(name)
+    assert caught.value.matches == [proposed]
+
+
+@pytest.mark.parametrize(
+    ("name", "proposed"),
+    [
+        ("0x T4", ["8x T4"]),
+        ("2x(4x T4)", ["2x(4x T4), 400Gb/s"]),
+        ("2x(4x T4), fast", ["2x(4x T4), 400Gb/s", "2x(4x T4), 1x 100Gb/s"]),
+    ],
+)
+def test_a_machine_that_cannot_be_has_a_proposal_that_can(name: str, proposed: list[str]) -> None:
+    with pytest.raises(GpuNameError) as caught:
+        find_gpus(name)
+    assert caught.value.matches == proposed
+    for each in proposed:
+        find_gpus(each)
+
+
+def test_a_machine_with_different_gpus_is_refused() -> None:
+    with pytest.raises(GpuNameError, match="different kinds") as caught:
+        find_gpus("T4, A100")
+    assert caught.value.matches == ["T4", "A100"]
+
+
+def test_one_gpu_by_any_of_its_names() -> None:
+    for gpu in catalogue():
+        assert find_gpus(gpu.key).count == 1

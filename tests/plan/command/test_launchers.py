@@ -133,6 +133,9 @@ def test_accelerate_reads_its_configuration(asked: list[Any], folder: Path) -> N
         ("torchrun", "rejects its arguments"),
         ("torchrun nowhere.py", "'nowhere.py': there is no such file"),
         ("torchrun --nproc_per_node=many train.py", "rejects its arguments"),
+        ("torchrun --nproc_per_node=0 train.py", "--nproc-per-node 0: expected 1 or more"),
+        ("torchrun --nproc_per_node=-2 train.py", "--nproc-per-node -2: expected 1 or more"),
+        ("torchrun --nnodes=0 --nproc_per_node=2 train.py", "--nnodes 0: expected 1 or more"),
     ],
 )
 def test_launchers_that_do_not_start_one_process(asked: list[Any], line: str, says: str) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from trainfit.plan.runs.agreement import disagreement
-from trainfit.results.runs.communication import Meeting
+from trainfit.results.runs.communication import LEAVES, Meeting
 from trainfit.results.runs.trace import Status, TraceOutcome
 
 PAIR, ALL = (0, 1), (0, 1, 2, 3)
@@ -64,3 +64,14 @@ def test_a_script_that_has_ended_where_the_other_goes_on(ends_early: int) -> Non
     found = said(short, long) if ends_early == 0 else said(long, short)
     assert f"where the script of rank {ends_early} has ended" in found
     assert f"rank {1 - ends_early} calls all_reduce" in found
+
+
+@pytest.mark.parametrize("ends_early", [0, 1])
+def test_what_follows_a_join_is_the_work_of_ranks_that_still_have_batches(ends_early: int) -> None:
+    """`with model.join():` shadows their collectives, which are not the same."""
+    leaves = Meeting(LEAVES, PAIR, 0, "/home/me/train.py:9")
+    short = outcome(reduced(10), leaves, reduced(9, 8), status="ended")
+    long = outcome(reduced(10), reduced(10, 4), BARRIER, leaves, reduced(9, 8), status="ended")
+    assert not (said(short, long) if ends_early == 0 else said(long, short))
+    before = outcome(BARRIER, leaves, status="ended")
+    assert said(before, long)

@@ -12,6 +12,7 @@ import pytest
 from helpers_cli import SCRIPTS, trainfit
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError, placeholders, tunable_named
+from trainfit.plan.runs.options import require_named
 from trainfit.plan.sizing.lengths import predicted, tunable_to_size
 from trainfit.results.runs.script import ScriptOption
 
@@ -128,3 +129,27 @@ def test_where_to_look_next() -> None:
     assert predicted(square, 100 + 3 * 50 * 50, 32) in (49, 50)
     assert predicted({10: 100, 20: 200}, 450, 20) == 45
     assert predicted({10: 100}, 450, 10) == 20 and predicted({10: 100}, 50, 0) == 5
+
+
+def test_a_name_that_the_script_has_nowhere_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import argparse\nNAMES = ['--window-size']\n")
+    plain = tmp_path / "train.py"
+    plain.write_text("import torch, helper\n")
+    command = parse_command(["python", str(plain)])
+    require_named(command, "window_size")
+    with pytest.raises(CommandError, match="--solve window: the script has no such option"):
+        require_named(command, "window")
+    # Options of a library, and those of a file, are seen in a run only.
+    plain.write_text("import transformers\n")
+    require_named(parse_command(["python", str(plain)]), "window")
+    plain.write_text("import torch\n")
+    (tmp_path / "values.ini").touch()
+    require_named(parse_command(["python", str(plain), str(tmp_path / "values.ini")]), "window")
+
+
+def test_a_plan_for_such_a_name_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('it-ran', 'w')")
+    words = ("plan", "--gpu", "T4", "--solve", "window", "--", "python", "train.py")
+    said = trainfit(*words, cwd=tmp_path)
+    assert said.returncode == 2 and "simulating" not in said.stderr
+    assert "no such option" in said.stderr.splitlines()[-1]

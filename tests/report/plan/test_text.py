@@ -18,13 +18,14 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.curve import Curve, Grain, saturation_batch
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
+from trainfit.report.sections.plan_ranks import ranks_facts
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.files.command_line import quote
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult
-from trainfit.results.runs.steps import GrowthSource, StepPattern
-from trainfit.results.speed import StepSpeed
+from trainfit.results.runs.steps import GrowthSource, StepMakeup, StepPattern
+from trainfit.results.speed import CollectiveTime, Ranks, Speed, StepSpeed
 from trainfit.results.text import WIDTH, printable, share, size
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -322,3 +323,34 @@ def test_multiples_of_8_are_for_tensor_cores_alone() -> None:
     )
     assert saturation_batch(Curve(steps, grain=Grain.of(card))) == 11
     assert saturation_batch(Curve(steps)) == 16
+
+
+def test_the_samples_of_all_ranks_are_those_of_the_step_that_is_shown() -> None:
+    """Which accumulates less than the present one at the recommended batch size."""
+    step = StepSpeed(24, 0.5, (0.4, 0.6), 0.5, 0.1, 0.0, "compute", samples_per_s=48.0)
+    plan = dataclasses.replace(
+        PLAN,
+        step=StepMakeup(8, 4, 32),
+        ranks=Ranks(4, "", (CollectiveTime("all_reduce", 1, MIB, 0.1),), ""),
+        speed=Speed(step, (step,), None, None, {}, ""),
+    )
+    facts = ranks_facts(plan)
+    assert facts is not None
+    assert "effective batch 4 x 24 = 96 samples a step" in str(facts)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(4, "effective batch 24 samples"), (8, "effective batch 2 x 24 = 48")]
+)
+def test_gpus_that_share_a_batch_are_not_counted_as_several_batches(count: int, said: str) -> None:
+    """Tensor parallelism: four have the same samples."""
+    step = StepSpeed(24, 0.5, (0.4, 0.6), 0.5, 0.1, 0.0, "compute", samples_per_s=48.0)
+    collectives = (CollectiveTime("all_reduce", 1, MIB, 0.1),)
+    ranks = Ranks(count, "", collectives, "", sharing=4)
+    speed = Speed(step, (step,), None, None, {}, "")
+    plan = dataclasses.replace(PLAN, ranks=ranks, speed=speed)
+    assert ranks.replicas == count // 4
+    facts = str(ranks_facts(plan))
+    assert said in facts
+    assert "4 GPUs share the work of each batch" in facts and "throughput" not in facts
+    assert plan.quantities()["efficiency_share"] is None

@@ -126,6 +126,38 @@ def test_epochs_of_the_loop_over_the_data(tmp_path: Path, epochs: str, all_of_th
     assert set(seen) == {all_of_them}
 
 
+_DRAWN = """
+import sys
+
+def take(batches):
+    return [next(batches)]
+
+def train(loader, epochs=3):
+    {first}
+    for epoch in range(epochs):
+        {second}
+        for step in range(len(loader)):
+            for batch in take(batches):
+                seen.append(epochs_of(sys._getframe()))
+
+train([1, 2])
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "epochs"),
+    [("pass", "batches = iter(loader)", 3), ("batches = iter(loader * 3)", "pass", None)],
+)
+def test_rounds_that_take_from_an_iterator_are_batches(
+    tmp_path: Path, first: str, second: str, epochs: int | None
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(_DRAWN.replace("{first}", first).replace("{second}", second))
+    seen: list[int | None] = []
+    exec(compile(file.read_text(), str(file), "exec"), {"seen": seen, "epochs_of": epochs_of})
+    assert seen == [epochs] * 6
+
+
 def test_a_loop_without_an_end_has_no_epochs(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("while True:\n    for x in [1]:\n        seen = of(_getframe())\n    break\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -248,6 +249,35 @@ def test_spawning_one_process_runs_it_here(monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.multiprocessing.spawn(work, (count,), join=False).join()
         with pytest.raises(SeveralGpusError, match="spawn of 2 processes"):
             torch.multiprocessing.spawn(work, args=(2,), nprocs=2)
+
+
+def join_group(rank: int, size: int, ran: list[int]) -> None:
+    distributed.init_process_group("nccl", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+    ran.append(rank)
+
+
+def rank_of(local: int, size: int, ran: list[int]) -> None:
+    join_group(local, size, ran)
+
+
+def test_of_processes_that_become_ranks_the_simulated_one_runs_here(tmp_path: Path) -> None:
+    """A loop over ``Process(...).start()``, as in PyTorch's tutorial; other processes start."""
+    ran: list[int] = []
+    with trainfit.simulate("2x RTX 4090"):
+        context = torch.multiprocessing.get_context("spawn")
+        started = [context.Process(target=rank_of, args=(rank, 2, ran)) for rank in range(2)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+            assert process.exitcode == 0 and not process.is_alive()
+        assert ran == [0]
+        other = torch.multiprocessing.get_context("fork").Process(target=(tmp_path / "x").touch)
+        other.start()
+        other.join()
+        torch.multiprocessing.start_processes(lambda rank: ran.append(rank + 5), nprocs=2)
+    assert (tmp_path / "x").exists()
+    assert ran == [0, 5]
 
 
 def test_an_overflow_check_over_unknown_gradients_finds_none(gpu: Any) -> None:

@@ -159,6 +159,9 @@ def test_what_is_sent_is_what_real_ranks_send(
         for kind, nbytes, ranks, _ in launched(simulation.recording)
     ]
     assert sent == first
+    # Of all ranks so many have the same samples.
+    tensor_parallel = {"data_sharded": 1, "two_dimensions": 2}
+    assert simulation.recording.sharing == tensor_parallel.get(job, RANKS)
 
 
 def test_a_rank_has_a_part_of_the_parameters(rank_0: None) -> None:

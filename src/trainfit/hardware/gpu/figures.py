@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from trainfit.hardware.gpu.catalogue import GIB, MIB, Figure
 from trainfit.results.files.errors import TrainfitError
@@ -152,6 +153,10 @@ def bare_context_mib(sm_count: int) -> tuple[float, float, float]:
 LONGEST_NAME = 120  # a longer one is no GPU's name, and matching it would take long
 
 
+#: The reason of a name that fits several GPUs.
+AMBIGUOUS: Final = "ambiguous GPU name"
+
+
 class GpuNameError(TrainfitError, ValueError):
     """A GPU's name that is unknown, ambiguous or malformed; `matches` are names that work."""
 
@@ -160,6 +165,11 @@ class GpuNameError(TrainfitError, ValueError):
         self.name = name
         self.reason = reason
         self.matches = list(matches)
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Does the name fit several GPUs?"""
+        return self.reason == AMBIGUOUS
 
     def __str__(self) -> str:
         shown = self.name if len(self.name) <= LONGEST_NAME else self.name[:LONGEST_NAME] + "..."

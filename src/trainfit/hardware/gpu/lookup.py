@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from trainfit.hardware.gpu import catalogue as gpu_table
 from trainfit.hardware.gpu.catalogue import CuratedGpu
-from trainfit.hardware.gpu.figures import LONGEST_NAME, GpuNameError, custom_gpu
+from trainfit.hardware.gpu.figures import AMBIGUOUS, LONGEST_NAME, GpuNameError, custom_gpu
 from trainfit.hardware.gpu.records import (
     curated_specs,
     database,
@@ -344,7 +344,7 @@ def _matching(entries: Iterable[_Entry], wanted: _Words) -> list[_Entry]:
 
 def _choose(name: str, entries: Sequence[_Entry]) -> _Entry | None:
     if len(entries) > 1:
-        raise GpuNameError(name, "ambiguous GPU name", [entry.label for entry in entries])
+        raise GpuNameError(name, AMBIGUOUS, [entry.label for entry in entries])
     return entries[0] if entries else None
 
 

@@ -27,6 +27,11 @@ _NETWORK: Final = re.compile(
 _EXAMPLE: Final = "2x(8x H100 SXM), 400Gb/s"
 
 _COUNT: Final = re.compile(r"\s*(\d+)\s*[x\u00d7]\s*(.+)", re.IGNORECASE | re.DOTALL)
+#: "2*T4", "2 T4", "T4 x2", "T4*2".
+_OTHER_COUNT: Final = re.compile(
+    r"\s*(?:(\d+)(?:\s*\*\s*|\s+)(\S.*?)|(\S.*?)(?<![a-z])\s*[x\u00d7*]\s*(\d+))\s*", re.IGNORECASE
+)
+_BETWEEN: Final = re.compile(r"[,;+&/]|\s+and\s+", re.IGNORECASE)
 
 
 def named_count(name: str) -> int | None:
@@ -54,13 +59,43 @@ def find_gpus(name: str) -> GpuSpec:
         return _of_machines(name, int(machines[1]), find_gpus(machines[2]), machines[3])
     found = None if find_rented(name) else _COUNT.match(name)
     if found is None:
+        _require_one(name)
         return find_gpu(name)
     count, each = int(found[1]), found[2]
     if "(" in each or _COUNT.match(each):
         raise GpuNameError(name, f"name machines and their network as in {_EXAMPLE}")
     if not 1 <= count <= MOST_GPUS:
-        raise GpuNameError(name, f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}")
+        why = f"expected 1 to {MOST_GPUS} GPUs in a machine, not {count}"
+        raise GpuNameError(name, why, (f"{MOST_GPUS // 2}x {each}",))
     return dataclasses.replace(find_gpu(each), count=count)
+
+
+def _require_one(name: str) -> None:
+    """Raise GpuNameError for several GPUs in another spelling than :func:`find_gpus` reads, some of
+    which the look-up takes for one: "T4,T4", "T4 T4", "T4 x2", "2*T4"."""
+    words = name.split()
+    half = len(words) // 2
+    named = [each.strip() for each in _BETWEEN.split(name) if each.strip()]
+    if half and words[:half] == words[half:]:
+        named = [" ".join(words[:half])] * 2
+    if other := _OTHER_COUNT.fullmatch(name):
+        named = [other[2] or other[3]] * int(other[1] or other[4])
+    kinds = tuple(dict.fromkeys(named))
+    if len(named) < 2 or not all(map(_is_gpu, kinds)):
+        return
+    if len({each.lower() for each in kinds}) > 1:
+        why = "a machine with GPUs of different kinds is not simulated"
+        raise GpuNameError(name, why, kinds)
+    why = "several GPUs of a machine are written as their number and the name"
+    raise GpuNameError(name, why, (f"{len(named)}x {kinds[0]}",))
+
+
+def _is_gpu(name: str) -> bool:
+    try:
+        find_gpu(name)
+    except GpuNameError as error:
+        return error.is_ambiguous
+    return True
 
 
 def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) -> GpuSpec:
@@ -69,13 +104,15 @@ def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) ->
     if machines == 1:
         return gpu
     if not network:
-        raise GpuNameError(name, f"say how fast the network between them is, as in {_EXAMPLE}")
+        why = "say how fast the network between them is"
+        raise GpuNameError(name, why, (f"{name.rstrip(', ')}, 400Gb/s",))
     said = _NETWORK.fullmatch(network)
     if said is None or not float(said[2]) or said[1] == "0":
         raise GpuNameError(
             name,
-            f"{network!r} is no network: give the rate of each GPU's network card (400Gb/s), or "
-            "the cards of a machine and theirs (1x 100Gb/s)",
+            f"{network!r} is no network: give the rate of each GPU's network card, or the cards of "
+            "a machine and theirs",
+            [f"{name[: name.rindex(')') + 1]}, {each}" for each in ("400Gb/s", "1x 100Gb/s")],
         )
     cards, number, prefix, unit = said.groups()
     each = float(number) * (1e9 if prefix.upper() == "G" else 1e12)

@@ -18,7 +18,7 @@ from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.communication import Meeting
+from trainfit.results.runs.communication import LEAVES, Meeting
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.results.text import size
@@ -111,11 +111,15 @@ def disagreement(first: TraceOutcome, other: TraceOutcome, rank: int) -> str:
     for group in dict.fromkeys(each.group for ours in both for each in ours):
         mine, theirs = ([each for each in ours if each.group == group] for ours in both)
         for number, (one, two) in enumerate(zip(mine, theirs, strict=False), start=1):
+            if LEAVES in (one.kind, two.kind):
+                break
             if one.kind != two.kind or (one.nbytes and two.nbytes and one.nbytes != two.nbytes):
                 return (
                     f"rank 0 calls {_words(one)}, rank {rank} {_words(two)} "
                     f"(number {number} of their group of {len(group)})"
                 )
+        if any(each.kind == LEAVES for each in (*mine, *theirs)):
+            continue
         if first.status == "ended" and len(mine) < len(theirs):
             return _goes_on(rank, theirs[len(mine)], 0)
         if other.status == "ended" and len(theirs) < len(mine):

@@ -8,15 +8,26 @@ has what the first run saw. That is an assumption, which a run has to confirm
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
+from trainfit.lint.imports import UnreadableError, read_files
 from trainfit.plan.command.options import candidates, tunable_of
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import AmpReading, amp_readings
-from trainfit.plan.command.tunables import ALIASES, LOADER_SWITCHES, NUMBER, TUNABLES, as_switch
+from trainfit.plan.command.tunables import (
+    ALIASES,
+    LOADER_SWITCHES,
+    NUMBER,
+    TUNABLES,
+    CommandError,
+    as_switch,
+)
 from trainfit.plan.command.words import (
     OFF,
     ON,
@@ -85,6 +96,12 @@ def observed_settings(trace: Trace) -> ObservedSettings:
 
 
 #: The prefetch factor of a DataLoader that was told none and has workers.
+_NO_SUCH: Final = "the script has no such option"
+#: Packages that bring a script no options, and read none from a file.
+_WITHOUT_OPTIONS: Final = sys.stdlib_module_names - {
+    *("configparser", "csv", "importlib", "json", "pickle", "runpy", "shelve", "sqlite3"),
+    *("tomllib", "xml"),
+} | {"torch", "torchvision", "torchaudio", "numpy", "PIL", "tqdm", "matplotlib"}
 _PREFETCH: Final = LoaderSettings(1).prefetch_factor
 
 
@@ -188,7 +205,7 @@ def size_option(
     shown = ", ".join(each.shown for each in named)
     whole = [each for each in named if NUMBER.fullmatch(each.option.value or "")]
     if not named:
-        return LeftOption(name, "", "the script has no such option")
+        return LeftOption(name, "", _NO_SUCH)
     if not whole:
         return LeftOption(
             name, shown, f"its value is {named[0].option.value!r}, not a positive integer"
@@ -198,6 +215,36 @@ def size_option(
         return LeftOption(name, shown, "several options have this meaning")
     text = said(command, chosen) or str(chosen.option.value)
     return FoundOption(name, chosen.shown, text, write_value(command, chosen, name, text))
+
+
+def require_named(command: Command, name: str) -> None:
+    """Raise :class:`CommandError` where the script's files tell before any run that ``name`` is no
+    option of it: all that it imports is its own, PyTorch's or Python's, none of which reads a file
+    with options, and none of its words is a file."""
+    if command.kind != "script" or name in command.present:
+        return
+    try:
+        files, unread = read_files(Path(command.name))
+    except UnreadableError:
+        return
+    foreign = set().union(*(each.foreign for each in files))
+    text = "\n".join(line for each in files for line in each.source.lines)
+    named = (each for each in command.words if each != command.name)
+    if unread or foreign - _WITHOUT_OPTIONS or "exec(" in text or any(map(os.path.isfile, named)):
+        return
+    spelled = {name, *(alias for alias, usual in ALIASES.items() if usual == name)}
+    plain = f"{text} {' '.join(command.words)}".replace("-", "_")
+    if not any(re.search(rf"(?<!\w)_*{each}(?!\w)", plain) for each in spelled):
+        raise no_such_option(name, LeftOption(name, "", _NO_SUCH))
+
+
+def no_such_option(name: str, found: LeftOption) -> CommandError:
+    """Why ``name`` cannot be solved for."""
+    at = f" ({found.shown})" if found.shown else ""
+    return CommandError(
+        f"--solve {name}: {found.reason}{at}; mark the value in the command, "
+        f"as in --{name.replace('_', '-')} {{{name}:512}}"
+    )
 
 
 def _size_name(option: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import resource
 import signal
 import tempfile
 import threading
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-from trainfit.findings.tracebacks import own_fault_in
+from trainfit.findings.tracebacks import NO_MEMORY, own_fault_in
 from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
@@ -459,7 +460,9 @@ def _outcome(folder: Path, child: Child, limit: float) -> TraceOutcome:
     elif child.seconds >= limit:
         outcome = dataclasses.replace(outcome, status="timeout", message="")
     if outcome.status == "died":
-        outcome = dataclasses.replace(outcome, own_fault=own_fault_in(child.output))
+        why += _space_words(child.output)
+        fault = own_fault_in(child.output)
+        outcome = dataclasses.replace(outcome, message=why, own_fault=fault)
     with contextlib.suppress(OSError, ValueError):
         outcome = TraceOutcome.load(folder / OUTCOME_FILE)
     return dataclasses.replace(outcome, protection=child.protection)
@@ -469,6 +472,14 @@ def _ram_words() -> str:
     """What RAM there was for a process that the kernel may have ended for want of it."""
     ram = available_ram()
     return "" if ram is None else f"; {size(ram)} of RAM are available without it"
+
+
+def _space_words(output: str) -> str:
+    """What limits the memory of a process that said that it got none; empty where nothing does."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or not NO_MEMORY.search(output):
+        return ""
+    return f"; its address space is limited to {size(limit)}: raise that limit (ulimit -v)"
 
 
 def ending(code: int) -> str:

@@ -21,7 +21,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LENGTHS, CommandError
 from trainfit.plan.runs.batches import varying_shapes
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
-from trainfit.plan.runs.options import LeftOption, size_option, with_options
+from trainfit.plan.runs.options import LeftOption, no_such_option, size_option, with_options
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import memory_law, step_seconds
 from trainfit.plan.sizing.curve import curve_of
@@ -81,11 +81,7 @@ def tunable_to_size(
         return SizedTunable(command, name, name)
     found = size_option(command, options, name)
     if isinstance(found, LeftOption):
-        at = f" ({found.shown})" if found.shown else ""
-        raise CommandError(
-            f"--solve {name}: {found.reason}{at}; mark the value in the command, "
-            f"as in --{name.replace('_', '-')} {{{name}:512}}"
-        )
+        raise no_such_option(name, found)
     if int(found.present) < 1:
         raise CommandError(f"--solve {name}: {found.shown} is {found.present}; expected 1 or more")
     return SizedTunable(with_options(command, [found]), name, found.shown)

@@ -40,12 +40,14 @@ def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Rank
     equal = _EQUAL + (f"; {compared}" if compared else "") + (_SHARDED if sharded else "")
     if any(each.kind == "send_receive" for each in found):
         equal += _STAGES
-    return Ranks(count, words, found, equal, machine.gpu.machines)
+    sharing = recording.sharing
+    return Ranks(count, words, found, equal, machine.gpu.machines, sharing=sharing)
 
 
 def replicas_of(trace: Trace) -> int:
     """How many processes of its job have samples of their own."""
-    return recording_of(trace).ranks // max(1, len(trace.ranks))
+    recording = recording_of(trace)
+    return max(1, recording.ranks // max(1, len(trace.ranks)) // recording.sharing)
 
 
 def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:

@@ -27,7 +27,7 @@ def ranks_facts(result: PlanResult) -> Facts | None:
         ("efficiency", _efficiency(ranks, step), 1),
         ("stages hold", _held(ranks), 1),
         ("they compute", _computed(ranks, step), 2),
-        ("together", _of_all_ranks(result, ranks), 2),
+        ("together", _of_all_ranks(result, ranks, step), 2),
         ("a step", _communication(ranks), 12),
         ("taken as equal", f"{ranks.equal} ({ranks.link})", 12),
         lines=3,
@@ -80,30 +80,41 @@ def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
     if not ranks.collectives:
         return "the steps communicate nothing: each process trains a model of its own"
     total, exposed = duration(step.communication_s), duration(step.exposed_s)
-    return (
-        f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of "
+    lost = (
         f"{duration(step.seconds)} a step, {exposed} wait for communication ({total} in all) and "
         f"{duration(step.slowest_s)} for the slowest rank"
     )
+    if ranks.sharing > 1:  # nothing is known of a GPU that has the whole model
+        return f"{ranks.sharing} GPUs share the work of each batch (tensor parallelism): of {lost}"
+    return f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of {lost}"
 
 
-def _of_all_ranks(result: PlanResult, ranks: Ranks) -> str:
+def _of_all_ranks(result: PlanResult, ranks: Ranks, step: StepSpeed | None) -> str:
     parts = []
     run = run_rate(result)
     if run is not None and run.samples_per_s:
         most = "at most " if run.is_bound else ""
         parts.append(f"{most}{rate(ranks.replicas * run.samples_per_s)} samples/s")
-    batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
-    each = batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
-    now = result.now.batch_size
-    if batch and now and makeup is not None and makeup.effective_batch:
-        each = round(makeup.effective_batch * batch / now)
+    each = _samples(result, step)
     if each and not ranks.stages:
+        of_all = ranks.replicas * each
+        product = f"{ranks.replicas} x {each} = " if ranks.replicas > 1 else ""
         parts.append(
-            f"effective batch {ranks.count} x {each} = {ranks.count * each} samples a step: "
-            "the learning rate is for that"
+            f"effective batch {product}{of_all} samples a step: the learning rate is for that"
         )
     return "; ".join(parts)
+
+
+def _samples(result: PlanResult, step: StepSpeed | None) -> int | None:
+    """Of an optimizer step of one process: of ``step``, whose accumulation may be another than the
+    present one, where its samples are known."""
+    if step is not None and step.samples_per_s:
+        return round(step.samples_per_s * step.seconds)
+    batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step
+    now = result.now.batch_size
+    if batch and now and makeup is not None and makeup.effective_batch:
+        return round(makeup.effective_batch * batch / now)
+    return batch * (makeup.accumulation or 1) if batch and makeup is not None else batch
 
 
 def _communication(ranks: Ranks) -> str:

@@ -55,6 +55,11 @@ NO_COMMUNICATION: Final = RankCommunication()
 # What a simulated rank did with others.
 
 
+#: The kind of a meeting after which a rank does for the others whatever they still do: its batches
+#: are over, and ``torch.distributed.algorithms.join`` makes up for it.
+LEAVES: Final = "join"
+
+
 @dataclasses.dataclass(frozen=True)
 class Meeting:
     """A collective, a send or a receive ("all_reduce", "barrier", "send", "receive", …).

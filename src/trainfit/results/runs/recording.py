@@ -92,6 +92,7 @@ class RecordingHeader(KnownHeader, total=False):
     generation: dict[str, Any] | None
     module_calls: int
     ranks: int | None
+    sharing: int | None
     evaluations: list[Any] | None
 
 
@@ -249,6 +250,11 @@ class Recording(Displayed):
     def ranks(self) -> int:
         """Processes of the job, of which this is one."""
         return self.header.get("ranks") or 1
+
+    @property
+    def sharing(self) -> int:
+        """How many of them work on the same samples together (tensor parallelism)."""
+        return self.header.get("sharing") or 1
 
     @property
     def makeup(self) -> StepMakeup | None:

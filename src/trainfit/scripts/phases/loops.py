@@ -113,11 +113,30 @@ def epochs_of(frame: FrameType | None) -> int | None:
         for loop in loops_around(each):
             if loop.iterates is None:
                 return None
+            if _draws(each, loop):
+                return math.prod(counts) if counts else None
             rounds = values_of(loop, each)
             if not isinstance(rounds, range):
                 return math.prod(counts)
             counts.append(len(rounds))
     return None
+
+
+def _draws(frame: FrameType, loop: Loop) -> bool:
+    """Does it go over the data by an iterator that was made before it? Its rounds are batches."""
+    scope = _scope(frame)
+    nodes = [] if scope is None else [each for top in scope.body for each in ast.walk(top)]
+    made: dict[str, list[int]] = {}
+    for node in nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if called(node.value) == "iter" and isinstance(node.targets[0], ast.Name):
+            made.setdefault(node.targets[0].id, []).append(node.lineno)
+    within = range(loop.first, loop.last + 1)
+    before = {name for name, lines in made.items() if not set(lines) & set(within)}
+    return any(
+        isinstance(each, ast.Name) and each.id in before and each.lineno in within for each in nodes
+    )
 
 
 def course_of(frame: FrameType | None) -> Course:

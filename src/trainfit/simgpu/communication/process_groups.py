@@ -16,11 +16,13 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.communication import LEAVES
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.communication.started_ranks import StartedRanks
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import (
     SeveralGpusError,
@@ -30,7 +32,7 @@ from trainfit.simgpu.device.errors import (
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.launch_log import KernelLog
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.tensors import local_part
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
@@ -41,6 +43,8 @@ _TIMEOUT: Final = timedelta(minutes=10)
 _STORE_TIMEOUT: Final = timedelta(seconds=1)
 #: ``torch.cuda.nccl.version()``, as ``torch._C`` packs it: what comes with torch 2.13.
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
+
+_PARALLEL: Final = "torch.distributed.tensor.parallel"
 
 #: Its functions and classes are not all declared.
 distributed: Any = torch.distributed
@@ -134,26 +138,6 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
     yield _store(), max(rank, 0), max(world_size, 1)
 
 
-class _Joined:
-    """Stands for the context of processes that have ended."""
-
-    processes: Final = ()
-
-    def join(self, *_: Any, **__: Any) -> bool:
-        return True
-
-
-def _spawn(
-    fn: Callable[..., Any], args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
-) -> Any:
-    """``torch.multiprocessing.spawn``: its first process is this one, for a fresh one has no
-    simulated GPU."""
-    require_gpus(nprocs, f"torch.multiprocessing.spawn of {nprocs} processes")
-    assert Communication.current is not None
-    fn(Communication.current.peers.rank, *args)
-    return None if join else _Joined()
-
-
 def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """``broadcast_object_list``: what another rank would send is known to nobody here."""
 
@@ -183,6 +167,8 @@ class Collectives:
         self._peers = peers
         self._hook: Any = None
         self._ranks: int | None = None
+        self._sharing = 1
+        self._parallel: ImportHook | None = None
         self._installed = False
 
     def install(self, patches: PatchSet) -> None:
@@ -208,11 +194,15 @@ class Collectives:
         rebuild = private.REBUILD_BUCKETS.now
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
-        patches.set(torch.multiprocessing, "spawn", _spawn)
+        gpu = self._engine.gpu
+        StartedRanks(self._peers.rank, gpu.count * gpu.machines, require_gpus).install(patches)
         objects = _objects_of_rank(module.broadcast_object_list)
         for owner in (distributed, module):
             patches.set(owner, "broadcast_object_list", objects)
         _install_dtensor(patches)
+        _install_join(patches, self._peers)
+        self._parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
+        self._parallel.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.
         patches.set(*private.STORE_BARRIER, lambda *_, **__: None)
@@ -221,6 +211,11 @@ class Collectives:
     def ranks(self) -> int | None:
         """Processes of the largest group so far; ``None``: there was none."""
         return self._ranks if Communication.current is None else Communication.current.ranks
+
+    @property
+    def sharing(self) -> int:
+        """How many processes work on the same samples together."""
+        return self._sharing if Communication.current is None else Communication.current.sharing
 
     def _of_gradients(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """DDP's reducer allocates buckets for the gradients, and others in their place."""
@@ -240,11 +235,51 @@ class Collectives:
         if not self._installed:
             return
         self._installed = False
-        self._ranks = self.ranks
+        self._ranks, self._sharing = self.ranks, self.sharing
+        if self._parallel is not None:
+            self._parallel.remove()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         Communication.current = None
         sys.excepthook = self._hook
+
+
+def _count_sharing(patches: PatchSet, module: Any) -> None:
+    """Tell how many ranks a module is spread over, each of which gets the same samples."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def parallelize_module(
+            module: Any, device_mesh: Any = None, *args: Any, **more: Any
+        ) -> Any:
+            result = original(module, device_mesh, *args, **more)
+            communication = Communication.current
+            if communication is not None:
+                whole = distributed.get_world_size() if device_mesh is None else device_mesh.size()
+                communication.sharing = max(communication.sharing, whole)
+            return result
+
+        return parallelize_module
+
+    patches.hook(module, "parallelize_module", hook)
+
+
+def _install_join(patches: PatchSet, peers: Peers) -> None:
+    """Tell where a rank's batches are over that others may have more of."""
+    from torch.distributed.algorithms.join import Join
+
+    from trainfit.torch_private import distributed as private
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __exit__(join: Any, kind: Any, *raised: Any) -> Any:
+            if kind is None and (ranks := private.ranks_of_join(join)):
+                peers.met(LEAVES, ranks, 0)
+            return original(join, kind, *raised)
+
+        return __exit__
+
+    patches.hook(Join, "__exit__", hook)
 
 
 def _install_dtensor(patches: PatchSet) -> None:
