@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import trainfit
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.learning import LearningObserver, scale_of_loss
+from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.hooks.losses import scale_of_loss
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -415,11 +416,98 @@ def another_model(device: str) -> nn.Module:
     return model
 
 
+def compared(device: str, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        loss(model(data(device)), torch.randn(8).to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_broadcast(device: str) -> None:
+    compared(device, nn.MSELoss())
+
+
+def loss_of_one_shape(device: str) -> None:
+    compared(device, lambda out, target: nn.functional.l1_loss(out.squeeze(1), target))
+    compared(device, lambda out, target: nn.functional.mse_loss(out, target[:1]))
+    compared(device, lambda out, target: nn.functional.huber_loss(out, target.unsqueeze(1)))
+
+
+def activation_twice(device: str) -> None:
+    classes = torch.zeros(8, dtype=torch.long).to(device)
+    compared(device, lambda out, _: nn.CrossEntropyLoss()(out.expand(8, 3).softmax(1), classes))
+
+
+def activated_once(device: str) -> None:
+    classes = torch.zeros(8, dtype=torch.long).to(device)
+    compared(device, lambda out, _: nn.functional.cross_entropy(out.expand(8, 3), classes))
+    compared(
+        device, lambda out, _: nn.functional.nll_loss(out.expand(8, 3).log_softmax(1), classes)
+    )
+    compared(device, lambda out, to: nn.functional.mse_loss(out.sigmoid().squeeze(1), to))
+
+
+def clipped_late(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(data(device)).mean().backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def clipped_between_two_steps(device: str) -> None:
+    """One backward pass for two optimizers; the norm is measured after the steps."""
+    first, second = net(device), nn.Linear(1, 1).to(device)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (first, second)]
+    for _ in range(4):
+        second(first(data(device))).mean().backward()
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        nn.utils.clip_grad_norm_(first.parameters(), float("inf"))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def loss_is_a_leaf(device: str) -> nn.Module:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        loss = model(data(device)).argmax(1).float().mean()
+        loss.requires_grad = True
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def head_is_replaced(device: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[1] = nn.Linear(16, 2).to(device)
+    steps(model, optimizer, device)
+    return model
+
+
+def head_alone_is_trained(device: str) -> nn.Module:
+    """Without freezing the rest: its gradients are made for nothing, but that is meant."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).to(device)
+    steps(model, torch.optim.SGD(model[1].parameters(), 0.1), device)
+    return model
+
+
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
-    *(step_repeated, not_registered),
+    *(step_repeated, not_registered, loss_broadcast, activation_twice, clipped_late),
+)
+MORE_HEALTHY = (
+    *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
@@ -458,7 +546,9 @@ def kinds(facts: LearningFacts) -> list[str]:
     return [finding.kind for finding in of_learning(facts)]
 
 
-@pytest.mark.parametrize("training", [*HEALTHY, *SEVERAL_LOSSES, accumulates, scales, adversaries])
+@pytest.mark.parametrize(
+    "training", [*HEALTHY, *MORE_HEALTHY, *SEVERAL_LOSSES, accumulates, scales, adversaries]
+)
 def test_no_false_alarm(watched: Callable[..., LearningFacts], training: Training) -> None:
     facts = watched(training)
     assert facts.steps
@@ -503,6 +593,10 @@ def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
         (clipped_scaled, "clip_grad_norm_"),
         (evaluation_mode, "model.eval()"),
         (gradients_dropped, "optimizer.zero_grad()"),
+        (loss_broadcast, "loss(model(data(device))"),
+        (activation_twice, "nn.CrossEntropyLoss()"),
+        (clipped_late, "clip_grad_norm_"),
+        (loss_is_a_leaf, "loss.backward()"),
     ):
         place = of_learning(watched(training))[0].place
         assert place is not None
@@ -515,6 +609,21 @@ def test_an_optimizer_of_another_model(watched: Callable[..., LearningFacts]) ->
     assert found.kind == "no_gradient"
     assert "another one" in found.cause
     assert "4 of 4" in found.title
+
+
+def test_a_loss_that_is_a_new_tensor(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(loss_is_a_leaf))
+    assert found.kind == "no_gradient" and found.severity == "critical"
+    assert found.title.startswith("Nothing is learned: 4 of 4 trainable tensors had no gradient")
+    assert "requires_grad was set on a loss" in found.cause
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer(
+    watched: Callable[..., LearningFacts],
+) -> None:
+    (found,) = of_learning(watched(head_is_replaced))
+    assert found.kind == "no_gradient" and found.severity == "critical"
+    assert "not 1.weight, 1.bias, which are never trained" in found.cause
 
 
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 from torch.amp import grad_scaler
+from torch.nn import functional
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
 
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.losses import LOOKED_AT
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
@@ -37,8 +39,9 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (torch.autograd, "backward", _backward, False),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
-        (clip_grad, "clip_grad_norm_", lambda it, *_, **__: it.clipping(), False),
+        (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
+        *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
@@ -76,6 +79,18 @@ def _backward(
     **__: Any,
 ) -> None:
     observer.backward(tensors, with_graph=create_graph)
+
+
+def _clipping(
+    observer: LearningObserver, _: Any = None, max_norm: Any = None, *__: Any, **___: Any
+) -> None:
+    observer.clipping(max_norm)
+
+
+def _comparing(
+    name: str, observer: LearningObserver, input: Any = None, target: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.comparing(name, input, target)
 
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:

@@ -461,7 +461,9 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
-            learning=self._learning.facts(coverage.all_steps or 0),
+            learning=self._learning.facts(
+                coverage.all_steps or 0, is_whole=coverage.all_epochs is not None
+            ),
             feeds=self._feeds(),
             coverage=coverage,
             peak_ram_bytes=_peak_ram_bytes(),
