@@ -101,7 +101,7 @@ def of_longer_epochs(peaks: Sequence[int], steps: int, free_bytes: int) -> Itera
 
 
 def _finding(
-    kind: str, said: str, sources: Sequence[GrowthSource], fix: Fix, subject: str = ""
+    kind: str, said: str, sources: Sequence[GrowthSource], *fixes: Fix, subject: str = ""
 ) -> Finding:
     """``sources``: the largest first."""
     first = sources[0]
@@ -114,7 +114,7 @@ def _finding(
         said,
         (Evidence("most of it", f"what {made} makes{at}"),),
         f"what is made{at} is kept in a list, an attribute, a metric or a sum",
-        (fix,),
+        fixes,
         place=place,
         subject=subject,
     )
