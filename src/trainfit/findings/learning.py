@@ -364,7 +364,7 @@ def _unused(facts: LearningFacts) -> Iterator[Finding]:
                 "scheduler.step() after each optimizer.step(); of Lightning: "
                 '{"scheduler": scheduler, "interval": "step"}'
             ),
-            Fix("or give the schedule its length in epochs"),
+            Fix("give the schedule its length in epochs"),
         ),
         confidence="likely",
         place=Place.parse(unused.place),
