@@ -656,6 +656,27 @@ def test_collation_is_told_from_a_stack_of_the_models() -> None:
     assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix.action
 
 
+def test_what_images_of_a_batch_differ_in() -> None:
+    class Images(Dataset[Any]):
+        def __init__(self, *shapes: tuple[int, ...]) -> None:
+            self.shapes = shapes
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(self.shapes[index])
+
+        def __len__(self) -> int:
+            return len(self.shapes)
+
+    grey = cause(lambda: next(iter(DataLoader(Images((3, 8, 8), (1, 8, 8)), 2))))
+    sizes = cause(lambda: next(iter(DataLoader(Images((3, 8, 8), (1, 9, 8)), 2))))
+    assert grey is not None and 'convert("RGB")' in grey.fix.action
+    assert sizes is not None and "resize" in sizes.fix.action
+
+    missing = cause(lambda: next(iter(DataLoader(Holding(lambda _: None), 2))))
+    assert missing is not None and "None for a sample" in missing.title
+    assert "if it is not None" in missing.fix.action
+
+
 @pytest.mark.parametrize(
     "call",
     [

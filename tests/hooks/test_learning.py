@@ -622,8 +622,8 @@ def test_a_layer_that_was_replaced_after_the_optimizer(
     watched: Callable[..., LearningFacts],
 ) -> None:
     (found,) = of_learning(watched(head_is_replaced))
-    assert found.kind == "no_gradient" and found.severity == "critical"
-    assert "not 1.weight, 1.bias, which are never trained" in found.cause
+    assert found.kind == "part_replaced" and found.severity == "critical"
+    assert found.title == "1.weight, 1.bias: never trained, no optimizer has them"
 
 
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:

@@ -37,6 +37,8 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         return
     if facts.dropped_micro_batches == facts.micro_batches:
         return  # they had gradients, which zero_grad dropped
+    if _is_replaced(facts):
+        return  # :func:`_replaced` says it
     checkpoint = facts.checkpoint_without_gradient
     share = facts.without_gradient / needing
     names = ", ".join(facts.without_names)
@@ -69,14 +71,6 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
                 "parameters of the model that is called"
             ),
         )
-    elif facts.left_out:
-        shown = ", ".join(facts.left_out[:_NAMED])
-        cause = (
-            f"the optimizer was made before a part of the model was replaced: it has the old "
-            f"tensors, and not {shown}{', …' if len(facts.left_out) > _NAMED else ''}, which are "
-            "never trained"
-        )
-        fixes = (Fix("make the optimizer after the model is complete (its last layer, too)"),)
     else:
         cause = "their modules did not run, or the loss does not depend on what they computed"
         fixes = (
@@ -84,7 +78,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
             Fix("leave them out of the optimizer if that is meant"),
         )
     place = checkpoint or (facts.loss_without_graph if share == 1 else None)
-    is_certain = checkpoint is not None or place is not None or bool(facts.left_out)
+    is_certain = checkpoint is not None or place is not None
     nothing = "Nothing is learned: " if share == 1 else ""
     serious = is_certain or share >= _UNUSED
     yield Finding(
@@ -97,6 +91,30 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         fixes,
         confidence="certain" if is_certain else "likely",
         place=Place.parse(place),
+    )
+
+
+def _is_replaced(facts: LearningFacts) -> bool:
+    """Has the optimizer tensors of a part that the model had before?"""
+    needing = facts.optimized - facts.frozen
+    return bool(facts.left_out) and 0 < facts.foreign <= facts.without_gradient < needing
+
+
+def _replaced(facts: LearningFacts) -> Iterator[Finding]:
+    if not _is_replaced(facts):
+        return
+    names = ", ".join(facts.left_out[:_NAMED]) + ", …" * (len(facts.left_out) > _NAMED)
+    yield Finding(
+        "part_replaced",
+        "critical",
+        f"{names}: never trained, no optimizer has {'it' if len(facts.left_out) == 1 else 'them'}",
+        (
+            Evidence("not trained", count(len(facts.left_out), "tensor")),
+            Evidence("of another model", count(facts.foreign, "tensor")),
+        ),
+        "the optimizer was made before this part of the model was replaced, and has the old one's "
+        "tensors",
+        (Fix("make the optimizer after the model is complete (its last layer, too)"),),
     )
 
 
@@ -419,10 +437,20 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
-    *("clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
+    *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _unregistered, _loss, _clipping, _clipping_late, _half, _zeroing, _dropped),
+    *(
+        _gradients,
+        _replaced,
+        _unregistered,
+        _loss,
+        _clipping,
+        _clipping_late,
+        _half,
+        _zeroing,
+        _dropped,
+    ),
     *(_repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen, _anomaly, _accumulation),
 )
