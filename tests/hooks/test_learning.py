@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainfit
 from trainfit.findings.learning import of_learning
@@ -624,6 +626,59 @@ def test_a_layer_that_was_replaced_after_the_optimizer(
     (found,) = of_learning(watched(head_is_replaced))
     assert found.kind == "part_replaced" and found.severity == "critical"
     assert found.title == "1.weight, 1.bias: never trained, no optimizer has them"
+
+
+def _on_two_ranks(
+    run: Callable[[nn.Module, nn.Module, DataLoader[Any]], Any], **given: Any
+) -> LearningFacts:
+    """What is seen of one of two simulated ranks; ``run`` gets a wrapper, its model and a loader
+    made with ``given``."""
+    patches = PatchSet()
+    observer = LearningObserver(user_frame, counts_in_place=False)
+    with trainfit.simulate("2x T4"):
+        remove = install(lambda: observer, patches)
+        try:
+            torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+            model = net("cuda")
+            wrapper = DistributedDataParallel(model)
+            samples = TensorDataset(torch.randn(64, 16))
+            options = {name: make(samples) for name, make in given.items()}
+            called = run(wrapper, model, DataLoader(samples, 8, **options))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            observer.called(called)
+            steps(model, optimizer, "cuda")
+            return observer.facts()
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+            remove()
+            patches.restore()
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_ranks_that_go_over_the_same_data() -> None:
+    def run(wrapper: nn.Module, _: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        next(iter(loader))
+        return wrapper
+
+    assert kinds(_on_two_ranks(run)) == ["data_not_split"]
+    split = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
+    assert kinds(split) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_a_wrapper_that_is_passed_by() -> None:
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        return model
+
+    (found,) = of_learning(_on_two_ranks(run))
+    assert found.kind == "gradients_not_shared" and "Sequential is called" in found.title
 
 
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:

@@ -101,7 +101,8 @@ def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
         "collate",
         f"Samples of one batch differ in size and cannot be stacked{at}",
         "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
-        "that pads them or keeps them in a list",
+        "that pads them or keeps them in a list; "
+        'Image.open(path).convert("RGB") where some are grey or have an alpha',
     )
 
 

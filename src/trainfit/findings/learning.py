@@ -236,6 +236,38 @@ _APPLIES: Final = {
 }
 
 
+def _ranks(facts: LearningFacts) -> Iterator[Finding]:
+    """What several processes that train one model do wrong together."""
+    if facts.passed_by is not None:
+        yield Finding(
+            "gradients_not_shared",
+            "critical",
+            f"The ranks' gradients are never averaged: {facts.passed_by} is called instead of the "
+            "DistributedDataParallel around it",
+            (),
+            "model.module(…) goes past DistributedDataParallel, whose forward pass prepares the "
+            "exchange: each rank trains a model of its own",
+            (Fix("call the wrapper: model(x); model.module for its attributes and state_dict()"),),
+        )
+    if facts.not_split is not None:
+        yield Finding(
+            "data_not_split",
+            "warning",
+            "Each rank goes over all of the data: an epoch is as long as on one GPU",
+            (),
+            "the DataLoader has no DistributedSampler; that is right only if the data set of each "
+            "rank is another part of the data",
+            (
+                Fix(
+                    "sampler = DistributedSampler(data); DataLoader(data, sampler=sampler, …) "
+                    "without shuffle, and sampler.set_epoch(epoch) in each epoch"
+                ),
+            ),
+            confidence="likely",
+            place=Place.parse(facts.not_split),
+        )
+
+
 def _half(facts: LearningFacts) -> Iterator[Finding]:
     if facts.small_eps is not None:
         yield Finding(
@@ -437,11 +469,13 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
+    *("gradients_not_shared", "data_not_split"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
     *(
+        _ranks,
         _gradients,
         _replaced,
         _unregistered,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from trainfit.hooks.losses import LossScale, common, leaves_of, misfit, scale_of_loss, shape_of
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
@@ -86,6 +87,10 @@ class LearningObserver:
         self._clipping: str | None = None
         self._clipped_late: str | None = None
         self._rootless: str | None = None
+        #: Where all of a data set was begun last; wrappers of models that several ranks train.
+        self._over_all: str | None = None
+        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._not_split: str | None = None
         self._misfit: LossMisfit | None = None
         self._half = False
         self._anomaly = False
@@ -100,6 +105,14 @@ class LearningObserver:
         self._calls += 1
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
+
+    def iterated(self, loader: Any) -> None:
+        """A DataLoader begins to be gone over."""
+        self._over_all = self._place() or "" if goes_over_all(loader) else None
+
+    def wrapped(self, wrapper: Any) -> None:
+        """A model is wrapped by DistributedDataParallel."""
+        self._wrappers.add(wrapper)
 
     def fed(self, batches: Any) -> None:
         """The iterator of a DataLoader is asked for its next batch."""
@@ -201,6 +214,7 @@ class LearningObserver:
         if seen is None:
             seen = self._seen[optimizer] = _Optimizer(optimizer)
             self._all.append(seen)
+            self._look_at_data()
         if seen.is_due():
             added = seen.added(optimizer) if not self._zeroed else None
             kept = self._passes > 0 and added == self._passes + self._changes
@@ -219,6 +233,23 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_data(self) -> None:
+        """Does each of several ranks that train one model go over the same data?"""
+        if self._wrappers and self._not_split is None and ranks() > 1:
+            self._not_split = self._over_all
+
+    def _passed_by(self) -> str | None:
+        called = [known() for known in self._models]
+        for wrapper in self._wrappers if ranks() > 1 else ():
+            within = getattr(wrapper, "module", None)
+            if (
+                within is not None
+                and any(each is within for each in called)
+                and all(each is not wrapper for each in called)
+            ):
+                return type(within).__name__
+        return None
 
     def _micro_batches_now(self) -> int:
         """Backward passes of the step that had a batch of their own: the others are of several
@@ -304,6 +335,8 @@ class LearningObserver:
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
             loss_without_graph=self._rootless,
+            not_split=self._not_split,
+            passed_by=self._passed_by() if all_known and looked else None,
             misfit=self._misfit,
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
@@ -451,6 +484,20 @@ def _vanished(looked: Sequence[_Optimizer]) -> float | None:
     if not looked or any(len(seen.vanished) < 2 for seen in looked):
         return None
     return max(seen.vanished[-1] for seen in looked)
+
+
+def ranks() -> int:
+    """Processes that train together, as PyTorch knows it."""
+    is_one_of_several = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if is_one_of_several else 1
+
+
+def goes_over_all(loader: Any) -> bool:
+    """Has a DataLoader PyTorch's own order of all samples, which each rank makes likewise?"""
+    return (
+        type(getattr(loader, "sampler", None)) in (RandomSampler, SequentialSampler)
+        and type(getattr(loader, "batch_sampler", None)) is BatchSampler
+    )
 
 
 def _has_no_graph(loss: Any) -> bool:

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.amp import grad_scaler
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
+from torch.utils.data import DataLoader
 
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import LOOKED_AT
@@ -45,6 +47,8 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
+        (DataLoader, "__iter__", LearningObserver.iterated, True),
+        (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
@@ -91,6 +95,10 @@ def _comparing(
     name: str, observer: LearningObserver, input: Any = None, target: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.comparing(name, input, target)
+
+
+def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:
+    observer.wrapped(wrapper)
 
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:

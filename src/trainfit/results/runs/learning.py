@@ -88,6 +88,9 @@ class LearningFacts:
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
     loss_without_graph: The line that called backward() of a tensor that nothing was computed for.
+    not_split: The line that goes over all of the data in each of several ranks.
+    passed_by: Of several ranks, the class of the model that is called within its
+        DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
@@ -122,6 +125,8 @@ class LearningFacts:
     all_numbers: int = 0
     checkpoint_without_gradient: str | None = None
     loss_without_graph: str | None = None
+    not_split: str | None = None
+    passed_by: str | None = None
     misfit: LossMisfit | None = None
     clipped_late: str | None = None
     clipped_scaled: str | None = None
