@@ -451,6 +451,27 @@ def activated_once(device: str) -> None:
     compared(device, lambda out, to: nn.functional.mse_loss(out.sigmoid().squeeze(1), to))
 
 
+def over_data(device: str, take: Callable[[DataLoader[Any]], Iterator[Any]], **loader: Any) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for (x,) in take(DataLoader(TensorDataset(torch.randn(64, 16)), **loader)):
+        model(x.to(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def iterator_restarted(device: str) -> None:
+    over_data(device, lambda it: (next(iter(it)) for _ in range(4)), batch_size=8)
+
+
+def iterated_by_epochs(device: str) -> None:
+    """Epochs of several steps; of one; single shuffled batches, which cost little here."""
+    over_data(device, lambda it: (x for _ in range(3) for x in it), batch_size=32)
+    over_data(device, lambda it: (x for _ in range(5) for x in it), batch_size=64)
+    shuffled: dict[str, Any] = {"batch_size": 8, "shuffle": True}
+    over_data(device, lambda it: (next(iter(it)) for _ in range(4)), **shuffled)
+
+
 def clipped_late(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -507,9 +528,11 @@ FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, ano
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
     *(step_repeated, not_registered, loss_broadcast, activation_twice, clipped_late),
+    iterator_restarted,
 )
 MORE_HEALTHY = (
     *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
+    iterated_by_epochs,
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 

@@ -585,7 +585,7 @@ def test_iterators_that_are_restarted(tmp_path: Path) -> None:
         "for step in range(100):\n        x, y = next(iter(loader))",
     )
     (found,) = report(tmp_path, text).findings
-    assert found.kind == "iterator-restarted" and "`for batch in loader:`" in found.fix.action
+    assert found.kind == "iterator-restarted" and "for batch in loader:" in found.fix.action
     begun = text.replace("next(iter(loader))", "next(batches)").replace(
         "for epoch", "batches = iter(loader)\nfor epoch"
     )

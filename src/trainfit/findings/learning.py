@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings import fixes
+from trainfit.findings import fixes, habits
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent
@@ -234,6 +234,21 @@ _APPLIES: Final = {
     "cross_entropy": "softmax",
     "binary_cross_entropy_with_logits": "sigmoid",
 }
+
+
+def _restarted(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.restarted is None:
+        return
+    yield Finding(
+        "iterator_restarted",
+        "critical" if facts.same_batch else "warning",
+        "Each step begins the data anew for one batch"
+        + (": it is the same first batch each time" if facts.same_batch else ""),
+        (),
+        habits.RESTARTED_ITERATOR.cause,
+        (Fix(habits.RESTARTED_ITERATOR.action),),
+        place=Place.parse(facts.restarted),
+    )
 
 
 def _ranks(facts: LearningFacts) -> Iterator[Finding]:
@@ -469,12 +484,13 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
-    *("gradients_not_shared", "data_not_split"),
+    *("iterator_restarted", "gradients_not_shared", "data_not_split"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
     *(
+        _restarted,
         _ranks,
         _gradients,
         _replaced,

@@ -30,6 +30,8 @@ _FIRST: Final = 4
 _LOSSES: Final = 8
 _MODELS: Final = 4
 _NAMES: Final = 3
+#: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
+_RESTARTS: Final = 3
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
@@ -89,6 +91,12 @@ class LearningObserver:
         self._rootless: str | None = None
         #: Where all of a data set was begun last; wrappers of models that several ranks train.
         self._over_all: str | None = None
+        #: What was begun since the last step: where, whether in the same order; how many batches it
+        #: gave; steps in a row of which each began one for a single batch.
+        self._begun: tuple[str, bool] | None = None
+        self._given = 0
+        self._restarts = 0
+        self._restarted: tuple[str, bool] | None = None
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_split: str | None = None
         self._misfit: LossMisfit | None = None
@@ -108,7 +116,12 @@ class LearningObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
-        self._over_all = self._place() or "" if goes_over_all(loader) else None
+        place = self._place() or ""
+        self._over_all = place if goes_over_all(loader) else None
+        is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
+        costs = is_same or getattr(loader, "num_workers", 0) > 0
+        self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
+        self._given = 0
 
     def wrapped(self, wrapper: Any) -> None:
         """A model is wrapped by DistributedDataParallel."""
@@ -117,6 +130,7 @@ class LearningObserver:
     def fed(self, batches: Any) -> None:
         """The iterator of a DataLoader is asked for its next batch."""
         self._is_fed = True
+        self._given += 1
         self._batches[id(batches)] += 1
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
@@ -210,6 +224,7 @@ class LearningObserver:
     def stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins: its gradients are what it will use."""
         self._clipping = None
+        self._look_at_iterator()
         seen = self._seen.get(optimizer)
         if seen is None:
             seen = self._seen[optimizer] = _Optimizer(optimizer)
@@ -233,6 +248,14 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_iterator(self) -> None:
+        if self._passes:
+            is_single = self._begun is not None and self._given == 1
+            self._restarts = self._restarts + 1 if is_single else 0
+            if self._restarts >= _RESTARTS and self._restarted is None:
+                self._restarted = self._begun
+            self._begun = None
 
     def _look_at_data(self) -> None:
         """Does each of several ranks that train one model go over the same data?"""
@@ -335,6 +358,8 @@ class LearningObserver:
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
             loss_without_graph=self._rootless,
+            restarted=self._restarted[0] if self._restarted is not None else None,
+            same_batch=self._restarted is not None and self._restarted[1],
             not_split=self._not_split,
             passed_by=self._passed_by() if all_known and looked else None,
             misfit=self._misfit,
@@ -484,6 +509,14 @@ def _vanished(looked: Sequence[_Optimizer]) -> float | None:
     if not looked or any(len(seen.vanished) < 2 for seen in looked):
         return None
     return max(seen.vanished[-1] for seen in looked)
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch, where a DataLoader knows."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def ranks() -> int:

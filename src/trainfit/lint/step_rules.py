@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import RESTARTED_ITERATOR
 from trainfit.lint.index import (
     Index,
     Loop,
@@ -88,10 +89,8 @@ def iterator_restarted(project: Project) -> Iterator[Finding]:
             "iterator-restarted",
             index,
             call,
-            "each step begins a new pass over the data: workers are started again for one batch "
-            "and end after it, and without shuffle=True it is the first batch each time.",
-            f"`for batch in {loader}:`, or `batches = iter({loader})` before the loop and "
-            f"`next(batches)` in it (begun again at StopIteration)",
+            f"{RESTARTED_ITERATOR.cause}.",
+            RESTARTED_ITERATOR.action.replace("loader", loader),
         )
 
 

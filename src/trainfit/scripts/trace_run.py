@@ -249,9 +249,10 @@ class Runner:
             cut = self._spec.cut
             if cut is not None and cut.periodic and steps >= cut.periodic:
                 self._periodic.begin()
-            ends = cut is not None and cut.to_end and steps % cut.to_end == 0
-            if ends and not (cut.numbered and self._lightning.goes_on()):
-                self._last_epoch.begin(by_number=cut.numbered)
+            if cut is not None and cut.to_end and steps % cut.to_end == 0:
+                waits = cut.numbered and self._lightning.goes_on()
+                if not waits:
+                    self._last_epoch.begin(by_number=cut.numbered)
             self._tell()
             self._steps_at.append(time.monotonic())
             self._tell_early()

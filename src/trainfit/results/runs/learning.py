@@ -88,6 +88,8 @@ class LearningFacts:
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
     loss_without_graph: The line that called backward() of a tensor that nothing was computed for.
+    restarted: The line that begins a DataLoader anew for one batch, in each step.
+    same_batch: That is the first batch of the same order each time.
     not_split: The line that goes over all of the data in each of several ranks.
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
@@ -125,6 +127,8 @@ class LearningFacts:
     all_numbers: int = 0
     checkpoint_without_gradient: str | None = None
     loss_without_graph: str | None = None
+    restarted: str | None = None
+    same_batch: bool = False
     not_split: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
