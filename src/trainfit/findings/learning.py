@@ -219,7 +219,7 @@ def _loss(facts: LearningFacts) -> Iterator[Finding]:
         f"{found.name} gets the output of a {found.activation}, and wants "
         f"{'log-probabilities' if wants_log else 'logits'}",
         (),
-        "it takes probabilities for logarithms: the loss is wrong"
+        "probabilities are read as logarithms: the loss is wrong"
         if wants_log
         else f"it applies {_APPLIES.get(found.name, found.activation)} itself: twice, gradients "
         "are small and the loss cannot get near 0",
@@ -242,7 +242,7 @@ def _restarted(facts: LearningFacts) -> Iterator[Finding]:
     yield Finding(
         "iterator_restarted",
         "critical" if facts.same_batch else "warning",
-        "Each step begins the data anew for one batch"
+        "Each step starts a new pass over the data for one batch"
         + (": it is the same first batch each time" if facts.same_batch else ""),
         (),
         habits.RESTARTED_ITERATOR.cause,

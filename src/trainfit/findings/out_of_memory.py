@@ -275,7 +275,7 @@ def _workspaces(memory: FullMemory) -> Iterator[Finding]:
         "warning",
         f"{size(nbytes)} are scratch memory of cuDNN and cuBLAS",
         (Evidence("workspaces", nbytes, "bytes"),),
-        "what convolutions and matrix products need of it goes by the size of the batch; with "
+        "what convolutions and matmuls need of it goes by the size of the batch; with "
         "cudnn.benchmark each new input size tries every algorithm, the hungriest, too",
         (
             Fix("a smaller batch where this one is made (an evaluation of all samples at once)"),

@@ -295,7 +295,7 @@ _KNOWN: Final = (
         re.compile(r"some parameters appear in more than one parameter group"),
         "The optimizer is given a parameter in two groups",
         "leave out of the second group what the first has: shared weights (an embedding tied to "
-        "the head), a part beside the whole model",
+        "the head), a part in addition to the whole model",
     ),
     # torch/optim/lr_scheduler.py
     KnownError(
