@@ -388,6 +388,102 @@ def gated() -> None:
     raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at …")
 
 
+def weights_with_others(folder: Path) -> None:
+    torch.save({"accuracy": np.float64(0.5)}, folder / "last.pt")
+    torch.load(folder / "last.pt")
+
+
+def a_parameter_in_place() -> None:
+    torch.ones(3, requires_grad=True).add_(1)
+
+
+def several_losses() -> None:
+    torch.ones(3, requires_grad=True).mul(2).backward()
+
+
+def graph_to_numpy() -> None:
+    torch.ones(3, requires_grad=True).numpy()
+
+
+def classes_as_numbers() -> None:
+    functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4))
+
+
+def classes_in_a_column() -> None:
+    functional.cross_entropy(torch.zeros(4, 3), torch.zeros(4, 1, dtype=torch.long))
+
+
+def other_numbers_than_classes() -> None:
+    functional.binary_cross_entropy_with_logits(torch.zeros(4), torch.zeros(4, dtype=torch.long))
+
+
+def targets_in_a_row() -> None:
+    functional.binary_cross_entropy_with_logits(torch.zeros(4, 1), torch.zeros(4))
+
+
+def samples_made_features() -> None:
+    functional.cross_entropy(torch.zeros(8, 3), torch.zeros(4, dtype=torch.long))
+
+
+def wider_than_the_layer() -> None:
+    torch.nn.Linear(3, 2)(torch.zeros(4, 5))
+
+
+def grey_image() -> None:
+    torch.nn.Conv2d(3, 4, 3)(torch.zeros(2, 1, 8, 8))
+
+
+def state_of_a_larger_batch() -> None:
+    torch.nn.GRU(3, 4)(torch.zeros(2, 3, 3), torch.zeros(1, 5, 4))
+
+
+def lengths_elsewhere() -> None:
+    lengths = torch.tensor([3, 2], device="meta")
+    torch.nn.utils.rnn.pack_padded_sequence(torch.zeros(2, 3, 4), lengths, batch_first=True)
+
+
+def optimizer_of_another_model() -> None:
+    layer = torch.nn.Linear(3, 2)
+    state = torch.optim.Adam(layer.parameters()).state_dict()
+    torch.optim.Adam([layer.weight]).load_state_dict(state)
+
+
+def tied_twice() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    torch.optim.Adam([{"params": [weight]}, {"params": [weight]}])
+
+
+def plateau_without_metric() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
+    torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step()  # type: ignore[call-arg]
+
+
+def model_with_a_result() -> None:
+    model = torch.nn.Linear(3, 2)
+    model.kept = model(torch.zeros(1, 3))  # type: ignore[assignment]
+    copy.deepcopy(model)
+
+
+def flipped() -> None:
+    torch.from_numpy(np.zeros((3, 3))[::-1])
+
+
+def of_objects() -> None:
+    torch.from_numpy(np.array(["a", None], dtype=object))
+
+
+def without_torchrun() -> None:
+    torch.distributed.barrier()
+
+
+def head_of_other_classes() -> None:
+    torch.nn.Linear(3, 2).load_state_dict(torch.nn.Linear(3, 4).state_dict())
+
+
+def unnamed_columns() -> None:  # transformers/trainer.py
+    raise ValueError("No columns in the dataset match the model's forward method signature: (x).")
+
+
 def no_padding() -> None:  # transformers/tokenization_utils_base.py
     raise ValueError("Asking to pad but the tokenizer does not have a padding token. Please …")
 
@@ -407,12 +503,40 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (a_token_too_many, "index_out_of_range", "resize_token_embeddings"),
         (no_image, "unreadable_file", "leave it out"),
         (names_of_a_wrapper, "state_dict_names", "model.module.state_dict()"),
+        (a_parameter_in_place, "leaf_in_place", "torch.no_grad()"),
+        (several_losses, "loss_not_scalar", "loss.mean()"),
+        (graph_to_numpy, "numpy_of_graph", "detach()"),
+        (classes_as_numbers, "target_type", "y.long()"),
+        (classes_in_a_column, "target_type", "y.squeeze(1)"),
+        (other_numbers_than_classes, "target_type", "y.float()"),
+        (targets_in_a_row, "target_shape", "unsqueeze(1)"),
+        (samples_made_features, "batches_differ", "flatten(1)"),
+        (wider_than_the_layer, "features_differ", "nn.LazyLinear"),
+        (grey_image, "features_differ", 'convert("RGB")'),
+        (state_of_a_larger_batch, "hidden_size", "drop_last=True"),
+        (lengths_elsewhere, "lengths_on_gpu", "lengths.cpu()"),
+        (optimizer_of_another_model, "optimizer_groups", "load the model alone"),
+        (tied_twice, "parameter_twice", "shared weights"),
+        (plateau_without_metric, "plateau_metric", "scheduler.step(validation_loss)"),
+        (model_with_a_result, "copied_graph", "self.features"),
+        (flipped, "negative_strides", "array.copy()"),
+        (of_objects, "object_array", "np.float32"),
+        (without_torchrun, "no_process_group", "torchrun"),
+        (head_of_other_classes, "state_dict_sizes", "strict=False"),
+        (unnamed_columns, "trainer_columns", "remove_unused_columns=False"),
     ],
 )
 def test_errors_of_a_training(call: Callable[[], Any], kind: str, fix: str) -> None:
     fault = cause(call)
     assert fault is not None and fault.kind == kind, printed(call)
     assert fix in fault.fix.action
+    assert fault.place is not None and fault.place.file.endswith("test_failure.py")
+
+
+def test_a_checkpoint_with_more_than_weights(tmp_path: Path) -> None:
+    fault = cause(lambda: weights_with_others(tmp_path))
+    assert fault is not None and fault.kind == "checkpoint_types"
+    assert "weights_only=False" in fault.fix.action
     assert fault.place is not None and fault.place.file.endswith("test_failure.py")
 
 
@@ -530,6 +654,27 @@ def test_collation_is_told_from_a_stack_of_the_models() -> None:
     assert cause(stacked) is None
     fault = cause(lambda: next(iter(DataLoader(Holding(None), 2))))
     assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix.action
+
+
+def test_what_images_of_a_batch_differ_in() -> None:
+    class Images(Dataset[Any]):
+        def __init__(self, *shapes: tuple[int, ...]) -> None:
+            self.shapes = shapes
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.zeros(self.shapes[index])
+
+        def __len__(self) -> int:
+            return len(self.shapes)
+
+    grey = cause(lambda: next(iter(DataLoader(Images((3, 8, 8), (1, 8, 8)), 2))))
+    sizes = cause(lambda: next(iter(DataLoader(Images((3, 8, 8), (1, 9, 8)), 2))))
+    assert grey is not None and 'convert("RGB")' in grey.fix.action
+    assert sizes is not None and "resize" in sizes.fix.action
+
+    missing = cause(lambda: next(iter(DataLoader(Holding(lambda _: None), 2))))
+    assert missing is not None and "None for a sample" in missing.title
+    assert "if it is not None" in missing.fix.action
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainfit
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.learning import LearningObserver, scale_of_loss
+from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.hooks.losses import scale_of_loss
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -415,11 +418,121 @@ def another_model(device: str) -> nn.Module:
     return model
 
 
+def compared(device: str, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        loss(model(data(device)), torch.randn(8).to(device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_broadcast(device: str) -> None:
+    compared(device, nn.MSELoss())
+
+
+def loss_of_one_shape(device: str) -> None:
+    compared(device, lambda out, target: nn.functional.l1_loss(out.squeeze(1), target))
+    compared(device, lambda out, target: nn.functional.mse_loss(out, target[:1]))
+    compared(device, lambda out, target: nn.functional.huber_loss(out, target.unsqueeze(1)))
+
+
+def activation_twice(device: str) -> None:
+    classes = torch.zeros(8, dtype=torch.long).to(device)
+    compared(device, lambda out, _: nn.CrossEntropyLoss()(out.expand(8, 3).softmax(1), classes))
+
+
+def activated_once(device: str) -> None:
+    classes = torch.zeros(8, dtype=torch.long).to(device)
+    compared(device, lambda out, _: nn.functional.cross_entropy(out.expand(8, 3), classes))
+    compared(
+        device, lambda out, _: nn.functional.nll_loss(out.expand(8, 3).log_softmax(1), classes)
+    )
+    compared(device, lambda out, to: nn.functional.mse_loss(out.sigmoid().squeeze(1), to))
+
+
+def over_data(device: str, take: Callable[[DataLoader[Any]], Iterator[Any]], **loader: Any) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for (x,) in take(DataLoader(TensorDataset(torch.randn(64, 16)), **loader)):
+        model(x.to(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def iterator_restarted(device: str) -> None:
+    over_data(device, lambda it: (next(iter(it)) for _ in range(4)), batch_size=8)
+
+
+def iterated_by_epochs(device: str) -> None:
+    """Epochs of several steps; of one; single shuffled batches, which cost little here."""
+    over_data(device, lambda it: (x for _ in range(3) for x in it), batch_size=32)
+    over_data(device, lambda it: (x for _ in range(5) for x in it), batch_size=64)
+    shuffled: dict[str, Any] = {"batch_size": 8, "shuffle": True}
+    over_data(device, lambda it: (next(iter(it)) for _ in range(4)), **shuffled)
+
+
+def clipped_late(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(data(device)).mean().backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def clipped_between_two_steps(device: str) -> None:
+    """One backward pass for two optimizers; the norm is measured after the steps."""
+    first, second = net(device), nn.Linear(1, 1).to(device)
+    optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (first, second)]
+    for _ in range(4):
+        second(first(data(device))).mean().backward()
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        nn.utils.clip_grad_norm_(first.parameters(), float("inf"))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def loss_is_a_leaf(device: str) -> nn.Module:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        loss = model(data(device)).argmax(1).float().mean()
+        loss.requires_grad = True
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def head_is_replaced(device: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model[1] = nn.Linear(16, 2).to(device)
+    steps(model, optimizer, device)
+    return model
+
+
+def head_alone_is_trained(device: str) -> nn.Module:
+    """Without freezing the rest: its gradients are made for nothing, but that is meant."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).to(device)
+    steps(model, torch.optim.SGD(model[1].parameters(), 0.1), device)
+    return model
+
+
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
-    *(step_repeated, not_registered),
+    *(step_repeated, not_registered, loss_broadcast, activation_twice, clipped_late),
+    iterator_restarted,
+)
+MORE_HEALTHY = (
+    *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
+    iterated_by_epochs,
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
@@ -458,7 +571,9 @@ def kinds(facts: LearningFacts) -> list[str]:
     return [finding.kind for finding in of_learning(facts)]
 
 
-@pytest.mark.parametrize("training", [*HEALTHY, *SEVERAL_LOSSES, accumulates, scales, adversaries])
+@pytest.mark.parametrize(
+    "training", [*HEALTHY, *MORE_HEALTHY, *SEVERAL_LOSSES, accumulates, scales, adversaries]
+)
 def test_no_false_alarm(watched: Callable[..., LearningFacts], training: Training) -> None:
     facts = watched(training)
     assert facts.steps
@@ -503,6 +618,10 @@ def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
         (clipped_scaled, "clip_grad_norm_"),
         (evaluation_mode, "model.eval()"),
         (gradients_dropped, "optimizer.zero_grad()"),
+        (loss_broadcast, "loss(model(data(device))"),
+        (activation_twice, "nn.CrossEntropyLoss()"),
+        (clipped_late, "clip_grad_norm_"),
+        (loss_is_a_leaf, "loss.backward()"),
     ):
         place = of_learning(watched(training))[0].place
         assert place is not None
@@ -515,6 +634,74 @@ def test_an_optimizer_of_another_model(watched: Callable[..., LearningFacts]) ->
     assert found.kind == "no_gradient"
     assert "another one" in found.cause
     assert "4 of 4" in found.title
+
+
+def test_a_loss_that_is_a_new_tensor(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(loss_is_a_leaf))
+    assert found.kind == "no_gradient" and found.severity == "critical"
+    assert found.title.startswith("Nothing is learned: 4 of 4 trainable tensors had no gradient")
+    assert "requires_grad was set on a loss" in found.cause
+
+
+def test_a_layer_that_was_replaced_after_the_optimizer(
+    watched: Callable[..., LearningFacts],
+) -> None:
+    (found,) = of_learning(watched(head_is_replaced))
+    assert found.kind == "part_replaced" and found.severity == "critical"
+    assert found.title == "1.weight, 1.bias: never trained, no optimizer has them"
+
+
+def _on_two_ranks(
+    run: Callable[[nn.Module, nn.Module, DataLoader[Any]], Any], **given: Any
+) -> LearningFacts:
+    """What is seen of one of two simulated ranks; ``run`` gets a wrapper, its model and a loader
+    made with ``given``."""
+    patches = PatchSet()
+    observer = LearningObserver(user_frame, counts_in_place=False)
+    with trainfit.simulate("2x T4"):
+        remove = install(lambda: observer, patches)
+        try:
+            torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+            model = net("cuda")
+            wrapper = DistributedDataParallel(model)
+            samples = TensorDataset(torch.randn(64, 16))
+            options = {name: make(samples) for name, make in given.items()}
+            called = run(wrapper, model, DataLoader(samples, 8, **options))
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            observer.called(called)
+            steps(model, optimizer, "cuda")
+            return observer.facts()
+        finally:
+            if torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
+            remove()
+            patches.restore()
+
+
+@pytest.fixture
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_ranks_that_go_over_the_same_data() -> None:
+    def run(wrapper: nn.Module, _: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        next(iter(loader))
+        return wrapper
+
+    assert kinds(_on_two_ranks(run)) == ["data_not_split"]
+    split = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
+    assert kinds(split) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_a_wrapper_that_is_passed_by() -> None:
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        return model
+
+    (found,) = of_learning(_on_two_ranks(run))
+    assert found.kind == "gradients_not_shared" and "Sequential is called" in found.title
 
 
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:

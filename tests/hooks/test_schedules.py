@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.schedules import Schedule, schedule_end
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, ScheduleEnd
 
 Make = Callable[[torch.optim.Optimizer], Any]
@@ -74,3 +74,37 @@ def test_a_schedule_that_lasts(make: Make) -> None:
 
 def test_how_often_it_will_be_stepped_has_to_be_known() -> None:
     assert end_of(lambda it: schedules.StepLR(it, 5), 1000, each=2) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda it: schedules.OneCycleLR(it, 1e-3, epochs=10, steps_per_epoch=100), "OneCycleLR"),
+        (lambda it: schedules.CosineAnnealingLR(it, 1000), "CosineAnnealingLR"),
+        (lambda it: schedules.LambdaLR(it, lambda n: max(0, 1 - n / 1000)), "LambdaLR"),
+    ],
+)
+def test_a_schedule_as_long_as_the_run_is_stepped_with_it(make: Make, name: str) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    scheduler = make(optimizer)
+    made = [Schedule(weakref.ref(scheduler), "train.py:7")]
+    found = schedule_unused(made, 3, 1000, [optimizer])
+    assert found is not None and (found.name, found.made_for_steps) == (name, 1000)
+    (said,) = of_learning(LearningFacts(steps=3, schedule_unused=found))
+    assert said.kind == "schedule_unused" and str(said.place) == "train.py:7"
+    assert schedule_unused(made, 3, 10_000, [optimizer]) is None  # as many as it has epochs
+    assert schedule_unused(made, 2, 1000, [optimizer]) is None
+    assert schedule_unused(made, 3, 1000, []) is None
+    optimizer.step()
+    scheduler.step()
+    assert schedule_unused(made, 3, 1000, [optimizer]) is None
+
+
+def test_a_schedule_without_a_length_is_left_alone() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    for made in (
+        schedules.ReduceLROnPlateau(optimizer),
+        schedules.StepLR(optimizer, 30),
+        schedules.ExponentialLR(optimizer, 0.9),
+    ):
+        assert schedule_unused([Schedule(weakref.ref(made), None)], 3, 1000, [optimizer]) is None

@@ -579,6 +579,31 @@ def test_retained_graphs(tmp_path: Path) -> None:
     assert "retain-graph" not in rules(tmp_path, shared)
 
 
+def test_iterators_that_are_restarted(tmp_path: Path) -> None:
+    text = (HEAD + LOOP).replace(
+        "for step, (x, y) in enumerate(loader):",
+        "for step in range(100):\n        x, y = next(iter(loader))",
+    )
+    (found,) = report(tmp_path, text).findings
+    assert found.kind == "iterator-restarted" and "for batch in loader:" in found.fix.action
+    begun = text.replace("next(iter(loader))", "next(batches)").replace(
+        "for epoch", "batches = iter(loader)\nfor epoch"
+    )
+    assert rules(tmp_path, begun) == []
+    assert rules(tmp_path, HEAD + LOOP + "x, y = next(iter(loader))\n") == []
+
+
+def test_a_state_that_is_not_copied(tmp_path: Path) -> None:
+    kept = HEAD + LOOP + "    if epoch > 1:\n        best = model.state_dict()\n"
+    (found,) = report(tmp_path, kept + "model.load_state_dict(best)\n").findings
+    assert found.kind == "state-not-copied"
+    assert found.fix.action == "best = copy.deepcopy(model.state_dict())"
+    assert rules(tmp_path, kept + "torch.save(best, 'best.pt')\n") == ["state-not-copied"]
+    assert rules(tmp_path, kept + "        torch.save(best, 'best.pt')\n") == []
+    copied = kept.replace("model.state_dict()", "copy.deepcopy(model.state_dict())")
+    assert rules(tmp_path, "import copy\n" + copied + "model.load_state_dict(best)\n") == []
+
+
 # files
 
 

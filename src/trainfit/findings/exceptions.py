@@ -39,6 +39,7 @@ _UNEQUAL: Final = re.compile(
     r"stack expects each tensor to be equal size|should be of equal size"
     r"|Trying to resize storage that is not resizable"
 )
+_TWO_SIZES: Final = re.compile(r"got \[([\d, ]+)\] at entry \d+ and \[([\d, ]+)\] at entry")
 #: torch/utils/data/_utils/collate.py
 _UNCOLLATED: Final = "default_collate: batch must contain tensors"
 
@@ -75,6 +76,13 @@ def _nested(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
     at = f" ({short(raised.message, 80)})"
+    if _UNCOLLATED in raised.message and "NoneType" in raised.message:
+        return _fault(
+            "collate",
+            "The data set gives None for a sample",
+            "leave samples that cannot be read out of the list before the training, or a "
+            "collate_fn that drops them: default_collate([it for it in batch if it is not None])",
+        )
     if _UNCOLLATED in raised.message:
         return _fault(
             "collate",
@@ -83,12 +91,28 @@ def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     if not _UNEQUAL.search(raised.message) or not _collates(raised):
         return None
+    if _differ_in_channels(raised.message):
+        return _fault(
+            "collate",
+            f"Images of one batch differ in their channels: some are grey, or have an alpha{at}",
+            'Image.open(path).convert("RGB") in the data set',
+        )
     return _fault(
         "collate",
         f"Samples of one batch differ in size and cannot be stacked{at}",
         "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
-        "that pads them or keeps them in a list",
+        "that pads them or keeps them in a list; "
+        'Image.open(path).convert("RGB") where some are grey or have an alpha',
     )
+
+
+def _differ_in_channels(message: str) -> bool:
+    """Are two samples as large as each other but for 1, 3 or 4 channels?"""
+    found = _TWO_SIZES.search(message)
+    if found is None:
+        return False
+    one, other = ([int(each) for each in sizes.split(",")] for sizes in found.groups())
+    return len(one) == 3 and one[1:] == other[1:] and {one[0], other[0]} <= {1, 3, 4}
 
 
 def _collates(raised: ParsedException) -> bool:

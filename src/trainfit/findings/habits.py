@@ -110,6 +110,13 @@ CYCLED: Final = Habit(
     "each later epoch gets them in the same order",
     "go over the DataLoader again: def endless(loader): while True: yield from loader",
 )
+#: A loader that each step begins.
+RESTARTED_ITERATOR: Final = Habit(
+    "next(iter(loader)) starts the workers again for one batch and ends them after it, and without "
+    "shuffle=True the batch is the first one each time",
+    "for batch in loader: …, or batches = iter(loader) before the loop and next(batches) in it "
+    "(begun again at StopIteration)",
+)
 #: Steps that get longer.
 GROWING_WORK: Final = Habit(
     "what a step computes with grows with the number of steps: a history that is never cut, a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings import fixes
+from trainfit.findings import fixes, habits
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent
@@ -14,6 +14,8 @@ from trainfit.results.text import count, percent
 _LEAST_STEPS: Final = 3
 #: Below this share of the tensors one or the other unused part of a model is meant so.
 _UNUSED: Final = 0.1
+#: Names that are given.
+_NAMED: Final = 3
 #: So little of an optimizer's numbers trained is hardly meant.
 _TRAINED: Final = 0.01
 
@@ -35,6 +37,8 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         return
     if facts.dropped_micro_batches == facts.micro_batches:
         return  # they had gradients, which zero_grad dropped
+    if _is_replaced(facts):
+        return  # :func:`_replaced` says it
     checkpoint = facts.checkpoint_without_gradient
     share = facts.without_gradient / needing
     names = ", ".join(facts.without_names)
@@ -47,6 +51,17 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         fixes: tuple[Fix, ...] = (
             Fix("checkpoint(…, use_reentrant=False)"),
             Fix("model.enable_input_require_grads(), of Transformers' models"),
+        )
+    elif facts.loss_without_graph is not None and share == 1:
+        cause = (
+            "backward() is called of a new tensor: requires_grad was set on a loss that argmax, a "
+            "comparison, .item(), .data or NumPy had cut off from the model"
+        )
+        fixes = (
+            Fix(
+                "a loss of what the model gives, by differentiable operators (probabilities in "
+                "place of argmax), and no requires_grad of the loss"
+            ),
         )
     elif facts.foreign == facts.without_gradient == needing:
         cause = "no model that runs has any of the optimizer's tensors: it was made of another one"
@@ -62,17 +77,44 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
             Fix("check that the loss depends on them (no detach(), no_grad() or .data before it)"),
             Fix("leave them out of the optimizer if that is meant"),
         )
-    serious = checkpoint is not None or share >= _UNUSED
+    place = checkpoint or (facts.loss_without_graph if share == 1 else None)
+    is_certain = checkpoint is not None or place is not None
+    nothing = "Nothing is learned: " if share == 1 else ""
+    serious = is_certain or share >= _UNUSED
     yield Finding(
         "no_gradient",
-        "critical" if checkpoint is not None else "warning" if serious else "info",
-        f"{facts.without_gradient} of {needing} trainable tensors had no gradient "
+        "critical" if is_certain or share == 1 else "warning" if serious else "info",
+        f"{nothing}{facts.without_gradient} of {needing} trainable tensors had no gradient "
         f"in {count(facts.steps, 'step')}: {names}{more}",
         (Evidence("without a gradient", f"{facts.without_gradient} of {needing} tensors"),),
         cause,
         fixes,
-        confidence="certain" if checkpoint is not None else "likely",
-        place=Place.parse(checkpoint),
+        confidence="certain" if is_certain else "likely",
+        place=Place.parse(place),
+    )
+
+
+def _is_replaced(facts: LearningFacts) -> bool:
+    """Has the optimizer tensors of a part that the model had before?"""
+    needing = facts.optimized - facts.frozen
+    return bool(facts.left_out) and 0 < facts.foreign <= facts.without_gradient < needing
+
+
+def _replaced(facts: LearningFacts) -> Iterator[Finding]:
+    if not _is_replaced(facts):
+        return
+    names = ", ".join(facts.left_out[:_NAMED]) + ", …" * (len(facts.left_out) > _NAMED)
+    yield Finding(
+        "part_replaced",
+        "critical",
+        f"{names}: never trained, no optimizer has {'it' if len(facts.left_out) == 1 else 'them'}",
+        (
+            Evidence("not trained", count(len(facts.left_out), "tensor")),
+            Evidence("of another model", count(facts.foreign, "tensor")),
+        ),
+        "the optimizer was made before this part of the model was replaced, and has the old one's "
+        "tensors",
+        (Fix("make the optimizer after the model is complete (its last layer, too)"),),
     )
 
 
@@ -134,6 +176,111 @@ def _clipping(facts: LearningFacts) -> Iterator[Finding]:
         (Fix("scaler.unscale_(optimizer) before clipping", line="scaler.unscale_(optimizer)"),),
         place=Place.parse(facts.clipped_scaled),
     )
+
+
+def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.clipped_late is None:
+        return
+    yield Finding(
+        "clipped_late",
+        "warning",
+        "Gradients are clipped after the step that used them: clipping has no effect",
+        (),
+        "clip_grad_norm_ comes after optimizer.step(), or before backward()",
+        (Fix("clip between backward() and optimizer.step()"),),
+        place=Place.parse(facts.clipped_late),
+    )
+
+
+def _loss(facts: LearningFacts) -> Iterator[Finding]:
+    """A loss function that gets something else than it is for."""
+    found = facts.misfit
+    if found is None:
+        return
+    if found.activation is None:
+        output, target = found.shapes
+        yield Finding(
+            "loss_broadcast",
+            "critical",
+            f"{found.name} compares each output with every target: outputs are {output}, targets "
+            f"{target}",
+            (Evidence("outputs", output), Evidence("targets", target)),
+            "tensors of different shapes are broadcast against each other: the network learns the "
+            "targets' mean",
+            (Fix("give both one shape: output.squeeze(1), or target.unsqueeze(1)"),),
+            place=Place.parse(found.place),
+        )
+        return
+    wants_log = found.name in _OF_LOGARITHMS
+    instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
+    yield Finding(
+        "activation_twice",
+        "critical" if wants_log else "warning",
+        f"{found.name} gets the output of a {found.activation}, and wants "
+        f"{'log-probabilities' if wants_log else 'logits'}",
+        (),
+        "probabilities are read as logarithms: the loss is wrong"
+        if wants_log
+        else f"it applies {_APPLIES.get(found.name, found.activation)} itself: twice, gradients "
+        "are small and the loss cannot get near 0",
+        (Fix(f"give it {instead}; {found.activation} for predictions only"),),
+        place=Place.parse(found.place),
+    )
+
+
+#: Loss functions that want logarithms of probabilities; what the others apply.
+_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
+_APPLIES: Final = {
+    "cross_entropy": "softmax",
+    "binary_cross_entropy_with_logits": "sigmoid",
+}
+
+
+def _restarted(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.restarted is None:
+        return
+    yield Finding(
+        "iterator_restarted",
+        "critical" if facts.same_batch else "warning",
+        "Each step starts a new pass over the data for one batch"
+        + (": it is the same first batch each time" if facts.same_batch else ""),
+        (),
+        habits.RESTARTED_ITERATOR.cause,
+        (Fix(habits.RESTARTED_ITERATOR.action),),
+        place=Place.parse(facts.restarted),
+    )
+
+
+def _ranks(facts: LearningFacts) -> Iterator[Finding]:
+    """What several processes that train one model do wrong together."""
+    if facts.passed_by is not None:
+        yield Finding(
+            "gradients_not_shared",
+            "critical",
+            f"The ranks' gradients are never averaged: {facts.passed_by} is called instead of the "
+            "DistributedDataParallel around it",
+            (),
+            "model.module(…) goes past DistributedDataParallel, whose forward pass prepares the "
+            "exchange: each rank trains a model of its own",
+            (Fix("call the wrapper: model(x); model.module for its attributes and state_dict()"),),
+        )
+    if facts.not_split is not None:
+        yield Finding(
+            "data_not_split",
+            "warning",
+            "Each rank goes over all of the data: an epoch is as long as on one GPU",
+            (),
+            "the DataLoader has no DistributedSampler; that is right only if the data set of each "
+            "rank is another part of the data",
+            (
+                Fix(
+                    "sampler = DistributedSampler(data); DataLoader(data, sampler=sampler, …) "
+                    "without shuffle, and sampler.set_epoch(epoch) in each epoch"
+                ),
+            ),
+            confidence="likely",
+            place=Place.parse(facts.not_split),
+        )
 
 
 def _half(facts: LearningFacts) -> Iterator[Finding]:
@@ -266,6 +413,29 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _unused(facts: LearningFacts) -> Iterator[Finding]:
+    unused = facts.schedule_unused
+    if unused is None:
+        return
+    yield Finding(
+        "schedule_unused",
+        "critical",
+        f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, all of the training's "
+        f"{unused.of_steps}, and is not stepped with them: the learning rate stays near its first",
+        (Evidence("schedule", count(unused.made_for_steps, "step")),),
+        "scheduler.step() is called once an epoch, or never",
+        (
+            Fix(
+                "scheduler.step() after each optimizer.step(); of Lightning: "
+                '{"scheduler": scheduler, "interval": "step"}'
+            ),
+            Fix("give the schedule its length in epochs"),
+        ),
+        confidence="likely",
+        place=Place.parse(unused.place),
+    )
+
+
 def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
     if not facts.anomaly:
         return
@@ -314,9 +484,23 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
+    *("iterator_restarted", "gradients_not_shared", "data_not_split"),
+    *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(_gradients, _unregistered, _clipping, _half, _zeroing, _dropped, _repeated, _rate),
-    *(_vanishing, _schedule, _mode, _frozen, _anomaly, _accumulation),
+    *(
+        _restarted,
+        _ranks,
+        _gradients,
+        _replaced,
+        _unregistered,
+        _loss,
+        _clipping,
+        _clipping_late,
+        _half,
+        _zeroing,
+        _dropped,
+    ),
+    *(_repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen, _anomaly, _accumulation),
 )

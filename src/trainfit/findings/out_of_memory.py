@@ -275,10 +275,11 @@ def _workspaces(memory: FullMemory) -> Iterator[Finding]:
         "warning",
         f"{size(nbytes)} are scratch memory of cuDNN and cuBLAS",
         (Evidence("workspaces", nbytes, "bytes"),),
-        "with cudnn.benchmark each new input size tries every algorithm, with scratch memory for "
-        "the hungriest",
+        "what convolutions and matmuls need of it goes by the size of the batch; with "
+        "cudnn.benchmark each new input size tries every algorithm, the hungriest, too",
         (
-            Fix("torch.backends.cudnn.benchmark = False where sizes change"),
+            Fix("a smaller batch where this one is made (an evaluation of all samples at once)"),
+            Fix("no torch.backends.cudnn.benchmark = True where sizes change"),
             Fix("CUBLAS_WORKSPACE_CONFIG=:4096:2 bounds cuBLAS'"),
         ),
         share=share,

@@ -191,6 +191,159 @@ _KNOWN: Final = (
         "save model.module.state_dict() (of torch.compile: model._orig_mod), or take the beginning "
         "off the names when it is loaded",
     ),
+    # torch/serialization.py
+    KnownError(
+        "checkpoint_types",
+        re.compile(r"Weights only load failed"),
+        "The checkpoint holds more than tensors and plain numbers, which torch.load has refused "
+        "since PyTorch 2.6",
+        "of a file of your own: torch.load(path, weights_only=False); and write it with plain "
+        "numbers: float(accuracy), vars(args)",
+    ),
+    # torch/csrc/autograd/VariableTypeUtils.h
+    KnownError(
+        "leaf_in_place",
+        re.compile(r"leaf Variable that requires grad is being used in an in-place operation"),
+        "A parameter is changed in place while autograd records",
+        "with torch.no_grad(): around it, or torch.nn.init; elsewhere x = x + y instead of x += y",
+    ),
+    # torch/autograd/__init__.py
+    KnownError(
+        "loss_not_scalar",
+        re.compile(r"grad can be implicitly created only for scalar outputs"),
+        "backward() is called of several numbers, not of one loss",
+        "loss.mean().backward(): a loss with reduction='none', or of DataParallel, has one for "
+        "each sample or GPU",
+    ),
+    # torch/csrc/autograd/python_variable_methods.cpp
+    KnownError(
+        "numpy_of_graph",
+        re.compile(r"Can't call numpy\(\) on Tensor that requires grad"),
+        "NumPy is given a tensor with its autograd graph",
+        "x.detach().cpu().numpy(); torch.no_grad() around an evaluation",
+    ),
+    # aten/src/ATen/native/LossNLL.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu, torch/nn/functional.py
+    KnownError(
+        "target_type",
+        re.compile(
+            r"expected target dtype to be Long|expected scalar type Long but found"
+            r"|nll_loss\w*\" not implemented for '(?:Int|Float|Double|Half)'"
+            r"|floating point type for target with class probabilities"
+            r"|result type Float can't be cast to the desired output type Long"
+            r"|multi-target not supported"
+        ),
+        "The targets have not the type or shape that this loss wants",
+        "cross_entropy wants classes as y.long() of shape (N), or probabilities as y.float() of "
+        "(N, classes): y.squeeze(1) of (N, 1), y.argmax(1) of one-hot classes; BCE, MSE and L1 "
+        "want y.float() of the output's shape",
+    ),
+    # torch/nn/functional.py
+    KnownError(
+        "target_shape",
+        re.compile(
+            r"[Tt]arget size \(torch\.Size.* (?:must be the same as|different to the) input"
+        ),
+        "Targets and outputs differ in shape",
+        "output.squeeze(1) (one number for each sample), or y.unsqueeze(1).float()",
+    ),
+    KnownError(
+        "batches_differ",
+        re.compile(r"Expected input batch_size \(\d+\) to match target batch_size"),
+        "Outputs and targets have different numbers of samples",
+        "look at what reshapes them: x.view(-1, n) of a wrong n moves samples into features; "
+        "x.flatten(1) keeps the batch",
+    ),
+    # aten/src/ATen/native/LinearAlgebra.cpp, Convolution.cpp
+    KnownError(
+        "features_differ",
+        re.compile(
+            r"mat1 and mat2 shapes cannot be multiplied|to have \d+ channels, but got \d+ channels"
+        ),
+        "A layer is made for another number of features than it gets",
+        "in_features (in_channels) as wide as its input, by the size of the data: nn.LazyLinear "
+        "finds it; channels come first in PyTorch (x.permute(0, 3, 1, 2)), and an image may be "
+        'grey (image.convert("RGB"))',
+    ),
+    # torch/nn/modules/rnn.py
+    KnownError(
+        "hidden_size",
+        re.compile(r"Expected hidden(?:\[\d\])? size .*, got"),
+        "The hidden state is of another batch size than the batch: the last batch is smaller",
+        "drop_last=True, or a hidden state made for each batch (x.size(0)); its second dimension "
+        "is the batch's with batch_first=True, too",
+    ),
+    # torch/nn/utils/rnn.py
+    KnownError(
+        "lengths_on_gpu",
+        re.compile(r"'lengths' argument should be a 1D CPU int64 tensor"),
+        "pack_padded_sequence wants lengths on the CPU",
+        "pack_padded_sequence(x, lengths.cpu(), …)",
+    ),
+    # torch/optim/optimizer.py
+    KnownError(
+        "optimizer_groups",
+        re.compile(
+            r"loaded state dict (?:contains a parameter group that doesn't match the size"
+            r"|has a different number of parameter groups)"
+        ),
+        "The optimizer's checkpoint is of other parameters: layers were added, left out or frozen",
+        "make model and optimizer as they were when it was written (the same parameters need "
+        "gradients, in the same groups), or leave its state out and load the model alone",
+    ),
+    KnownError(
+        "parameter_twice",
+        re.compile(r"some parameters appear in more than one parameter group"),
+        "The optimizer is given a parameter in two groups",
+        "leave out of the second group what the first has: shared weights (an embedding tied to "
+        "the head), a part in addition to the whole model",
+    ),
+    # torch/optim/lr_scheduler.py
+    KnownError(
+        "plateau_metric",
+        re.compile(r"ReduceLROnPlateau\.step\(\) missing 1 required positional argument"),
+        "ReduceLROnPlateau wants to be told what it goes by",
+        "scheduler.step(validation_loss), once an epoch; of Lightning give a monitor",
+    ),
+    # torch/_tensor.py
+    KnownError(
+        "copied_graph",
+        re.compile(r"Only Tensors created explicitly by the user .* support the deepcopy"),
+        "A copy is made of a model that keeps a computed tensor",
+        "keep no result as an attribute (self.features = …) or .detach() it; copy the model "
+        "before its first forward pass; torch.nn.utils.parametrizations.weight_norm",
+    ),
+    # torch/csrc/utils/tensor_numpy.cpp
+    KnownError(
+        "negative_strides",
+        re.compile(r"strides? in the given numpy array (?:is|are) negative"),
+        "A flipped NumPy array has negative strides, which tensors have not",
+        "torch.from_numpy(array.copy()), or np.ascontiguousarray(array)",
+    ),
+    KnownError(
+        "object_array",
+        re.compile(r"can't convert np\.ndarray of type numpy\.object_"),
+        "A NumPy array of objects: its rows differ in length, or a column has text",
+        "df.to_numpy(dtype=np.float32) after text is encoded and gaps are filled; pad rows to one "
+        "length",
+    ),
+    # torch/distributed/distributed_c10d.py, rendezvous.py
+    KnownError(
+        "no_process_group",
+        re.compile(
+            r"Default process group has not been initialized"
+            r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"
+        ),
+        "The script wants to be one of several processes, and nothing made it one",
+        "start it with torchrun --nproc_per_node=N script.py and call init_process_group() before "
+        "DistributedDataParallel, barrier() and DistributedSampler",
+    ),
+    KnownError(
+        "state_dict_sizes",
+        re.compile(r"Error\(s\) in loading state_dict[\s\S]*size mismatch for"),
+        "The checkpoint has layers of another size than the model (its last layer, by the classes)",
+        "make the model as it was, load it, and then replace the last layer; or take the keys that "
+        "differ out of the state: strict=False alone does not skip them",
+    ),
     # PIL/Image.py, PIL/ImageFile.py, zipfile, gzip
     KnownError(
         "unreadable_file",
@@ -223,6 +376,20 @@ _KNOWN: Final = (
         re.compile(r"tokenizer does not have a padding token"),
         "Samples of different lengths are to be padded, and the tokenizer has no token for that",
         "tokenizer.pad_token = tokenizer.eos_token after it was made",
+    ),
+    # transformers/trainer.py
+    KnownError(
+        "trainer_columns",
+        re.compile(r"No columns in the dataset match the model's forward method signature"),
+        "Trainer drops the data set's columns that forward() does not name: all of them",
+        "name columns as forward() does (input_ids, labels), or "
+        "TrainingArguments(remove_unused_columns=False)",
+    ),
+    KnownError(
+        "trainer_steps",
+        re.compile(r"train_dataset does not implement __len__, max_steps has to be specified"),
+        "A data set without a length has no epochs",
+        "TrainingArguments(max_steps=…)",
     ),
 )
 #: Their kinds.

@@ -6,32 +6,32 @@ first steps of each optimizer, and then now and then.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end
-from trainfit.results.runs.learning import LearningFacts
+from trainfit.hooks.losses import LossScale, common, leaves_of, misfit, scale_of_loss, shape_of
+from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
+from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_other, version
+from trainfit.torch_private.tensors import version
 
 #: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
 _FIRST: Final = 4
-#: Losses that are followed back, models that are known, nodes of a loss, names that are reported.
+#: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
 _MODELS: Final = 4
-_DEPTH: Final = 8
-#: Nodes of a graph up to which its leaves are looked for.
-_NODES: Final = 20_000
 _NAMES: Final = 3
-#: Nodes that pass a loss on as it is.
-_SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+#: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
+_RESTARTS: Final = 3
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
@@ -84,6 +84,22 @@ class LearningObserver:
         self._graphs_at: str | None = None
         self._checkpoint: str | None = None
         self._clipped: str | None = None
+        #: A line that clipped with no backward pass since the last step, until the next event tells
+        #: whether a step used it; and one that none did.
+        self._clipping: str | None = None
+        self._clipped_late: str | None = None
+        self._rootless: str | None = None
+        #: Where all of a data set was begun last; wrappers of models that several ranks train.
+        self._over_all: str | None = None
+        #: What was begun since the last step: where, whether in the same order; how many batches it
+        #: gave; steps in a row of which each began one for a single batch.
+        self._begun: tuple[str, bool] | None = None
+        self._given = 0
+        self._restarts = 0
+        self._restarted: tuple[str, bool] | None = None
+        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._not_split: str | None = None
+        self._misfit: LossMisfit | None = None
         self._half = False
         self._anomaly = False
         self.awake = True
@@ -98,16 +114,35 @@ class LearningObserver:
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
 
+    def iterated(self, loader: Any) -> None:
+        """A DataLoader begins to be gone over."""
+        place = self._place() or ""
+        self._over_all = place if goes_over_all(loader) else None
+        is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
+        costs = is_same or getattr(loader, "num_workers", 0) > 0
+        self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
+        self._given = 0
+
+    def wrapped(self, wrapper: Any) -> None:
+        """A model is wrapped by DistributedDataParallel."""
+        self._wrappers.add(wrapper)
+
     def fed(self, batches: Any) -> None:
         """The iterator of a DataLoader is asked for its next batch."""
         self._is_fed = True
+        self._given += 1
         self._batches[id(batches)] += 1
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
         """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
         self._passes += 1
         self._used += 1
+        if self._clipping is not None and self._trained_before:
+            self._clipped_late = self._clipped_late or self._clipping
+        self._clipping = None
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+        if self._rootless is None and _has_no_graph(root):
+            self._rootless = self._place() or ""
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
             if self._trained_before and self._leaves is None:
@@ -128,9 +163,18 @@ class LearningObserver:
         self._unscaled = True
         self._changes += self._counts_in_place
 
-    def clipping(self) -> None:
-        """Gradients are clipped, by norm or value."""
+    def comparing(self, name: str, output: Any, target: Any) -> None:
+        """A loss function of torch.nn.functional is called."""
+        if self._misfit is None:
+            found = misfit(name, output, target)
+            if found is not None:
+                self._misfit = dataclasses.replace(found, place=self._place())
+
+    def clipping(self, limit: Any = None) -> None:
+        """Gradients are clipped to a limit, by norm or value (infinite: they are only measured)."""
         self._changes += 1
+        if not self._passes and limit != math.inf:
+            self._clipping = self._place() or ""
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
 
@@ -179,10 +223,13 @@ class LearningObserver:
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins: its gradients are what it will use."""
+        self._clipping = None
+        self._look_at_iterator()
         seen = self._seen.get(optimizer)
         if seen is None:
             seen = self._seen[optimizer] = _Optimizer(optimizer)
             self._all.append(seen)
+            self._look_at_data()
         if seen.is_due():
             added = seen.added(optimizer) if not self._zeroed else None
             kept = self._passes > 0 and added == self._passes + self._changes
@@ -201,6 +248,31 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_iterator(self) -> None:
+        if self._passes:
+            is_single = self._begun is not None and self._given == 1
+            self._restarts = self._restarts + 1 if is_single else 0
+            if self._restarts >= _RESTARTS and self._restarted is None:
+                self._restarted = self._begun
+            self._begun = None
+
+    def _look_at_data(self) -> None:
+        """Does each of several ranks that train one model go over the same data?"""
+        if self._wrappers and self._not_split is None and ranks() > 1:
+            self._not_split = self._over_all
+
+    def _passed_by(self) -> str | None:
+        called = [known() for known in self._models]
+        for wrapper in self._wrappers if ranks() > 1 else ():
+            within = getattr(wrapper, "module", None)
+            if (
+                within is not None
+                and any(each is within for each in called)
+                and all(each is not wrapper for each in called)
+            ):
+                return type(within).__name__
+        return None
 
     def _micro_batches_now(self) -> int:
         """Backward passes of the step that had a batch of their own: the others are of several
@@ -248,9 +320,10 @@ class LearningObserver:
 
     # -- what came of it -------------------------------------------------------------------------
 
-    def facts(self, ahead: int = 0) -> LearningFacts:
+    def facts(self, ahead: int = 0, *, is_whole: bool = False) -> LearningFacts:
         """All so far; the models that were called give names to tensors. Schedules are stepped
-        ``ahead`` to that many steps of the optimizer (0: they are not)."""
+        ``ahead`` to that many steps of the optimizer (0: they are not), which may be all of the
+        run's (``is_whole``)."""
         names: dict[int, str] = {}
         for known in self._models:
             if (model := known()) is not None:
@@ -264,6 +337,10 @@ class LearningObserver:
         had = {key for seen in self._all for key in seen.had}
         loose = [key for key in self._leaves or () if key not in names and key not in had]
         all_known = bool(names) and len(self._models) < _MODELS
+        leaves = self._leaves or {}
+        left_out = [name for key, name in names.items() if key in leaves and key not in had]
+        schedules = self._schedules if ahead else ()
+        steps = max((seen.steps for seen in looked), default=0)
         # Those that shard parameters compute with others than the optimizer has.
         are_whole = all_known and not (dist.is_available() and dist.is_initialized())
         return LearningFacts(
@@ -273,12 +350,20 @@ class LearningObserver:
             without_gradient=len(without),
             foreign=len(foreign) if all_known else 0,
             unregistered=tuple((self._leaves or {})[key] for key in loose if are_whole),
+            left_out=tuple(left_out if are_whole and foreign else ()),
             gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=_only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
+            loss_without_graph=self._rootless,
+            restarted=self._restarted[0] if self._restarted is not None else None,
+            same_batch=self._restarted is not None and self._restarted[1],
+            not_split=self._not_split,
+            passed_by=self._passed_by() if all_known and looked else None,
+            misfit=self._misfit,
+            clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
@@ -286,18 +371,16 @@ class LearningObserver:
             used_again=sum(seen.again for seen in looked),
             zero_rates=_steps_at_zero(looked),
             vanished_rate=_vanished(looked),
-            schedule=schedule_end(
-                self._schedules if ahead else (),
-                max((seen.steps for seen in looked), default=0),
-                ahead,
-                list(self._seen),
-            ),
+            schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
+            schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
+            if is_whole
+            else None,
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
             dropped_micro_batches=dropped[0][0] if dropped and dropped[0][1] > 1 else 0,
             dropped_at=self._dropping,
-            loss_divisors=tuple(sorted(_common(losses))),
+            loss_divisors=tuple(sorted(common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
 
@@ -348,7 +431,7 @@ class _Optimizer:
             key = id(tensor)
             self.had[key] = self.had.get(key, False) or tensor.grad is not None
             if key not in self._shapes:
-                self._shapes[key] = _shape(tensor), tensor.numel(), tensor.requires_grad
+                self._shapes[key] = shape_of(tensor), tensor.numel(), tensor.requires_grad
         rates = [group.get("lr") for group in optimizer.param_groups]
         self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
         known = [float(rate) for rate in rates if isinstance(rate, int | float)]
@@ -428,77 +511,36 @@ def _vanished(looked: Sequence[_Optimizer]) -> float | None:
     return max(seen.vanished[-1] for seen in looked)
 
 
-def _common(losses: Sequence[LossScale]) -> frozenset[float]:
-    """Divisors of every loss."""
-    return frozenset.intersection(*(loss.divisors for loss in losses)) if losses else frozenset()
-
-
-class LossScale(NamedTuple):
-    """What was done to a loss last: the numbers that it, or each of its terms, was divided by, and
-    whether that is all that was done to it."""
-
-    divisors: frozenset[float]
-    is_known: bool
-
-
-def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
-    """Follow a loss back from ``node`` to what computes it.
-
-    ``scaled``: a GradScaler's scale, a tensor on the GPU, is among the factors.
-    """
-    divisors: set[float] = set()
-    for _ in range(_DEPTH):
-        if node is None:
-            break
-        name = node.name()
-        if name.startswith(("Mul", "Div")):
-            value = _number(saved_other(node))
-            if value is None and scaled and name.startswith("Mul"):
-                scaled, value = False, 1.0
-            if not value:
-                return LossScale(frozenset(divisors), False)
-            divisors.add(round(value if name.startswith("Div") else 1 / value, 6))
-        elif name.startswith("Add"):
-            terms = [scale_of_loss(term) for term, _ in node.next_functions if term is not None]
-            is_known = all(term.is_known for term in terms)
-            return LossScale(_common(terms) | divisors, is_known)
-        elif not name.startswith(_SAME):
-            break
-        node = node.next_functions[0][0] if node.next_functions else None
-    return LossScale(frozenset(divisors), True)
-
-
-def leaves_of(node: Any) -> dict[int, str] | None:
-    """The parameters that a graph ends in, by identity, with their shapes; ``None``: it is too
-    large for a look."""
-    found: dict[int, str] = {}
-    known, waiting = {node}, [node]
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.nn.Parameter):
-            found[id(leaf)] = _shape(leaf)
-        following = {each for each, _ in node.next_functions} - known
-        known |= following
-        waiting += following
-        if len(known) > _NODES:
-            return None
-    return found
-
-
-def _shape(tensor: Any) -> str:
-    return "×".join(map(str, tensor.shape)) or "scalar"
-
-
-def _number(value: Any) -> float | None:
-    """A number of the host's."""
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch, where a DataLoader knows."""
+    try:
+        return len(loader)
+    except TypeError:
         return None
-    # A number that PyTorch wrapped is none for a mode that sees all operators.
-    with no_dispatch():
-        return float(value)
+
+
+def ranks() -> int:
+    """Processes that train together, as PyTorch knows it."""
+    is_one_of_several = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if is_one_of_several else 1
+
+
+def goes_over_all(loader: Any) -> bool:
+    """Has a DataLoader PyTorch's own order of all samples, which each rank makes likewise?"""
+    return (
+        type(getattr(loader, "sampler", None)) in (RandomSampler, SequentialSampler)
+        and type(getattr(loader, "batch_sampler", None)) is BatchSampler
+    )
+
+
+def _has_no_graph(loss: Any) -> bool:
+    """A tensor that was told to need a gradient, and that nothing was computed for."""
+    return (
+        isinstance(loss, torch.Tensor)
+        and not isinstance(loss, torch.nn.Parameter)
+        and loss.requires_grad
+        and loss.grad_fn is None
+    )
 
 
 def _is_zero(rate: Any) -> bool:

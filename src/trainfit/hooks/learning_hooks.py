@@ -11,12 +11,16 @@ from typing import Any
 
 import torch
 from torch.amp import grad_scaler
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
+from torch.utils.data import DataLoader
 
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.losses import LOOKED_AT
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
@@ -37,11 +41,14 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (torch.autograd, "backward", _backward, False),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
-        (clip_grad, "clip_grad_norm_", lambda it, *_, **__: it.clipping(), False),
+        (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
+        *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
+        (DataLoader, "__iter__", LearningObserver.iterated, True),
+        (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
@@ -76,6 +83,22 @@ def _backward(
     **__: Any,
 ) -> None:
     observer.backward(tensors, with_graph=create_graph)
+
+
+def _clipping(
+    observer: LearningObserver, _: Any = None, max_norm: Any = None, *__: Any, **___: Any
+) -> None:
+    observer.clipping(max_norm)
+
+
+def _comparing(
+    name: str, observer: LearningObserver, input: Any = None, target: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.comparing(name, input, target)
+
+
+def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:
+    observer.wrapped(wrapper)
 
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:

@@ -16,13 +16,17 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from trainfit.results.runs.learning import ScheduleEnd
+from trainfit.results.runs.learning import ScheduleEnd, ScheduleUnused
 from trainfit.torch_private.modules import parts_of_schedule
 
 #: Seconds of CPU time that one schedule may be stepped ahead for.
 _LONGEST_S: Final = 1.0
 #: Steps after which it is known how often the schedule is stepped for each of the optimizer's.
 _LEAST_STEPS: Final = 2
+#: Steps in which a schedule that goes by them would have been stepped, and steps of a run in which
+#: its length says that it does.
+_LEAST_IDLE: Final = 3
+_SHORTEST: Final = 20
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
@@ -59,6 +63,37 @@ def schedule_end(
         if id(each) not in within and getattr(each, "optimizer", None) in optimizers
     ]
     return min(filter(None, ends), key=lambda end: end.step, default=None)
+
+
+def schedule_unused(
+    schedules: Sequence[Schedule], steps: int, ahead: int, optimizers: Sequence[Any]
+) -> ScheduleUnused | None:
+    """The first of them that is as long as a run of so many optimizer steps ``ahead``, and was not
+    stepped once in ``steps`` of them: with each epoch it will hardly begin."""
+    if steps < _LEAST_IDLE or ahead < _SHORTEST:
+        return None
+    known = [(each.alive, each.place) for each in schedules]
+    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
+    for each, place in known:
+        is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
+        if not is_idle or getattr(each, "optimizer", None) not in optimizers:
+            continue
+        length = _length(each, ahead)
+        if length is not None and abs(length / ahead - 1) <= _END:
+            return ScheduleUnused(type(each).__name__, length, ahead, place)
+    return None
+
+
+def _length(scheduler: Any, ahead: int) -> int | None:
+    """Steps that a schedule is made for: as it was told, or until it is over."""
+    for name in ("total_steps", "T_max", "total_iters"):
+        told = getattr(scheduler, name, None)
+        if isinstance(told, int | float) and told > 0:
+            return int(told)
+    with contextlib.suppress(Exception):
+        found = _stepped(scheduler, round(ahead * (1 + 2 * _END)))
+        return found[0] if found is not None else None
+    return None
 
 
 def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleEnd | None:

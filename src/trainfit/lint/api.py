@@ -39,6 +39,8 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     step_rules.sync_every_step,
     autograd_rules.loss_kept_with_graph,
     step_rules.retain_graph,
+    step_rules.iterator_restarted,
+    step_rules.state_not_copied,
 )
 
 

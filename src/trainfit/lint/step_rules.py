@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.habits import RESTARTED_ITERATOR
 from trainfit.lint.index import (
     Index,
     Loop,
@@ -70,6 +71,71 @@ def _is_made_in(project: Project, loop: Loop) -> bool:
             if value.is_tensors and value.graph:
                 return False
     return applied
+
+
+def iterator_restarted(project: Project) -> Iterator[Finding]:
+    """next(iter(loader)) in each step."""
+    for index, call in project.calls():
+        made = call.args[0] if _is_builtin(index, call, "next") and call.args else None
+        if not isinstance(made, ast.Call) or not _is_builtin(index, made, "iter"):
+            continue
+        region = project.step_region(index, call)
+        if region is None or len(made.args) != 1 or not path_of(made.args[0]):
+            continue
+        loader = path_of(made.args[0])
+        if "load" not in loader.lower() and not project.value(made.args[0]).loaders:
+            continue
+        yield finding(
+            "iterator-restarted",
+            index,
+            call,
+            f"{RESTARTED_ITERATOR.cause}.",
+            RESTARTED_ITERATOR.action.replace("loader", loader),
+        )
+
+
+def _is_builtin(index: Index, call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id == name and not index.file.origin(call)
+
+
+def state_not_copied(project: Project) -> Iterator[Finding]:
+    """best = model.state_dict() in a loop that goes on training, used after it."""
+    for loop, index in project.training_loops.items():
+        outermost = [loop, *index.loops(loop)][-1]
+        scope = index.scope(loop)
+        if scope is None:
+            continue
+        for node in inside(outermost):
+            if not isinstance(node, ast.Assign) or not _is_state(node.value):
+                continue
+            kept = path_of(node.targets[0])
+            if kept and _is_used_after(scope, outermost, kept):
+                text = index.file.source.text(node.value)
+                yield finding(
+                    "state-not-copied",
+                    index,
+                    node,
+                    "state_dict() gives the parameters themselves, not a copy: later steps change "
+                    "what is kept here, and at the end it is the last state, not the best.",
+                    f"{kept} = copy.deepcopy({text})",
+                )
+
+
+def _is_state(node: ast.expr) -> bool:
+    is_call = isinstance(node, ast.Call) and method_of(node) == "state_dict"
+    return is_call and not node.args and not node.keywords  # type: ignore[attr-defined]
+
+
+def _is_used_after(scope: ast.AST, loop: Loop, kept: str) -> bool:
+    """Is it loaded or saved by its name once the loop is over?"""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Call) or node.lineno <= (loop.end_lineno or loop.lineno):
+            continue
+        if method_of(node) in {"load_state_dict", "save"} and any(
+            path_of(each) == kept for each in node.args
+        ):
+            return True
+    return False
 
 
 # ---

@@ -17,8 +17,12 @@ _KEEP_LESS = Fix(
     "keep numbers, or copies on the CPU: `.detach().cpu()` before it is kept, `.item()` of a "
     "loss; empty the list, or reset the metric, once it is used"
 )
+_CLEAR = Fix(
+    "empty the list (or reset the metric) once an epoch's evaluation has used it: outputs.clear(); "
+    "keep numbers, or .detach().cpu()"
+)
 _COPY_LESS = Fix(
-    "keep one copy instead of each epoch's, on the CPU: "
+    "of a model's copies keep one instead of each epoch's, on the CPU: "
     "{name: it.cpu() for name, it in model.state_dict().items()}, or write it to a file"
 )
 
@@ -59,7 +63,7 @@ def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Fin
     nbytes = sum(source.bytes_per_step for source in left)
     until = f"about {count(1 + max(0, free_bytes) // nbytes, 'epoch')}"
     said = f"Memory grows by {size(nbytes)} with each epoch: full after {until}"
-    yield _finding(EPOCH_GROWTH, said, left, _COPY_LESS, subject=until)
+    yield _finding(EPOCH_GROWTH, said, left, _CLEAR, _COPY_LESS, subject=until)
 
 
 #: Peaks that differ by less are alike; an epoch that needs more by less is none that grows.
@@ -97,7 +101,7 @@ def of_longer_epochs(peaks: Sequence[int], steps: int, free_bytes: int) -> Itera
 
 
 def _finding(
-    kind: str, said: str, sources: Sequence[GrowthSource], fix: Fix, subject: str = ""
+    kind: str, said: str, sources: Sequence[GrowthSource], *fixes: Fix, subject: str = ""
 ) -> Finding:
     """``sources``: the largest first."""
     first = sources[0]
@@ -110,7 +114,7 @@ def _finding(
         said,
         (Evidence("most of it", f"what {made} makes{at}"),),
         f"what is made{at} is kept in a list, an attribute, a metric or a sum",
-        (fix,),
+        fixes,
         place=place,
         subject=subject,
     )

@@ -111,6 +111,7 @@ class Runner:
         self._lightning = LightningTrainer(lambda: self._spec.cut is not None)
         self._loaders.combined = self._lightning.combined
         self._coverage.of_epoch = self._lightning.trained
+        self._coverage.of_trainer = lambda: (self._lightning.epochs, self._lightning.by_number)
         self._loaders.epochs.of_evaluation = self._lightning.evaluated
         self._interventions = Interventions(self._simulation, spec.interventions, spec.survey)
         self._patches = PatchSet()
@@ -249,7 +250,9 @@ class Runner:
             if cut is not None and cut.periodic and steps >= cut.periodic:
                 self._periodic.begin()
             if cut is not None and cut.to_end and steps % cut.to_end == 0:
-                self._last_epoch.begin(by_number=cut.numbered)
+                waits = cut.numbered and self._lightning.goes_on()
+                if not waits:
+                    self._last_epoch.begin(by_number=cut.numbered)
             self._tell()
             self._steps_at.append(time.monotonic())
             self._tell_early()
@@ -461,7 +464,9 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
-            learning=self._learning.facts(coverage.all_steps or 0),
+            learning=self._learning.facts(
+                coverage.all_steps or 0, is_whole=coverage.all_epochs is not None
+            ),
             feeds=self._feeds(),
             coverage=coverage,
             peak_ram_bytes=_peak_ram_bytes(),
@@ -469,7 +474,7 @@ class Runner:
             options=self._options.options(),
             context=self._context.seen(),
             periodic=tuple(self._periodic.entered),
-            later=self._periodic.later or self._last_epoch.place,
+            later=self._periodic.later or self._last_epoch.place or self._lightning.later,
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),

@@ -28,6 +28,44 @@ class ScheduleEnd:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScheduleUnused:
+    """A schedule of learning rates that is as long as its run, and is not stepped with its steps.
+
+    Attributes
+    ----------
+    name: Of its class.
+    made_for_steps: Optimizer steps that it is made for.
+    of_steps: Optimizer steps of the run.
+    place: The user's line that made it, "file:line".
+    """
+
+    name: str
+    made_for_steps: int
+    of_steps: int
+    place: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LossMisfit:
+    """A loss function that gets something else than it is for.
+
+    Attributes
+    ----------
+    name: Of the function, in torch.nn.functional.
+    shapes: Of the output and of the target ("64×1"), where they differ and are broadcast to more
+        numbers than each of them has.
+    activation: What made its input, where the function applies it itself, or wants logarithms:
+        "softmax" or "sigmoid".
+    place: The user's line that called it, "file:line".
+    """
+
+    name: str
+    shapes: tuple[str, ...] = ()
+    activation: str | None = None
+    place: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class LearningFacts:
     """Of all optimizer steps that were looked at.
 
@@ -40,6 +78,8 @@ class LearningFacts:
     foreign: Of those without, how many no model has that was called; 0: unknown as well.
     unregistered: Shapes of parameters that the loss depends on and that neither a model that was
         called has nor an optimizer; none: unknown as well.
+    left_out: Names of parameters that the loss depends on and that a model has and no optimizer,
+        where the optimizer has others that no model has; none: unknown as well.
     gradients_with_graph: The line that called backward(create_graph=True).
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
@@ -47,6 +87,14 @@ class LearningFacts:
     trained_numbers, all_numbers: Numbers in tensors that had gradients, and in all.
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
+    loss_without_graph: The line that called backward() of a tensor that nothing was computed for.
+    restarted: The line that begins a DataLoader anew for one batch, in each step.
+    same_batch: That is the first batch of the same order each time.
+    not_split: The line that goes over all of the data in each of several ranks.
+    passed_by: Of several ranks, the class of the model that is called within its
+        DistributedDataParallel, which itself is not.
+    misfit: The first loss function that gets something else than it is for.
+    clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
     scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
@@ -55,6 +103,7 @@ class LearningFacts:
     zero_rates: Steps at which each learning rate was 0.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
+    schedule_unused: A schedule that will hardly begin; only of simulated runs.
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
@@ -70,12 +119,20 @@ class LearningFacts:
     without_gradient: int = 0
     foreign: int = 0
     unregistered: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None
     trained_numbers: int = 0
     all_numbers: int = 0
     checkpoint_without_gradient: str | None = None
+    loss_without_graph: str | None = None
+    restarted: str | None = None
+    same_batch: bool = False
+    not_split: str | None = None
+    passed_by: str | None = None
+    misfit: LossMisfit | None = None
+    clipped_late: str | None = None
     clipped_scaled: str | None = None
     scaler_on_half: bool = False
     small_eps: float | None = None
@@ -84,6 +141,7 @@ class LearningFacts:
     zero_rates: int = 0
     vanished_rate: float | None = None
     schedule: ScheduleEnd | None = None
+    schedule_unused: ScheduleUnused | None = None
     anomaly: bool = False
     evaluating_at: str | None = None
     micro_batches: int = 1

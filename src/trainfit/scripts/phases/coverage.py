@@ -7,6 +7,7 @@ script.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import sys
@@ -68,6 +69,9 @@ class CoverageWatch:
         self._epochs: int | None = None
         #: What its source says of what is to come.
         self._course = Course()
+        self.of_trainer: Callable[[], tuple[int | None, str | None]] = lambda: (None, None)
+        """Gives what a trainer of a library knows: its epochs, and the line that began a training
+        in which something waits for a later one."""
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
         self._imports: ImportHook | None = None
@@ -184,6 +188,10 @@ class CoverageWatch:
         if steps == 1:
             self._epochs = epochs_of(sys._getframe(1))
             self._course = course_of(sys._getframe(1))
+            epochs, by_number = self.of_trainer()
+            self._epochs = self._epochs or epochs
+            if by_number is not None and self._course.by_number is None:
+                self._course = dataclasses.replace(self._course, by_number=by_number)
         loader = self._feeding()
         if loader is not None:
             self._progress = [*self._progress[:1], (steps, loader.batches)]

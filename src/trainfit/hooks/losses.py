@@ -1,0 +1,135 @@
+"""Looks at a loss: what was done to it last, which parameters it depends on, and whether its
+function gets what it is for. No value is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from trainfit.results.runs.learning import LossMisfit
+from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import saved_other
+
+#: Nodes of a loss that are followed back.
+_DEPTH: Final = 8
+#: Nodes of a graph up to which its leaves are looked for.
+_NODES: Final = 20_000
+#: Nodes that pass a loss on as it is.
+_SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+#: Functions that compare what they get number by number, and broadcast what differs in shape.
+ELEMENTWISE: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+#: Functions that want logits or log-probabilities, and the nodes that make something else of them.
+_WANTS: Final = {
+    "cross_entropy": ("Softmax", "Sigmoid"),
+    "binary_cross_entropy_with_logits": ("Sigmoid", "Softmax"),
+    "nll_loss": ("Softmax", "Sigmoid"),
+    "kl_div": ("Softmax", "Sigmoid"),
+}
+#: What is looked at, by its name in torch.nn.functional.
+LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS)
+
+
+def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
+    """What is wrong with the tensors that a loss function gets; without a place."""
+    if not isinstance(output, torch.Tensor) or not output.requires_grad:
+        return None
+    if name in ELEMENTWISE:
+        if not isinstance(target, torch.Tensor) or _is_meant(output.shape, target.shape):
+            return None
+        return LossMisfit(name, shapes=(shape_of(output), shape_of(target)))
+    node = output.grad_fn
+    for _ in range(_DEPTH):
+        if node is None or not node.name().startswith(_SAME):
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    made = node.name() if node is not None else ""
+    activation = next((each for each in _WANTS[name] if made.startswith(each)), None)
+    return LossMisfit(name, activation=activation.lower()) if activation else None
+
+
+def _is_meant(output: Sequence[int], target: Sequence[int]) -> bool:
+    """Are the shapes the same, or is one number, or one for each row, compared with all?
+
+    What is hardly meant has more numbers together than each of both: predictions of N×1 against
+    targets of N become N×N.
+    """
+    try:
+        together = torch.broadcast_shapes(tuple(output), tuple(target))
+    except RuntimeError:
+        return True  # the function refuses them itself
+    return tuple(together) in (tuple(output), tuple(target))
+
+
+def common(losses: Sequence[LossScale]) -> frozenset[float]:
+    """Divisors of every loss."""
+    return frozenset.intersection(*(loss.divisors for loss in losses)) if losses else frozenset()
+
+
+class LossScale(NamedTuple):
+    """What was done to a loss last: the numbers that it, or each of its terms, was divided by, and
+    whether that is all that was done to it."""
+
+    divisors: frozenset[float]
+    is_known: bool
+
+
+def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
+    """Follow a loss back from ``node`` to what computes it.
+
+    ``scaled``: a GradScaler's scale, a tensor on the GPU, is among the factors.
+    """
+    divisors: set[float] = set()
+    for _ in range(_DEPTH):
+        if node is None:
+            break
+        name = node.name()
+        if name.startswith(("Mul", "Div")):
+            value = _number(saved_other(node))
+            if value is None and scaled and name.startswith("Mul"):
+                scaled, value = False, 1.0
+            if not value:
+                return LossScale(frozenset(divisors), False)
+            divisors.add(round(value if name.startswith("Div") else 1 / value, 6))
+        elif name.startswith("Add"):
+            terms = [scale_of_loss(term) for term, _ in node.next_functions if term is not None]
+            is_known = all(term.is_known for term in terms)
+            return LossScale(common(terms) | divisors, is_known)
+        elif not name.startswith(_SAME):
+            break
+        node = node.next_functions[0][0] if node.next_functions else None
+    return LossScale(frozenset(divisors), True)
+
+
+def leaves_of(node: Any) -> dict[int, str] | None:
+    """The parameters that a graph ends in, by identity, with their shapes; ``None``: it is too
+    large for a look."""
+    found: dict[int, str] = {}
+    known, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.nn.Parameter):
+            found[id(leaf)] = shape_of(leaf)
+        following = {each for each, _ in node.next_functions} - known
+        known |= following
+        waiting += following
+        if len(known) > _NODES:
+            return None
+    return found
+
+
+def shape_of(tensor: Any) -> str:
+    return "×".join(map(str, tensor.shape)) or "scalar"
+
+
+def _number(value: Any) -> float | None:
+    """A number of the host's."""
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
+        return None
+    # A number that PyTorch wrapped is none for a mode that sees all operators.
+    with no_dispatch():
+        return float(value)
