@@ -4,7 +4,8 @@ Threads that take turns one after the other wait for the memory's latency in eac
 over elements one by one compute where each lies; where elements lie apart, each takes a piece of 32
 bytes from the L2 cache. Where a block goes over a whole channel or row, few of them leave most of
 the GPU idle, and short ones begin and end more than they compute. PyTorch's own depthwise
-convolutions take instructions for places and edges, many times those of their sums.
+convolutions take instructions for places and edges, many times those of their sums, and GELU takes
+more than its memory leaves time for.
 """
 
 from __future__ import annotations
@@ -109,12 +110,13 @@ def _l2_bytes_per_s(gpu: GpuSpec, clock: float) -> float:
 
 
 def _instructions(table: IntArray) -> Floats:
-    """Of threads of depthwise convolutions; 0 of other kernels."""
+    """Of threads of depthwise convolutions, and of elementwise kernels that have many; 0 of other
+    kernels."""
     kinds, dtype, rows, columns, depth, batches = (
         table[:, COLUMNS.index(name)].astype(np.float64)
         for name in ("kind", "dtype", "rows", "columns", "depth", "batches")
     )
-    found = np.zeros(len(table))
+    found = np.where(kinds == CODES["pointwise"], columns * depth, 0.0)
     for name, of_tap in _OF_TAP.items():
         mine = (kinds == CODES[name]) & (dtype != DTYPES.index("float16"))
         pairs, results = rows * columns * depth * batches, rows * columns * batches

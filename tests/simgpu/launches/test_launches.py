@@ -344,6 +344,18 @@ def test_a_sort_passes_keys_and_places(
     assert row["launches"] == kernels
 
 
+def test_gelu_says_how_many_instructions_it_takes() -> None:
+    def act() -> Any:
+        source = tensor(64, 32).requires_grad_()
+        return lambda: F.gelu(source).backward(torch.zeros_like(source))
+
+    forward, _, gradient = launched(act)
+    assert kinds([forward, gradient]) == ["pointwise"] * 2
+    assert forward["columns"] == gradient["columns"] == 64 * 32
+    assert 0 < forward["depth"] < gradient["depth"]
+    assert moved(gradient) == (2 * HALF * 64 * 32, HALF * 64 * 32)
+
+
 def test_what_asks_for_a_shape_reads_nothing() -> None:
     def act() -> Any:
         source = tensor(64, 32)

@@ -445,6 +445,25 @@ def _layer_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kerne
     return [dataclasses.replace(kernel, columns=row, batches=call["input"]._spec.numel // row)]
 
 
+#: Instructions of GELU and its gradient for each element, by their formulas (ATen/native/cuda/
+#: ActivationGeluKernel.cu; counted there, with 25 for the error function or the hyperbolic tangent
+#: and 6 for the exponential): more than a data-centre GPU issues while its memory moves them.
+_OF_GELU, _OF_GELU_GRADIENT = 32, 45
+
+
+@launched_by("gelu", "gelu_backward")
+def _gelu(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    given = [each for each in (call.get("grad_output"), call["self"]) if each is not None]
+    instructions = _OF_GELU_GRADIENT if len(given) > 1 else _OF_GELU
+    kind, single = pointwise([*given, result]), singly([*given, result])
+    elements, moved = result._spec.numel, (bytes_of(given), bytes_of([result]))
+    if kind == "pointwise_reordered":
+        return [
+            Kernel(kind, dtype_of(result), flops, *moved, single, passed_bytes([result], given))
+        ]
+    return [Kernel(kind, dtype_of(result), flops, *moved, single, elements, instructions)]
+
+
 @launched_by("max_pool2d_with_indices", "max_pool2d_with_indices_backward")
 def _max_pool(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """A thread goes over the window of each result, backward over the windows that hold it
