@@ -363,7 +363,7 @@ class Kernel:
     ``batches`` rows of ``columns`` (layer normalization). Of "pointwise_reordered" ``columns`` are
     the bytes that pass between multiprocessors and the L2 cache, of "pointwise" elements of
     ``depth`` instructions each, where these are many; of "recurrent" ``batches`` are the matmuls
-    that the CPU launches one by one.
+    that the CPU launches one by one, of "sorting" its kernels.
     """
 
     kind: str

@@ -161,7 +161,9 @@ class KernelTimes:
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
         smooth = np.maximum(smooth, waiting_seconds(self.table, self._gpu))
-        seconds = smooth + self._column("launches") * efficiency.least_s
+        kernels = self._column("launches")
+        kernels = np.where(self._is(("sorting",)), self._column("batches"), kernels)
+        seconds = smooth + kernels * efficiency.least_s
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
         return np.where(self._is(_ELSEWHERE) | self._of_tensor_cores(), 0.0, seconds)

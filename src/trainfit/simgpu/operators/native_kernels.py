@@ -138,9 +138,10 @@ def by_operands(
 def _sort(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     spec = call["self"]._spec
     length = spec.size[call["dim"]] if spec.size else 1
-    moved, launches = _sorted(spec.numel // max(1, length), length, spec.dtype.itemsize)
+    moved, kernels = _sorted(spec.numel // max(1, length), length, spec.dtype.itemsize)
     half = spec.numel * moved // 2
-    return [Kernel("sorting", dtype_of(call["self"]), flops, half, half, launches=launches)]
+    # Not as ``launches``, which have to be the same at every batch size.
+    return [Kernel("sorting", dtype_of(call["self"]), flops, half, half, batches=kernels)]
 
 
 #: Elements up to which a block sorts a row within its shared memory, and how often such a sort
