@@ -106,7 +106,7 @@ def by_operands(
     changed = _changed(func, args, kwargs)
     blind = name.startswith(("_foreach_zero_", "_foreach_copy_")) or name in _BLIND
     reads = [each for each in given if not (blind and id(each) in changed)]
-    if name.endswith("_like") or name.startswith("new_"):
+    if name.endswith("_like"):
         reads = []  # they ask for the shape alone
     writes = [*made, *(each for each in given if id(each) in changed and id(each) not in written)]
     kind = _kind(func, name, given, made)
