@@ -360,7 +360,10 @@ class Kernel:
     but for "resampling", where ``rows`` threads take ``depth`` turns each, one after the other, for
     kernels that go over their elements one by one (so many ``rows``) and not in vectors, and where
     a block each goes over a channel of ``rows`` elements (batch normalization) or one of
-    ``batches`` rows of ``columns`` (layer normalization).
+    ``batches`` rows of ``columns`` (layer normalization). Of "pointwise_reordered" ``columns`` are
+    the bytes that pass between multiprocessors and the L2 cache, of "pointwise" elements of
+    ``depth`` instructions each, where these are many; of "recurrent" ``batches`` are the matmuls
+    that the CPU launches one by one, of "sorting" its kernels.
     """
 
     kind: str

@@ -114,7 +114,9 @@ _TILED: Final = tuple(
 )
 _THREE_BY_THREE: Final = tuple(name for name in KINDS if "_3x3" in name)
 #: Of each kind the one that has the same constants.
-PLAIN: Final = {name: name.replace("_3x3", "") for name in KINDS}
+PLAIN: Final = {name: name.replace("_3x3", "").replace("_1x1", "") for name in KINDS}
+#: Filters of one place, of channels that lie next to each other: matmuls, as cuBLAS's are.
+_MATMULS: Final = ("matmul", *(name for name in KINDS if "_1x1" in name))
 _GROUPED_NHWC: Final = tuple(name for name in KINDS if name.startswith("grouped_nhwc"))
 _OF_INPUT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("input_gradient"))
 _OF_WEIGHT: Final = tuple(name for name in _GROUPED_NHWC if name.endswith("weight_gradient"))
@@ -133,6 +135,11 @@ _ON_SHADERS: Final = tuple(name for name in KINDS if name.startswith("depthwise"
 #: halves; by ResNet-50 in float32 on A100, V100 and H200: 4, 13 and 7% too slow without).
 _ONE_BY_ONE: Final = ("batch_norm", "batch_norm_gradient")
 _WIDE_SHARE: Final = 0.65
+#: Columns of a block that sums a layer normalization's gradients of weight and bias over all rows
+#: (ConfigureAndLaunchGammaBetaBackwardKernel in ATen/native/cuda/layer_norm_kernel.cu), and the
+#: memory's bandwidth that one multiprocessor draws, in parts of all divided by their number
+#: (assumed: two thirds of them draw all of it).
+_COLUMNS_OF_BLOCK, _DRAWN_BY_ONE = 32, 1.5
 
 
 class KernelTimes:
@@ -143,7 +150,7 @@ class KernelTimes:
         self.table, self._gpu = table, gpu
         self._kinds = self._column("kind")
         self._tiled = self._is(_TILED) & (self._column("flops") > 0)
-        self._by_cause = self._is(("matmul", *_ATTENTION)) & (self._column("flops") > 0)
+        self._by_cause = self._is((*_MATMULS, *_ATTENTION)) & (self._column("flops") > 0)
         self._known: tuple[float, Floats] | None = None
         self._known_by_cause: tuple[float, Products] | None = None
 
@@ -154,7 +161,9 @@ class KernelTimes:
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
         smooth = most * (1 + share**_SHARPNESS) ** (1 / _SHARPNESS)
         smooth = np.maximum(smooth, waiting_seconds(self.table, self._gpu))
-        seconds = smooth + self._column("launches") * efficiency.least_s
+        kernels = self._column("launches")
+        kernels = np.where(self._is(("sorting",)), self._column("batches"), kernels)
+        seconds = smooth + kernels * efficiency.least_s
         if self._by_cause.any():
             seconds[self._by_cause] = self._of_causes(efficiency.unaligned).total
         return np.where(self._is(_ELSEWHERE) | self._of_tensor_cores(), 0.0, seconds)
@@ -185,6 +194,7 @@ class KernelTimes:
         share = self._shares(efficiency.traffic)
         wide = self._is(_ONE_BY_ONE) & among(("float32", "tfloat32"), DTYPES)[self._column("dtype")]
         share = np.where(wide, np.maximum(share, np.minimum(_WIDE_SHARE, 2 * share)), share)
+        share = np.maximum(share, self._of_columns(efficiency.traffic.get("normalization", 1.0)))
         found: Floats = (moved - cached) / (peak * share)
         if self._by_cause.any():
             found[self._by_cause] = self._of_causes(efficiency.unaligned).traffic
@@ -269,7 +279,9 @@ class KernelTimes:
     def _sizes(self, chosen: NDArray[np.bool_]) -> Floats:
         """Rows, columns, depth and batches of these matmuls, a line each."""
         names = ("rows", "columns", "depth", "batches")
-        return np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
+        found = np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
+        found[3, self._is(("recurrent",))[chosen]] = 1.0  # theirs are calls of the library
+        return found
 
     def _fastest(
         self, sizes: Floats, rate: Floats, shapes: Sequence[tuple[int, int]], small_tile: float
@@ -292,6 +304,16 @@ class KernelTimes:
     def _odd(self) -> NDArray[np.bool_]:
         """Half-precision convolutions with a side that is not a multiple of 8."""
         return self._tiled & _odd_sides(self.table)
+
+    def _of_columns(self, most: float) -> Floats:
+        """The share that a layer normalization's gradient reaches: in its input's pass that of the
+        forward pass (``most``), in that of weight and bias what the multiprocessors draw that have
+        a block of columns; 0 of others."""
+        gradient = self._is(("normalization_gradient",)) & (self._column("columns") > 0)
+        blocks = np.ceil(self._column("columns") / _COLUMNS_OF_BLOCK)
+        drawn = np.minimum(1.0, np.maximum(blocks, 1) * _DRAWN_BY_ONE / self._gpu.sm_count)
+        # Of five tensors' bytes two are read for weight and bias.
+        return np.where(gradient, most * 5 / (3 + 2 / drawn), 0.0)
 
     def _wide_groups(self) -> NDArray[np.bool_]:
         """Grouped convolutions of channels-last tensors with many channels a group."""

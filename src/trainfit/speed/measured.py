@@ -74,8 +74,8 @@ def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
         changes["bandwidth_bytes_per_s"] = gpu.bandwidth_bytes_per_s * factor
     gpu = dataclasses.replace(gpu, tensor_flops=tensor, **changes)
     found = dataclasses.replace(machine, gpu=gpu, datasheet=machine.rated, profile=title)
-    found = dataclasses.replace(found, classes=class_costs(found, rates.programs))
-    return _with_host(found, rates)
+    found = _with_host(found, rates)
+    return dataclasses.replace(found, classes=class_costs(found, rates.programs))
 
 
 def _with_host(machine: Machine, rates: Rates) -> Machine:
@@ -153,12 +153,21 @@ def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mappin
     for program in programs:
         measured = _value(program.seconds)
         modelled = modelled_as(program.kernels, machine)
-        if measured is None or modelled is None:
+        if measured is None or modelled is None or _waits_for_cpu(program, machine):
             continue
         ratio = math.log(measured / modelled.seconds)
         if abs(ratio) < math.log(_UNLIKELY):
             logs.setdefault(modelled.group, []).append(ratio)
     return {name: _cost(values) for name, values in logs.items()}
+
+
+def _waits_for_cpu(program: MeasuredProgram, machine: Machine) -> bool:
+    """Does it take as long as its launches, which say nothing of its kernels? No graph takes
+    recurrent layers; the programs of others are in one, or longer than their launches."""
+    if not any(each.kind == "recurrent" for each in program.kernels):
+        return False
+    timed = TimedWork(work_of(*program.kernels), machine)
+    return timed.issued()[1] > float(timed.seconds.sum())
 
 
 def _cost(logs: Sequence[float]) -> ClassCost:

@@ -53,8 +53,9 @@ class HostCosts:
     launches something takes ``forward_s``, or in the backward pass, which another thread makes,
     ``backward_s``; ``library_s`` and ``convolution_s`` are what cuBLAS, fused attention and batch
     normalization, and cuDNN's convolutions, take in addition for each kernel (finding an algorithm,
-    descriptors, cuDNN's execution plans). These four are by steps of ACT, BERT, GPT-2, ResNet-50
-    and ViT at their smallest batches on that H200 (bench/gpu/truth), whose repeats differ by 20%.
+    descriptors, cuDNN's execution plans); cuDNN's recurrent layers call a matmul for every time
+    step. These four are by steps of ACT, BERT, GPT-2, ResNet-50 and ViT at their smallest batches
+    on that H200 (bench/gpu/truth), whose repeats differ by 20%.
     """
 
     forward_s: float = 6e-6
@@ -74,7 +75,7 @@ _LIBRARY: Final = tuple(
     name for name in KINDS if name.startswith(("matmul", "batch_norm", "attention"))
 )
 _CONVOLUTION: Final = tuple(
-    name for name in KINDS if name.startswith(("convolution", "grouped", "depthwise", "recurrent"))
+    name for name in KINDS if name.startswith(("convolution", "grouped", "depthwise"))
 )
 #: Kinds of operators over lists, whose ``batches`` are the lists' tensors.
 _OVER_LISTS: Final = ("optimizer", "fill")
@@ -107,6 +108,7 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
     launches += np.where(work.is_kind(*_CONVOLUTION), costs.convolution_s, 0.0)
     tensors = work.column("batches")
+    launches += np.where(work.is_kind("recurrent"), tensors * costs.library_s, 0.0)
     listed = work.is_kind(*_OVER_LISTS) & (tensors > 1)
     launches += np.where(listed, tensors * costs.tensor_s, 0.0)
     launches = np.where(_in_graphs(work), 0.0, launches)

@@ -206,8 +206,8 @@ def test_tensor_cores_want_nhwc() -> None:
     ("side", "copied"),
     [
         (20, {}),
-        (7, {"convolution": 2, "convolution_input_gradient": 2}),
-        (2, {"convolution_weight_gradient": 2}),
+        (7, {"convolution_1x1": 2, "convolution_1x1_input_gradient": 2}),
+        (2, {"convolution_1x1_weight_gradient": 2}),
     ],
 )
 def test_a_1x1_convolution_is_a_product_of_what_lies_aligned(
@@ -223,6 +223,16 @@ def test_a_1x1_convolution_is_a_product_of_what_lies_aligned(
         elif kind.startswith("convolution"):
             found[kind], copies = copies, 0
     assert {kind: count for kind, count in found.items() if count} == copied
+
+
+def test_a_1x1_convolution_of_neighbouring_channels_is_a_matmul() -> None:
+    rows = {row["kind"]: row for row in launched(convolution(size=1, channels_last=True))}
+    wide, narrow = "convolution_1x1", "convolution_1x1_weight_gradient"
+    assert {wide, "convolution_1x1_input_gradient", narrow} <= set(rows)
+    places = rows[wide]["rows"]
+    assert (rows[wide]["columns"], rows[wide]["depth"]) == (32, 16)
+    sides = rows[narrow]["rows"], rows[narrow]["columns"], rows[narrow]["depth"]
+    assert sides == (32, 16, places)
 
 
 def test_a_softmax_says_how_long_its_rows_are() -> None:
@@ -311,15 +321,95 @@ def test_elements_are_taken_one_by_one_where_vectors_cannot_be(operator: Any, si
     assert launched(act)[-1]["rows"] == single
 
 
-def test_a_long_rows_sort_passes_values_and_places_by_eight_bits() -> None:
+@pytest.mark.parametrize(
+    ("rows", "length", "of_element", "kernels"),
+    [
+        (256, 1024, 2 * 3 * 12, 1),  # in a block's shared memory
+        (256, 8192, 2 * 6 * 12, 7),  # a block a row, by six bits
+        # Together: places written, keys counted, four passes of pairs, rows' numbers counted and
+        # one pass of them, results put in order.
+        (64, 8192, 8 + (4 + 2 * 4 * 12) + (8 + 2 * 8) + 2 * 12, 11),
+        (1, 8192, 4 + 2 * 4 * 12, 7),
+    ],
+)
+def test_a_sort_passes_keys_and_places(
+    rows: int, length: int, of_element: int, kernels: int
+) -> None:
     def act() -> Any:
-        short, long = (tensor(256, each, dtype=torch.float32) for each in (1024, 8192))
-        return lambda: (short.sort(-1), long.sort(-1))
+        source = tensor(rows, length, dtype=torch.float32)
+        return lambda: source.sort(-1)
 
-    short, long = launched(act)
-    each = FULL + 8
-    assert moved(short) == (3 * 256 * 1024 * each,) * 2
-    assert moved(long) == (5 * 256 * 8192 * each,) * 2
+    (row,) = launched(act)
+    assert moved(row) == (rows * length * of_element // 2,) * 2
+    assert (row["launches"], row["batches"]) == (1, kernels)
+
+
+def test_gelu_says_how_many_instructions_it_takes() -> None:
+    def act() -> Any:
+        source = tensor(64, 32).requires_grad_()
+        return lambda: F.gelu(source).backward(torch.zeros_like(source))
+
+    forward, _, gradient = launched(act)
+    assert kinds([forward, gradient]) == ["pointwise"] * 2
+    assert forward["columns"] == gradient["columns"] == 64 * 32
+    assert 0 < forward["depth"] < gradient["depth"]
+    assert moved(gradient) == (2 * HALF * 64 * 32, HALF * 64 * 32)
+
+
+def test_what_asks_for_a_shape_reads_nothing() -> None:
+    def act() -> Any:
+        source = tensor(64, 32)
+        return lambda: torch.ones_like(source)
+
+    (ones,) = launched(act)
+    assert moved(ones) == (0, HALF * 64 * 32)
+
+
+def test_a_transposition_takes_a_piece_of_the_cache_for_each_element() -> None:
+    def passed(*shape: int) -> int:
+        def act() -> Any:
+            source = tensor(*shape)
+            return lambda: source.t().contiguous()
+
+        (row,) = launched(act)
+        assert row["kind"] == "pointwise_reordered"
+        return int(row["columns"])
+
+    # Each element a piece of 32 bytes, and what is written in order.
+    assert passed(1024, 512) == 1024 * 512 * (32 + HALF)
+    # A block makes 512 results: of 16 places of each of 32 rows, a piece together.
+    assert passed(32, 1024) == 32 * 1024 * (HALF + HALF)
+
+
+def test_a_layer_norms_gradient_says_how_long_its_rows_are() -> None:
+    def act() -> Any:
+        layer, source = torch.nn.LayerNorm(48).cuda().half(), tensor(6, 4, 48).requires_grad_()
+        return lambda: layer(source).backward(torch.zeros_like(source))
+
+    (row,) = (each for each in launched(act) if each["kind"] == "normalization_gradient")
+    assert (row["batches"], row["columns"]) == (24, 48)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "layers", "calls"),
+    [
+        (512, torch.bfloat16, 1, 10),  # a matmul for each of ten time steps
+        (512, torch.bfloat16, 2, 20),
+        (512, torch.float16, 1, 1),  # kernels that stay: in float16, of one layer
+        (512, torch.float16, 2, 20),
+        (128, torch.bfloat16, 2, 2),  # small
+    ],
+)
+def test_the_cpu_launches_recurrent_matmuls_one_by_one(
+    size: int, dtype: torch.dtype, layers: int, calls: int
+) -> None:
+    def act() -> Any:
+        layer = torch.nn.LSTM(256, size, layers, device="cuda", dtype=dtype)
+        source = tensor(10, 8, 256, dtype=dtype)
+        return lambda: layer(source)
+
+    (row,) = (each for each in launched(act, "A100 80GB SXM") if each["kind"] == "recurrent")
+    assert (row["batches"], row["launches"]) == (calls, 2 * 10 * layers)
 
 
 def test_group_normalization_goes_over_elements_one_by_one() -> None:

@@ -127,3 +127,63 @@ def test_geforce_tensor_cores_are_no_faster_than_what_feeds_misaligned_operands(
     odd, aligned = matmul(8192, 50257, 768, gpu), matmul(8192, 50304, 768, gpu)
     assert aligned < odd < 1.4 * aligned
     assert matmul(8192, 50257, 768) > 4 * matmul(8192, 50304, 768)
+
+
+# -- programs of bench/gpu/h200-profile.json ------------------------------------------------------
+
+
+def test_what_is_transposed_comes_in_pieces() -> None:
+    """8192 x 4096 elements: 222 us, of which a third by their bytes."""
+    elements = 8192 * 4096
+    moved = {"read": 2 * elements, "written": 2 * elements, "rows": elements}
+    pieces = microseconds("pointwise_reordered", **moved, columns=34 * elements)
+    assert pieces == pytest.approx(222.4, rel=0.15)
+    assert microseconds("pointwise_reordered", **moved, columns=4 * elements) < 0.6 * pieces
+
+
+def test_a_wide_layer_norms_gradient_has_columns_for_all_multiprocessors() -> None:
+    def gradient(rows: int, columns: int) -> float:
+        size = 2 * rows * columns
+        sizes = {"columns": columns, "batches": rows}
+        return microseconds("normalization_gradient", read=4 * size, written=size, **sizes)
+
+    assert gradient(8192, 4096) == pytest.approx(90, rel=0.15)  # of 197 us with the forward pass
+    # As many bytes of narrow rows take twice as long, and no longer the narrower they are.
+    assert 1.8 < gradient(8192 * 8, 512) / gradient(8192, 4096) < 2.3
+    assert gradient(8192 * 32, 128) == pytest.approx(gradient(8192 * 8, 512))
+
+
+def test_depthwise_filters_take_instructions_for_places_and_edges() -> None:
+    """32 x 144 x 56 x 56, 3 x 3: 581 us in bfloat16 for the three passes."""
+
+    def all_passes(dtype: str) -> float:
+        sides = {"columns": 1, "depth": 9, "batches": 144}
+        places, channel = 32 * 56 * 56, {"dtype": DTYPES.index(dtype)}
+        tensor = 2 * places * 144
+        moved = {"flops": 9 * tensor, "read": tensor, "written": tensor, **channel}
+        forward = microseconds("depthwise", rows=places, **sides, **moved)
+        back = microseconds("depthwise_input_gradient", rows=places, **sides, **moved)
+        moved |= {"read": 2 * tensor, "written": 2 * 9 * 144}
+        sizes = {"rows": 1, "columns": 9, "depth": places, "batches": 144}
+        return forward + back + microseconds("depthwise_weight_gradient", **sizes, **moved)
+
+    assert all_passes("bfloat16") == pytest.approx(581, rel=0.15)
+    assert all_passes("float16") < 0.7 * all_passes("bfloat16")  # cuDNN's kernels
+
+
+def test_gelu_takes_instructions_where_the_memory_is_fast() -> None:
+    """GELU and its gradient of 8192 x 4096 elements, without the filled gradient: 109 us."""
+    elements = 8192 * 4096
+    size, sizes = 2 * elements, {"columns": elements}
+
+    def both(gpu: Any = H200) -> float:
+        forward = microseconds("pointwise", gpu, read=size, written=size, **sizes, depth=32)
+        return forward + microseconds(
+            "pointwise", gpu, read=2 * size, written=size, **sizes, depth=45
+        )
+
+    assert both() == pytest.approx(109, rel=0.1)
+    geforce = find_gpu("RTX 4090")
+    plain = microseconds("pointwise", geforce, read=size, written=size)
+    plain += microseconds("pointwise", geforce, read=2 * size, written=size)
+    assert both(geforce) == pytest.approx(plain)

@@ -164,6 +164,7 @@ TRANSFERS: Final = (*COLLECTIVES, PEER_COPY)
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
 #: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
+#: "convolution_1x1…": by filters of one place, of channels that are next to each other;
 #: "grouped…": convolutions in several groups, "grouped_nhwc…" of channels-last tensors;
 #: "depthwise…": one filter a channel, by PyTorch's own kernels; "depthwise_nhwc…" by cuDNN's for
 #: channels-last tensors. "attention…": fused scaled dot product attention.
@@ -234,6 +235,9 @@ KINDS: Final = (
     "graph",
     "unknown",
     *TRANSFERS,
+    "convolution_1x1",
+    "convolution_1x1_input_gradient",
+    "convolution_1x1_weight_gradient",
 )
 
 #: Rows of these kinds are no kernels.

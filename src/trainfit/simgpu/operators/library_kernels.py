@@ -9,6 +9,7 @@ import torch
 
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.geometry import innermost
+from trainfit.simgpu.device.tensor import current_engine
 from trainfit.simgpu.operators.convolution import Geometry
 from trainfit.simgpu.operators.flops import grouped_sizes, packed_sizes
 from trainfit.simgpu.operators.kernel_rules import (
@@ -142,6 +143,12 @@ class _Convolution:
         each = 4 * self.weight._spec.numel * source.size[0]
         return bool(10 * each > 11 * (stored_bytes(source) + stored_bytes(result)))
 
+    def _is_matmul(self, summed: bool) -> bool:
+        """Is it one matmul of all places' channels, which lie next to each other or are made to?"""
+        if not self.geometry.pointwise or self.groups > 1:
+            return False
+        return self.geometry.channels_last or bool(self.layouts(summed))
+
     def _layout(self, spec: Any) -> Kernel:
         """Of tiles of 32 places and 32 channels (cuDNN's nchwToNhwcKernel), which few channels do
         not fill."""
@@ -196,6 +203,8 @@ class _Convolution:
             kind = kind.replace("convolution", "grouped_nhwc" if last else "grouped")
         elif self.geometry.for_winograd and not kind.endswith("weight_gradient"):
             kind = kind.replace("convolution", "convolution_3x3")
+        elif self._is_matmul(summed=kind.endswith("weight_gradient")):
+            kind = kind.replace("convolution", "convolution_1x1")
         written = stored_bytes(writes._spec)
         return Kernel(kind, self.dtype, self.flops, bytes_of(reads), written, *sizes, self.groups)
 
@@ -246,7 +255,8 @@ def _packed_attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 @launched_by("_cudnn_rnn", "_cudnn_rnn_backward")
 def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """Time steps follow one another: each has its own matmul for every layer, and a kernel for the
-    cells (elemWiseRNNcell, LSTM_elementWise_bp1 in profiles of cuDNN 9)."""
+    cells (elemWiseRNNcell, LSTM_elementWise_bp1 in profiles of cuDNN 9). ``batches`` are the
+    matmuls that the CPU launches one by one."""
     source, hidden = call["input"], call["hx"]
     steps = len(call["batch_sizes"]) or source._spec.size[1 if call["batch_first"] else 0]
     layers, _, size = hidden._spec.size
@@ -255,5 +265,40 @@ def _recurrent(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     written = bytes_of(tensors_in(result))
     dtype = dtype_of(source, "convolution")
     depth = max(1, flops // max(1, 2 * batch * size * layers * steps))
-    launches = 2 * layers * steps
-    return [Kernel("recurrent", dtype, flops, reads, written, batch, size, depth, 1, launches)]
+    calls = layers * steps
+    sizes = batch, size, depth, layers if _persists(call, batch) else calls
+    return [Kernel("recurrent", dtype, flops, reads, written, *sizes, 2 * calls)]
+
+
+#: Hidden sizes up to which one kernel goes over all time steps (use_rnn_persist_small_h in
+#: ATen/native/cudnn/RNN.cpp): forward, backward; of cells with gates and of plain ones.
+_SMALL_GATED, _SMALL_PLAIN = (192, 128), (384, 256)
+_PLAIN_CELLS: Final = (0, 1)
+_LSTM: Final = 2
+#: Of one layer in one direction in float16, where there are so many multiprocessors and for these
+#: batches (use_persist_common_heuristics and use_persist_device_heuristics there; Volta's own list
+#: of lengths is taken for the same).
+_PERSISTENT_SMS, _PERSISTENT_SIDE, _PERSISTENT_MOST = 80, 128, 1024
+
+
+def _persists(call: Arguments, batch: int) -> bool:
+    """Does one kernel take all time steps of a layer?"""
+    source, hidden = call["input"], call["hx"]
+    layers, _, size = hidden._spec.size
+    if call["proj_size"] or call["batch_sizes"]:
+        return False
+    small = _SMALL_PLAIN if call["mode"] in _PLAIN_CELLS else _SMALL_GATED
+    if size <= small["grad_output" in call]:
+        return True
+    gpu = current_engine().gpu
+    return (
+        source._spec.dtype is torch.float16
+        and call["mode"] == _LSTM
+        and layers == 1
+        and size <= _PERSISTENT_MOST
+        and size % _PERSISTENT_SIDE == source._spec.size[-1] % _PERSISTENT_SIDE == 0
+        and batch % 8 == 0
+        and batch <= _PERSISTENT_SIDE
+        and gpu.sm_count >= _PERSISTENT_SMS
+        and gpu.capability[1] not in (5, 6)
+    )

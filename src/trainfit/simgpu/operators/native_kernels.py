@@ -106,6 +106,8 @@ def by_operands(
     changed = _changed(func, args, kwargs)
     blind = name.startswith(("_foreach_zero_", "_foreach_copy_")) or name in _BLIND
     reads = [each for each in given if not (blind and id(each) in changed)]
+    if name.endswith("_like"):
+        reads = []  # they ask for the shape alone
     writes = [*made, *(each for each in given if id(each) in changed and id(each) not in written)]
     kind = _kind(func, name, given, made)
     read_bytes, written_bytes = bytes_of(reads), bytes_of(writes)
@@ -121,32 +123,62 @@ def by_operands(
     if name.startswith(("_foreach_", "_fused_")):
         tensors, launches = _listed(args)
     single = singly([*given, *made]) if kind.startswith("pointwise") else 0
+    apart = kind == "pointwise_reordered"
+    passed = passed_bytes(made or given, [*given, *made]) if apart else 0
     if kind == "concatenation" and not all(each._spec.contiguous for each in given):
         single = sum(each._spec.numel for each in made)
-    if kind == "sorting" and name.startswith("sort") and given:
-        read_bytes, written_bytes = _sorted_bytes(given[0], kwargs.get("dim", -1))
     return Kernel(
-        kind, dtype, flops, read_bytes, written_bytes, single, batches=tensors, launches=launches
+        *(kind, dtype, flops, read_bytes, written_bytes, single, passed),
+        batches=tensors,
+        launches=launches,
     )
 
 
+@launched_by("sort")
+def _sort(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    spec = call["self"]._spec
+    length = spec.size[call["dim"]] if spec.size else 1
+    moved, kernels = _sorted(spec.numel // max(1, length), length, spec.dtype.itemsize)
+    half = spec.numel * moved // 2
+    # Not as ``launches``, which have to be the same at every batch size.
+    return [Kernel("sorting", dtype_of(call["self"]), flops, half, half, batches=kernels)]
+
+
 #: Elements up to which a block sorts a row within its shared memory, and how often such a sort
-#: passes all; others are sorted together, by 8 bits of the values and of the rows' numbers at once
-#: (cub's radix sort; ATen/native/cuda/Sort.cu).
+#: passes all (should_use_small_sort in ATen/native/cuda/Sort.h).
 _SORTED_IN_BLOCK, _BLOCK_PASSES = 4096, 3
-_INDEX_BYTES: Final = 8
+#: Rows below which they are sorted all at once, each with its number, and the length from which
+#: one alone fills the GPU (launch_stable_sort_kernel in ATen/native/cuda/Sort.cu).
+_ROWS_AT_ONCE, _ROW_ALONE = 128, 1_000_000
+#: Bits of a key that cub's radix sort takes in a pass, and those where a block sorts each row;
+#: bytes of an element's place, and of its place and its row's number in one (``int2``).
+_BITS, _BITS_OF_ROWS, _PLACE_BYTES = 8, 6, 8
 
 
-def _sorted_bytes(source: Any, dim: int) -> tuple[int, int]:
-    """What a sort reads and writes: values and their places in each pass."""
-    spec = source._spec
-    length = spec.size[dim] if spec.size else 1
-    rows = spec.numel // max(1, length)
-    passes = _BLOCK_PASSES
-    if length > _SORTED_IN_BLOCK:
-        passes = spec.dtype.itemsize + math.ceil(math.log2(max(1, rows)) / 8)
-    moved = passes * spec.numel * (spec.dtype.itemsize + _INDEX_BYTES)
-    return moved, moved
+def _sorted(rows: int, length: int, key: int) -> tuple[int, int]:
+    """Bytes that a sort of keys of so many bytes moves for each element, and its kernels.
+
+    Radix sort counts all keys once, in a kernel before its passes and one that adds up the counts
+    (cub's DeviceRadixSort); each pass reads and writes keys and what goes with them. Few rows are
+    first given places and rows' numbers, then sorted by their keys, then by the rows' numbers, and
+    at last put where they belong: keys that are read from everywhere, places and results.
+    """
+    pair = key + _PLACE_BYTES
+    passes = math.ceil(8 * key / _BITS)
+    if length <= _SORTED_IN_BLOCK:
+        return 2 * _BLOCK_PASSES * pair, 1
+    of_keys = key + 2 * passes * pair
+    if rows == 1 or length >= _ROW_ALONE:
+        return of_keys, 1 + rows * (2 + passes)
+    if rows < _ROWS_AT_ONCE:
+        by_row = math.ceil(math.log2(max(2, rows)) / _BITS)
+        of_rows = _PLACE_BYTES + 2 * by_row * _PLACE_BYTES
+        moved = _PLACE_BYTES + of_keys + of_rows + 2 * pair
+        return moved, 1 + (2 + passes) + (2 + by_row) + 1
+    # A block goes over each row, which the L2 cache still holds when its keys were counted. (That
+    # places are written first, a twentieth of it, is left out.)
+    passes = math.ceil(8 * key / _BITS_OF_ROWS)
+    return 2 * passes * pair, 1 + passes
 
 
 #: multi_tensor_apply in ATen/native/cuda/MultiTensorApply.cuh: elements of a chunk, chunks and
@@ -207,6 +239,36 @@ def _dense(spec: Any) -> bool:
         return True
     steps = sum((size - 1) * step for size, step in zip(spec.size, spec.stride, strict=True))
     return bool(steps + 1 == spec.numel)
+
+
+#: Bytes that pass between a multiprocessor and the L2 cache at least, and bytes of results that a
+#: block of an elementwise kernel makes (128 threads of four halves or two floats:
+#: launch_legacy_kernel in ATen/native/cuda/CUDALoops.cuh).
+_SECTOR_BYTES, _BLOCK_BYTES = 32, 1024
+
+
+def passed_bytes(results: Sequence[Any], operands: Sequence[Any]) -> int:
+    """Bytes that an elementwise kernel moves between multiprocessors and the L2 cache.
+
+    A block makes results that are next to each other; where those of an operand are not, each of
+    them takes a piece of 32, which blocks of other places on other multiprocessors take again.
+    """
+    made = results[0]._spec
+    elements = max(1, _BLOCK_BYTES // made.dtype.itemsize)
+    inward = sorted(range(len(made.size)), key=lambda dim: (made.stride[dim], made.size[dim]))
+    found = 0
+    for spec in (each._spec for each in operands):
+        if spec.numel != made.numel or len(spec.size) != len(made.size):
+            continue
+        left, pieces = elements, 1
+        for dim in inward:
+            taken = min(made.size[dim], left)
+            step = spec.stride[dim] * spec.dtype.itemsize
+            if step and taken > 1:
+                pieces *= math.ceil(taken * min(step, _SECTOR_BYTES) / _SECTOR_BYTES)
+            left = math.ceil(left / max(1, made.size[dim]))
+        found += pieces * math.ceil(made.numel / elements)
+    return found * _SECTOR_BYTES
 
 
 def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
@@ -272,9 +334,11 @@ def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     if here and there and source._life.gpu != target._life.gpu:
         return [Kernel(PEER_COPY, dtype_of(target), 0, *(2 * [stored_bytes(target._spec)]))]
     if here and there:
-        kind, single = pointwise([source, target]), singly([source, target], casts=True)
+        both = [source, target]
+        kind, single = pointwise(both), singly(both, casts=True)
+        passed = passed_bytes([target], both) if kind == "pointwise_reordered" else 0
         moved = bytes_of([source]), stored_bytes(target._spec)
-        return [Kernel(kind, dtype_of(target), 0, *moved, single)]
+        return [Kernel(kind, dtype_of(target), 0, *moved, single, passed)]
     if there:
         pinned = call["non_blocking"] and source.is_pinned()
         size = source.numel() * source.element_size()
@@ -373,9 +437,32 @@ def _softmax(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [dataclasses.replace(kernel, columns=row, batches=max(1, spec.numel // row))]
 
 
-launched_by("native_layer_norm_backward", "_fused_rms_norm_backward")(
-    _passes("normalization_gradient", 2)
-)
+@launched_by("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """A pass for the input's gradient, a block for each row, and one for those of weight and bias,
+    a block for each 32 columns (LayerNormBackwardKernelImplInternal)."""
+    (kernel,) = _passes("normalization_gradient", 2)(call, result, flops)
+    row = max(1, math.prod(call["normalized_shape"]))
+    return [dataclasses.replace(kernel, columns=row, batches=call["input"]._spec.numel // row)]
+
+
+#: Instructions of GELU and its gradient for each element, by their formulas (ATen/native/cuda/
+#: ActivationGeluKernel.cu; counted there, with 25 for the error function or the hyperbolic tangent
+#: and 6 for the exponential): more than a data-centre GPU issues while its memory moves them.
+_OF_GELU, _OF_GELU_GRADIENT = 32, 45
+
+
+@launched_by("gelu", "gelu_backward")
+def _gelu(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    given = [each for each in (call.get("grad_output"), call["self"]) if each is not None]
+    instructions = _OF_GELU_GRADIENT if len(given) > 1 else _OF_GELU
+    kind, single = pointwise([*given, result]), singly([*given, result])
+    elements, moved = result._spec.numel, (bytes_of(given), bytes_of([result]))
+    if kind == "pointwise_reordered":
+        return [
+            Kernel(kind, dtype_of(result), flops, *moved, single, passed_bytes([result], given))
+        ]
+    return [Kernel(kind, dtype_of(result), flops, *moved, single, elements, instructions)]
 
 
 @launched_by("max_pool2d_with_indices", "max_pool2d_with_indices_backward")
