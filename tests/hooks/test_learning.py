@@ -435,6 +435,8 @@ def loss_of_one_shape(device: str) -> None:
     compared(device, lambda out, target: nn.functional.l1_loss(out.squeeze(1), target))
     compared(device, lambda out, target: nn.functional.mse_loss(out, target[:1]))
     compared(device, lambda out, target: nn.functional.huber_loss(out, target.unsqueeze(1)))
+    # Each with each, as quantiles of reinforcement learning are.
+    compared(device, lambda out, target: nn.functional.huber_loss(out, target.unsqueeze(0)))
 
 
 def activation_twice(device: str) -> None:

@@ -53,8 +53,11 @@ def _is_meant(output: Sequence[int], target: Sequence[int]) -> bool:
     """Are the shapes the same, or is one number, or one for each row, compared with all?
 
     What is hardly meant has more numbers together than each of both: predictions of N×1 against
-    targets of N become N×N.
+    targets of N become N×N. With as many dimensions each was given its place (quantiles of N×Q×1
+    and N×1×Q, each with each).
     """
+    if len(output) == len(target):
+        return True
     try:
         together = torch.broadcast_shapes(tuple(output), tuple(target))
     except RuntimeError:
