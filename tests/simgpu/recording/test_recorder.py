@@ -239,6 +239,14 @@ def test_saving_loses_nothing(recording: Recording, tmp_path: Path) -> None:
     assert os.listdir(path.parent) == [path.name], "nothing half-written remains"
 
 
+def test_a_recording_has_the_same_bytes_whenever_it_is_written(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = recording.to_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert recording.to_bytes() == now
+
+
 def test_a_failed_save_leaves_the_old_file(recording: Recording, tmp_path: Path) -> None:
     path = tmp_path / "run.trainfit"
     recording.save(path)

@@ -373,7 +373,7 @@ class Recording(Displayed):
         write_file(path, self._bytes(level=1))
 
     def to_bytes(self) -> bytes:
-        """What a file of it contains, as small as it gets."""
+        """What a file of it contains, as small as it gets; the same for the same recording."""
         return self._bytes(level=9)
 
     def _bytes(self, level: int) -> bytes:
@@ -383,10 +383,13 @@ class Recording(Displayed):
             "strings": list(self.strings),
             "header": dict(self.header),
         }
-        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
-            archive.writestr("header.json", json.dumps(header))
-            for name in _COLUMNS:
-                archive.writestr(f"{name}.npy", _npy(getattr(self.simulated or self, name)))
+        columns = {f"{name}.npy": getattr(self.simulated or self, name) for name in _COLUMNS}
+        with zipfile.ZipFile(stream, "w") as archive:
+            for name in ("header.json", *columns):
+                content = _npy(columns[name]) if name in columns else json.dumps(header)
+                entry = zipfile.ZipInfo(name)  # of 1980: the time of writing is not part of it
+                entry.external_attr = 0o600 << 16
+                archive.writestr(entry, content, zipfile.ZIP_DEFLATED, level)
         return stream.getvalue()
 
     @classmethod
