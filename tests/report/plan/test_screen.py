@@ -30,6 +30,7 @@ from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.real_runs import VersusCpu
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
 from trainfit.results.speed import DataLoading, Speed, StepSpeed
+from trainfit.results.text import size
 
 KNOWN = MemoryFigures(
     *(6 * GIB, 7 * GIB, 8 * GIB, GIB, (GIB, GIB)),
@@ -300,6 +301,32 @@ def test_what_fits_only_together_and_what_does_not() -> None:
     assert "(no simulated size fits). Not even one sample fits." in text
     assert "- no single GPU of the catalogue" in text
     assert "python train.py" not in text.partition("Memory on")[0].replace(nothing.command, "")
+
+
+def test_a_remedy_that_was_asked_for_is_shown_though_it_does_not_suffice() -> None:
+    items = (
+        remedy("checkpoint", fits=False, memory=LARGER),
+        remedy(
+            "sgd",
+            status="failed",
+            reason="it needs a scheduler",
+            memory=None,
+            fits=None,
+            saved_bytes=None,
+        ),
+    )
+    asked = dataclasses.replace(REMEDIES, items=items, is_asked=True)
+    shown = words(dataclasses.replace(NO_FIT, remedies=asked))
+    device = size(LARGER.device_bytes)
+    figures = f"{device}, largest batch 60, a step +22%, does not fit"
+    assert f"a title of checkpoint [checkpoint]: {figures}" in shown
+    assert "a title of sgd [sgd]: it needs a scheduler" in shown
+    unasked = words(
+        dataclasses.replace(NO_FIT, remedies=dataclasses.replace(asked, is_asked=False))
+    )
+    assert "[checkpoint]" not in unasked and "[sgd]" not in unasked
+    idle = dataclasses.replace(asked, items=(remedy("inplace", saved_bytes=0),))
+    assert "a step +22%, saves nothing" in words(dataclasses.replace(ACT, remedies=idle))
 
 
 def test_other_batch_sizes_that_cannot_be_told() -> None:
