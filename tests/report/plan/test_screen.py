@@ -339,6 +339,18 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
     assert "batch size other batch sizes are not known: no DataLoader was seen" in text
 
 
+def test_a_job_without_batches_has_no_batch_size() -> None:
+    whole = with_now(ACT, batch_size=None, largest_batch=None, recommended_batch=None, limits=None)
+    none = "the job has no batch size: each step is of the same tensors"
+    makeup = StepMakeup(2708, 1, 2708, "model calls", is_whole=True)
+    plan = dataclasses.replace(
+        whole, recommended=None, basis="one trace", basis_detail=none, step=makeup
+    )
+    text = words(plan)
+    assert "It has no batch size. " in text and f"batch size {none}" in text
+    assert "not known" not in text and "At the peak all samples" in text
+
+
 def test_what_the_user_has_to_do_stands_below_the_command() -> None:
     action = Note("action", "set batch_size=24 for the DataLoader at /home/me/x/train.py:7")
     plan = dataclasses.replace(ACT, structured_notes=(action,), notes=(action.text,))

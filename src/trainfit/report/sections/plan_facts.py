@@ -123,7 +123,8 @@ def _batches(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         if best:
             return f"Recommended batch {best}{amp}{_speed(result)}."
-        return f"Other batch sizes are not known{_speed(result)}."
+        unknown = "Other batch sizes are not known"
+        return f"{'It has no batch size' if is_whole(result) else unknown}{_speed(result)}."
     if chosen.largest_batch == 0:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
@@ -224,11 +225,22 @@ def _batch(result: PlanResult) -> str:
     reason = limits.reason if limits is not None else ""
     if not best:
         if chosen.largest_batch is None:
-            return f"other batch sizes are not known: {reason or result.basis_detail}"
+            detail = reason or result.basis_detail
+            return detail if is_whole(result) else f"other batch sizes are not known: {detail}"
         return f"none recommended: {reason}" if reason else ""
     if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
         return ""
     return f"{best}: {'; '.join(batch_reasons(result, best, limits))}"
+
+
+def is_whole(result: PlanResult) -> bool:
+    """Has the job no batches, each step being of all samples?"""
+    return (
+        result.now.batch_size is None
+        and result.step is not None
+        and result.step.is_whole
+        and result.chosen.largest_batch is None
+    )
 
 
 def _option(result: PlanResult) -> str:
