@@ -22,7 +22,7 @@ from trainfit.hooks.losses import LossScale, common, leaves_of, misfit, scale_of
 from trainfit.hooks.ranks import goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
-from trainfit.torch_private.modules import BatchNorm, Dropout
+from trainfit.torch_private.modules import BatchNorm, Dropout, is_ready, parameters_of
 from trainfit.torch_private.tensors import version
 
 #: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
@@ -506,8 +506,8 @@ def _in_modules(tensors: Collection[int]) -> set[int]:
     return {
         id(parameter)
         for each in gc.get_objects()
-        if issubclass(type(each), torch.nn.Module)
-        for parameter in each.__dict__.get("_parameters", {}).values()
+        if issubclass(type(each), torch.nn.Module) and is_ready(each)
+        for parameter in parameters_of(each).values()
         if id(parameter) in tensors
     }
 
