@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 import trainfit
 from trainfit.findings.learning import of_learning
@@ -525,6 +525,41 @@ def head_alone_is_trained(device: str) -> nn.Module:
     return model
 
 
+def head_alone_is_trained_with_another_part(device: str) -> nn.Module:
+    """Which lives, and does not run yet: nothing was replaced."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(), nn.Linear(16, 1)).to(device)
+    other = nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD([*model[2].parameters(), *other.parameters()], 0.1)
+    _watching[-1].called(model)
+    steps(model, optimizer, device)
+    assert other.weight.grad is None
+    return model
+
+
+def norm_measured_after_the_step(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(data(device)).mean().backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+
+
+def pairs_compared(device: str) -> None:
+    """Each output with each other, and with each of several targets."""
+    model = nn.Linear(16, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        output = model(data(device))
+        loss = nn.functional.l1_loss(output[:, None], output, reduction="none").mean()
+        wanted = torch.rand(8, 4, device=device)
+        loss += nn.functional.mse_loss(output[:, None], wanted, reduction="none").min(1)[0].mean()
+        loss.backward()
+        optimizer.step()
+
+
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
 MORE_FAULTY = (
@@ -534,7 +569,7 @@ MORE_FAULTY = (
 )
 MORE_HEALTHY = (
     *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
-    iterated_by_epochs,
+    *(iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
@@ -645,6 +680,10 @@ def test_a_loss_that_is_a_new_tensor(watched: Callable[..., LearningFacts]) -> N
     assert "requires_grad was set on a loss" in found.cause
 
 
+def test_no_part_was_replaced(watched: Callable[..., LearningFacts]) -> None:
+    assert kinds(watched(head_alone_is_trained_with_another_part)) == ["no_gradient"]
+
+
 def test_a_layer_that_was_replaced_after_the_optimizer(
     watched: Callable[..., LearningFacts],
 ) -> None:
@@ -660,6 +699,7 @@ def _on_two_ranks(
     made with ``given``."""
     patches = PatchSet()
     observer = LearningObserver(user_frame, counts_in_place=False)
+    _watching.append(observer)
     with trainfit.simulate("2x T4"):
         remove = install(lambda: observer, patches)
         try:
@@ -695,6 +735,46 @@ def test_ranks_that_go_over_the_same_data() -> None:
     assert kinds(_on_two_ranks(run)) == ["data_not_split"]
     split = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
     assert kinds(split) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_ranks_that_have_a_part_of_the_data_each() -> None:
+    def run(of: Dataset[Any]) -> Callable[..., nn.Module]:
+        def go(wrapper: nn.Module, _: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+            next(iter(DataLoader(of, 4, shuffle=True)))
+            return wrapper
+
+        return go
+
+    samples = TensorDataset(torch.randn(64, 16))
+    assert kinds(_on_two_ranks(run(samples))) == ["data_not_split"]
+    assert kinds(_on_two_ranks(run(Subset(samples, range(60))))) == ["data_not_split"]
+    assert kinds(_on_two_ranks(run(Subset(samples, range(0, 64, 2))))) == []
+    samples.rank = 0  # type: ignore[attr-defined]  # it gives what belongs to a rank
+    assert kinds(_on_two_ranks(run(samples))) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_an_evaluation_before_the_first_step_goes_over_all_data_and_training_does_not() -> None:
+    def run(wrapper: nn.Module, _: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        training = iter(loader)
+        list(DataLoader(loader.dataset, 4))
+        next(training)
+        return wrapper
+
+    found = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
+    assert kinds(found) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_what_is_around_a_wrapper_calls_it() -> None:
+    """torch.compile, or a module of the script's; an evaluation calls the model within."""
+
+    def run(wrapper: nn.Module, model: nn.Module, _: DataLoader[Any]) -> nn.Module:
+        _watching[-1].called(model)
+        return nn.Sequential(wrapper)
+
+    assert kinds(_on_two_ranks(run)) == []
 
 
 @pytest.mark.usefixtures("rendezvous")

@@ -108,3 +108,19 @@ def test_a_schedule_without_a_length_is_left_alone() -> None:
         schedules.ExponentialLR(optimizer, 0.9),
     ):
         assert schedule_unused([Schedule(weakref.ref(made), None)], 3, 1000, [optimizer]) is None
+
+
+def test_a_schedule_that_only_gets_smaller_is_made_for_no_length() -> None:
+    """After 360 epochs the rate is next to nothing; that the run has 360 steps is chance."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    made = schedules.ExponentialLR(optimizer, 0.95)
+    assert schedule_unused([Schedule(weakref.ref(made), None)], 3, 360, [optimizer]) is None
+
+
+def test_a_schedule_that_waits_for_a_warm_up_by_hand() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    made = schedules.CosineAnnealingLR(optimizer, 970)
+    known = [Schedule(weakref.ref(made), None)]
+    assert schedule_unused(known, 3, 1000, [optimizer]) is not None
+    optimizer.param_groups[0]["lr"] = 1e-4
+    assert schedule_unused(known, 3, 1000, [optimizer]) is None

@@ -41,6 +41,7 @@ class HeldMemory:
     recomputed: Whether a checkpointed part made them again in the backward pass.
     survived: Whether they were there at an earlier request that failed.
     pairwise: Whether they grow with the square of what an evaluation goes through.
+    adapted: Whether a layer with an adapter made them of its input, for the adapter's type.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class HeldMemory:
     recomputed: bool = False
     survived: bool = False
     pairwise: bool = False
+    adapted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ _NO_GRAPH: Final = Fix(
     "it is added or appended"
 )
 #: What nobody means, whether it fits or not.
-MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint")
+MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint", "adapter_copies")
 #: The kind of the finding that says what there is most of; the others are faults.
 MOSTLY: Final = "memory_mostly"
 
@@ -116,6 +118,7 @@ def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
         _loaded,
         _loss,
         _whole_checkpoint,
+        _adapters,
         _workspaces,
         _fragments,
         _most,
@@ -262,6 +265,29 @@ def _whole_checkpoint(memory: FullMemory) -> Iterator[Finding]:
         "so its peak is that without checkpointing",
         (Fix("checkpoint each block (layer) by itself"),),
         share=memory.share(again),
+    )
+
+
+def _adapters(memory: FullMemory) -> Iterator[Finding]:
+    """Adapters in float32 on layers in 16 bits."""
+    copies = sum(held.nbytes for held in memory.held if held.adapted and held.kind == "activation")
+    if memory.share(copies) < 2 * _SHARE:
+        return
+    yield Finding(
+        "adapter_copies",
+        "info",
+        f"{size(copies)} are copies of layers' inputs in the type of their adapters",
+        (Evidence("copies", copies, "bytes"),),
+        "the adapters have another type (PEFT makes them float32) than the model: each adapted "
+        "layer keeps a copy of its input for the backward pass",
+        (
+            Fix(
+                "adapters in the model's type, which rounds their updates: "
+                "get_peft_model(model, config, autocast_adapter_dtype=False)",
+                line="get_peft_model(model, config, autocast_adapter_dtype=False)",
+            ),
+        ),
+        share=memory.share(copies),
     )
 
 

@@ -7,7 +7,7 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
-import math
+import gc
 import re
 import weakref
 from collections import Counter
@@ -16,12 +16,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from trainfit.hooks.losses import LossScale, common, leaves_of, misfit, scale_of_loss, shape_of
+from trainfit.hooks.ranks import goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
-from trainfit.torch_private.modules import BatchNorm, Dropout
+from trainfit.torch_private.modules import BatchNorm, Dropout, is_ready, parameters_of
 from trainfit.torch_private.tensors import version
 
 #: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
@@ -32,7 +33,11 @@ _MODELS: Final = 4
 _NAMES: Final = 3
 #: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
 _RESTARTS: Final = 3
+#: The look after which it is asked, once, whose tensors got no gradient.
+_LOOK_AT_OWNERS: Final = 2
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
+#: A limit that no gradient of a training that learns reaches: its norm is only measured.
+_ONLY_MEASURED: Final = 1e4
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -89,14 +94,17 @@ class LearningObserver:
         self._clipping: str | None = None
         self._clipped_late: str | None = None
         self._rootless: str | None = None
-        #: Where all of a data set was begun last; wrappers of models that several ranks train.
+        #: Where a batch was taken last, if of all of a data set.
         self._over_all: str | None = None
+        #: Tensors of optimizers, by identity, in modules that were not called.
+        self._owned: set[int] = set()
         #: What was begun since the last step: where, whether in the same order; how many batches it
         #: gave; steps in a row of which each began one for a single batch.
         self._begun: tuple[str, bool] | None = None
         self._given = 0
         self._restarts = 0
         self._restarted: tuple[str, bool] | None = None
+        #: Of models that several ranks train.
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_split: str | None = None
         self._misfit: LossMisfit | None = None
@@ -117,7 +125,6 @@ class LearningObserver:
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
         place = self._place() or ""
-        self._over_all = place if goes_over_all(loader) else None
         is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
         costs = is_same or getattr(loader, "num_workers", 0) > 0
         self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
@@ -132,6 +139,8 @@ class LearningObserver:
         self._is_fed = True
         self._given += 1
         self._batches[id(batches)] += 1
+        if self._wrappers and not self._trained_before:
+            self._over_all = (self._place() or "") if goes_over_all(batches) else None
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
         """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
@@ -171,9 +180,10 @@ class LearningObserver:
                 self._misfit = dataclasses.replace(found, place=self._place())
 
     def clipping(self, limit: Any = None) -> None:
-        """Gradients are clipped to a limit, by norm or value (infinite: they are only measured)."""
+        """Gradients are clipped to a limit, by norm or value (a huge one: they are only
+        measured)."""
         self._changes += 1
-        if not self._passes and limit != math.inf:
+        if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
             self._clipping = self._place() or ""
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
@@ -257,22 +267,19 @@ class LearningObserver:
                 self._restarted = self._begun
             self._begun = None
 
+    def _look_at_owners(self, seen: _Optimizer) -> None:
+        """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
+        part that was replaced the optimizer alone holds them."""
+        called = [model for known in self._models if (model := known()) is not None]
+        within = {key for model in called for key in _names(model)}
+        foreign = {key for key, had in seen.had.items() if not had and key not in within}
+        if called and foreign:
+            self._owned |= _in_modules(foreign)
+
     def _look_at_data(self) -> None:
         """Does each of several ranks that train one model go over the same data?"""
         if self._wrappers and self._not_split is None and ranks() > 1:
             self._not_split = self._over_all
-
-    def _passed_by(self) -> str | None:
-        called = [known() for known in self._models]
-        for wrapper in self._wrappers if ranks() > 1 else ():
-            within = getattr(wrapper, "module", None)
-            if (
-                within is not None
-                and any(each is within for each in called)
-                and all(each is not wrapper for each in called)
-            ):
-                return type(within).__name__
-        return None
 
     def _micro_batches_now(self) -> int:
         """Backward passes of the step that had a batch of their own: the others are of several
@@ -299,6 +306,8 @@ class LearningObserver:
         seen = self._seen.get(optimizer)
         if seen is not None and seen.will_be_due():
             seen.remember(optimizer)
+        if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
+            self._look_at_owners(seen)
         if self._passes:
             self._trained_before = True
         self._passes = self._changes = self._calls = self._used = 0
@@ -350,7 +359,9 @@ class LearningObserver:
             without_gradient=len(without),
             foreign=len(foreign) if all_known else 0,
             unregistered=tuple((self._leaves or {})[key] for key in loose if are_whole),
-            left_out=tuple(left_out if are_whole and foreign else ()),
+            left_out=tuple(
+                left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
+            ),
             gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=_only_vector(looked, names),
@@ -361,7 +372,9 @@ class LearningObserver:
             restarted=self._restarted[0] if self._restarted is not None else None,
             same_batch=self._restarted is not None and self._restarted[1],
             not_split=self._not_split,
-            passed_by=self._passed_by() if all_known and looked else None,
+            passed_by=passed_by(self._wrappers, [known() for known in self._models])
+            if all_known and looked
+            else None,
             misfit=self._misfit,
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
@@ -488,6 +501,17 @@ class _Optimizer:
         return small[0] if small else None
 
 
+def _in_modules(tensors: Collection[int]) -> set[int]:
+    """Those parameters, given by identity, that a module has which lives."""
+    return {
+        id(parameter)
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.nn.Module) and is_ready(each)
+        for parameter in parameters_of(each).values()
+        if id(parameter) in tensors
+    }
+
+
 def _only_vector(looked: Sequence[_Optimizer], names: Mapping[int, str]) -> str | None:
     """The only tensor that is trained next to frozen ones, where it has one dimension."""
     trained = [each for seen in looked for each in seen.trained()]
@@ -509,28 +533,6 @@ def _vanished(looked: Sequence[_Optimizer]) -> float | None:
     if not looked or any(len(seen.vanished) < 2 for seen in looked):
         return None
     return max(seen.vanished[-1] for seen in looked)
-
-
-def length_of(loader: Any) -> int | None:
-    """Batches of an epoch, where a DataLoader knows."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
-
-
-def ranks() -> int:
-    """Processes that train together, as PyTorch knows it."""
-    is_one_of_several = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if is_one_of_several else 1
-
-
-def goes_over_all(loader: Any) -> bool:
-    """Has a DataLoader PyTorch's own order of all samples, which each rank makes likewise?"""
-    return (
-        type(getattr(loader, "sampler", None)) in (RandomSampler, SequentialSampler)
-        and type(getattr(loader, "batch_sampler", None)) is BatchSampler
-    )
 
 
 def _has_no_graph(loss: Any) -> bool:

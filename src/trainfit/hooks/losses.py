@@ -38,6 +38,8 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     if name in ELEMENTWISE:
         if not isinstance(target, torch.Tensor) or _is_meant(output.shape, target.shape):
             return None
+        if target.requires_grad or _was_put_in(output):
+            return None  # each with each: what the model gives among itself, or by a view
         return LossMisfit(name, shapes=(shape_of(output), shape_of(target)))
     node = output.grad_fn
     for _ in range(_DEPTH):
@@ -63,6 +65,12 @@ def _is_meant(output: Sequence[int], target: Sequence[int]) -> bool:
     except RuntimeError:
         return True  # the function refuses them itself
     return tuple(together) in (tuple(output), tuple(target))
+
+
+def _was_put_in(output: torch.Tensor) -> bool:
+    """Did the script put a dimension between others last, as for all pairs (``x[:, None]``)?"""
+    node = output.grad_fn
+    return node is not None and node.name().startswith("Unsqueeze") and output.shape[-1] != 1
 
 
 def common(losses: Sequence[LossScale]) -> frozenset[float]:

@@ -76,7 +76,7 @@ def schedule_unused(
     within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
     for each, place in known:
         is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
-        if not is_idle or getattr(each, "optimizer", None) not in optimizers:
+        if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
         length = _length(each, ahead)
         if length is not None and abs(length / ahead - 1) <= _END:
@@ -92,8 +92,15 @@ def _length(scheduler: Any, ahead: int) -> int | None:
             return int(told)
     with contextlib.suppress(Exception):
         found = _stepped(scheduler, round(ahead * (1 + 2 * _END)))
-        return found[0] if found is not None else None
+        # Those that only get smaller (by a factor each time) are made for no number of steps.
+        return found[0] if found is not None and (found[1].error or found[1].rate <= 0) else None
     return None
+
+
+def _is_led(scheduler: Any) -> bool:
+    """Does something else set the rates for now (a warm-up by hand)?"""
+    groups = scheduler.optimizer.param_groups
+    return [float(group["lr"]) for group in groups] != [float(r) for r in scheduler.get_last_lr()]
 
 
 def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleEnd | None:

@@ -35,7 +35,7 @@ _CASTS: Final = ("_to_copy", "mm", "addmm", "linear", "matmul")
 def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     """The facts at the peak of ``outcome``."""
     live = live_at(outcome.stream, outcome.peak_event)
-    groups: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+    groups: dict[tuple[int, int, int, bool, bool], list[int]] = defaultdict(list)
     sizes = _parameter_sizes(recording, live)
     again, own = _recomputed(recording, live), _own_scratch(recording)
     for alloc in live.tolist():
@@ -43,7 +43,8 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         kind, line = int(recording.alloc_kind[alloc]), int(recording.alloc_line[alloc])
         name = int(recording.op_name[operator]) if operator >= 0 else -1
         kind = _TEMPORARY if alloc in own else kind
-        groups[kind, name, line, alloc in again].append(alloc)
+        adapted = _is_for_adapter(recording, operator)
+        groups[kind, name, line, alloc in again, adapted].append(alloc)
     kept = _kept(recording, outcome, live)
     of_loss = _loss_sizes(recording, live)
     held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
@@ -60,12 +61,12 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
 def _held(
     recording: Recording,
     outcome: Replay,
-    key: tuple[int, int, int, bool],
+    key: tuple[int, int, int, bool, bool],
     allocs: Sequence[int],
     kept: frozenset[int],
     loss_sizes: frozenset[int],
 ) -> HeldMemory:
-    kind, name, line, recomputed = key
+    kind, name, line, recomputed, adapted = key
     operator = _short(recording.strings[name]) if name >= 0 else ""
     sizes = {int(recording.alloc_bytes[alloc]) for alloc in allocs}
     return HeldMemory(
@@ -76,7 +77,20 @@ def _held(
         kept=sum(alloc in kept for alloc in allocs),
         loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
         recomputed=recomputed,
+        adapted=adapted,
     )
+
+
+def _is_for_adapter(recording: Recording, operator: int) -> bool:
+    """Does a layer cast its input there for an adapter of its own, as PEFT's LoRA layers do?"""
+    if not 0 <= operator < len(recording.op_name) - 1:
+        return False
+    if _short(recording.strings[int(recording.op_name[operator])]) != "_to_copy":
+        return False
+    layer, following = (int(recording.op_module[place]) for place in (operator, operator + 1))
+    if layer < 0 or following < 0:
+        return False
+    return recording.strings[following].startswith(f"{recording.strings[layer]}.lora_")
 
 
 def _own_scratch(recording: Recording) -> frozenset[int]:

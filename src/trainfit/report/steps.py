@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Final
 
 from trainfit.results.configuration import BatchShapes
 from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
-from trainfit.results.text import count, duration, printable, size
+from trainfit.results.text import count, duration, percent, printable, size
 
 # ---
 # The course of memory from step to step, in words.
 
+
+#: A share of a peak that nobody would choose another batch size for.
+_SAME: Final = 0.01
 
 _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
 
@@ -20,6 +24,11 @@ _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporar
 def pattern_lines(pattern: StepPattern) -> list[str]:
     """What was seen of the steps, whatever it is."""
     lines = [_settled(pattern)] if pattern.course == "settled" else pattern_notes(pattern)
+    if _is_even(pattern):
+        lines = [
+            f"memory differs by less than {percent(_SAME)} from step to step "
+            f"({pattern.steps} simulated)"
+        ]
     if pattern.course == "growing" and pattern.text_calls is not None:
         lines = [_growing(pattern)]
     return [*lines, *(f"in addition {_source(source)}" for source in pattern.sources[1:])]
@@ -27,7 +36,7 @@ def pattern_lines(pattern: StepPattern) -> list[str]:
 
 def pattern_notes(pattern: StepPattern | None) -> list[str]:
     """Warnings about the figures; nothing if memory has settled."""
-    if pattern is None or pattern.course == "settled" or pattern.text_calls is not None:
+    if pattern is None or _is_reliable(pattern):
         return []
     if pattern.course == "growing":
         return [_growing(pattern)]
@@ -48,9 +57,22 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
 
 def only_seen(pattern: StepPattern | None) -> str:
     """What limits figures: to go on in a title with."""
-    if pattern is None or pattern.course == "settled" or pattern.text_calls is not None:
+    if pattern is None or _is_reliable(pattern):
         return ""
     return f"; for the {count(pattern.steps, 'simulated step')} only"
+
+
+def _is_reliable(pattern: StepPattern) -> bool:
+    """Are the figures those of any further step, too?"""
+    return pattern.course == "settled" or pattern.text_calls is not None or _is_even(pattern)
+
+
+def _is_even(pattern: StepPattern) -> bool:
+    """Is the memory that steps differ in next to nothing of what they need? The first step has the
+    optimizer's state to make: it counts if it is the largest."""
+    peaks = pattern.peak_bytes
+    is_known = pattern.course == "irregular" and len(peaks) > 1
+    return is_known and max(peaks) - min(peaks[1:]) < _SAME * max(peaks)
 
 
 def _settled(pattern: StepPattern) -> str:

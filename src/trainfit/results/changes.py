@@ -110,7 +110,8 @@ class Remedies:
 
     ``before`` are the figures of the job as written over the same ``steps`` as the trials.
     ``combination`` is the last one tried where no remedy alone makes the job fit; ``failure``
-    says why nothing could be tried.
+    says why nothing could be tried. ``is_asked``: somebody wants to know of each; else they were
+    tried because the job does not fit.
     """
 
     before: MemoryFigures | None
@@ -120,6 +121,7 @@ class Remedies:
     items: tuple[Remedy, ...]
     combination: Combination | None = None
     failure: str = ""
+    is_asked: bool = False
 
     @property
     def won(self) -> tuple[Remedy, ...]:

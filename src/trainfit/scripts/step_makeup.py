@@ -37,7 +37,8 @@ def makeup_of(feeds: Sequence[StepFeed], batch_size: int | None = None) -> StepM
     batches = most_frequent([len(feed.batches) for feed in feeds], near=usual)
     if batches:
         return _by_loader(feeds, batches)
-    return _by_calls(feeds, batch_size)
+    is_whole = len(feeds) > 1 and all(feed.is_same for feed in feeds[1:])
+    return dataclasses.replace(_by_calls(feeds, batch_size), is_whole=is_whole)
 
 
 def _usual_rounds(feeds: Sequence[StepFeed]) -> int:

@@ -24,7 +24,7 @@ from trainfit.simgpu.device.user_location import call_of_user, frame_of_user
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
-from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, version
 
 
 @dataclasses.dataclass
@@ -32,12 +32,28 @@ class _Calls:
     """Calls of one outermost module since the last training step.
 
     ``pending`` are those that no backward pass followed so far; ``sizes`` the first dimensions
-    of what the calls were given.
+    of what the calls were given; ``given`` the tensors of the first call, with their versions.
     """
 
     counted: int = 0
     pending: int = 0
     sizes: Counter[int] = dataclasses.field(default_factory=Counter)
+    given: list[tuple[weakref.ref[torch.Tensor], int]] = dataclasses.field(default_factory=list)
+
+    def is_as(self, before: _Calls) -> bool:
+        """Is it one call, with the tensors of the one before, and nothing new in them?"""
+        tensors = [ref() for ref, _ in self.given]
+        return (
+            self.counted == before.counted == 1
+            and bool(tensors)
+            and len(tensors) == len(before.given)
+            and all(
+                ref is not None and ref is then() and now == version_then
+                for ref, (_, now), (then, version_then) in zip(
+                    tensors, self.given, before.given, strict=True
+                )
+            )
+        )
 
 
 class StepWatch:
@@ -61,6 +77,8 @@ class StepWatch:
         self._sized: tuple[_Calls, int] | None = None
         self.after_backward: Callable[[], None] = lambda: None
         """Called after each outermost pass that makes gradients of parameters."""
+        self._needs_tensors: _Calls | None = None
+        self._before = _Calls()
         self.feeds: list[StepFeed] = []
         self._waits: list[set[str | None]] = []
         self.loop: Framework = ""
@@ -126,8 +144,10 @@ class StepWatch:
                 others=self._others,
                 rounds=max(1, self._rounds),
                 call_rows=sum(size * times for size, times in calls.sizes.items()) or None,
+                is_same=calls.is_as(self._before),
             )
         )
+        self._before = calls
         self._begin()
 
     def _again(self, feed: StepFeed) -> None:
@@ -175,13 +195,20 @@ class StepWatch:
         if self._in_backward:
             return
         if self._depth == 1:
-            self._needs_size = self._sized = None
+            self._needs_size = self._sized = self._needs_tensors = None
             if torch.is_grad_enabled() and self._trained(module):
                 if module.training and not self._stepping:
                     self._tell(self._simulation.cycle.next_call)
                 self._has_called = True
                 self._needs_size = self._calls.setdefault(module, _Calls())
                 self._needs_size.pending += 1
+                self._needs_tensors = self._needs_size if not self._needs_size.given else None
+        if self._needs_tensors is not None:
+            # Or its first module that is given some.
+            found = [each for each in given if isinstance(each, torch.Tensor)]
+            if found and not any(each.requires_grad for each in found):
+                self._needs_tensors.given += [(weakref.ref(each), version(each)) for each in found]
+            self._needs_tensors = None if found else self._needs_tensors
         if self._needs_size is not None and given:
             # A model that is called with keywords only: its first module that is not.
             size = next(filter(None, map(samples_in, given)), None)

@@ -43,6 +43,7 @@ dataset_kind: Callable[[Any], Any] = attribute(DataLoader, "_dataset_kind")
 attribute(LoaderIterator, "_auto_collation")
 attribute(LoaderIterator, "_dataset_kind")
 dataset_of: Callable[[Any], Any] = attribute(LoaderIterator, "_dataset")
+index_sampler_of: Callable[[Any], Any] = attribute(LoaderIterator, "_index_sampler")
 indices_of: Callable[[Any], Any] = attribute(LoaderIterator, "_sampler_iter")
 attribute(LoaderIterator, "_next_data")
 #: In the main process.

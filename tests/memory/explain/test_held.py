@@ -86,3 +86,31 @@ def test_what_an_operator_makes_for_itself_is_no_librarys_workspace() -> None:
     assert 0 < of_library < scores / 2
     found = {each.kind: each for each in of_full_memory(memory)}
     assert "workspace_large" not in found and "temporaries" in found["memory_mostly"].title
+
+
+class _Adapted(torch.nn.Module):
+    """As PEFT's LoRA layer: the input is cast to the type of the adapter."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.base_layer = torch.nn.Linear(1024, 1024, dtype=torch.bfloat16).requires_grad_(False)
+        self.lora_A = torch.nn.ModuleDict({"default": torch.nn.Linear(1024, 8, dtype=kind)})
+        self.lora_B = torch.nn.ModuleDict({"default": torch.nn.Linear(8, 1024, dtype=kind)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.base_layer(x)
+        cast = x.to(self.lora_A["default"].weight.dtype)
+        result = result + self.lora_B["default"](self.lora_A["default"](cast))
+        return result.to(x.dtype)
+
+
+def _adapters(kind: torch.dtype) -> None:
+    net = torch.nn.Sequential(*(_Adapted(kind) for _ in range(4))).cuda()
+    net(torch.randn(8192, 1024, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+
+def test_copies_for_adapters_of_another_type() -> None:
+    """An input of 8192×1024 in float32 for each layer; not the results that are cast back."""
+    (copies,) = findings(_adapters, torch.float32)["adapter_copies"].evidence
+    assert copies.value == 4 * 8192 * 1024 * 4
+    assert "adapter_copies" not in findings(_adapters, torch.bfloat16)

@@ -30,6 +30,7 @@ from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.real_runs import VersusCpu
 from trainfit.results.runs.steps import Coverage, StepMakeup, StepPattern
 from trainfit.results.speed import DataLoading, Speed, StepSpeed
+from trainfit.results.text import size
 
 KNOWN = MemoryFigures(
     *(6 * GIB, 7 * GIB, 8 * GIB, GIB, (GIB, GIB)),
@@ -302,6 +303,32 @@ def test_what_fits_only_together_and_what_does_not() -> None:
     assert "python train.py" not in text.partition("Memory on")[0].replace(nothing.command, "")
 
 
+def test_a_remedy_that_was_asked_for_is_shown_though_it_does_not_suffice() -> None:
+    items = (
+        remedy("checkpoint", fits=False, memory=LARGER),
+        remedy(
+            "sgd",
+            status="failed",
+            reason="it needs a scheduler",
+            memory=None,
+            fits=None,
+            saved_bytes=None,
+        ),
+    )
+    asked = dataclasses.replace(REMEDIES, items=items, is_asked=True)
+    shown = words(dataclasses.replace(NO_FIT, remedies=asked))
+    device = size(LARGER.device_bytes)
+    figures = f"{device}, largest batch 60, a step +22%, does not fit"
+    assert f"a title of checkpoint [checkpoint]: {figures}" in shown
+    assert "a title of sgd [sgd]: it needs a scheduler" in shown
+    unasked = words(
+        dataclasses.replace(NO_FIT, remedies=dataclasses.replace(asked, is_asked=False))
+    )
+    assert "[checkpoint]" not in unasked and "[sgd]" not in unasked
+    idle = dataclasses.replace(asked, items=(remedy("inplace", saved_bytes=0),))
+    assert "a step +22%, saves nothing" in words(dataclasses.replace(ACT, remedies=idle))
+
+
 def test_other_batch_sizes_that_cannot_be_told() -> None:
     unknown = with_now(ACT, largest_batch=None, recommended_batch=None, limits=None)
     plan = dataclasses.replace(
@@ -310,6 +337,18 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
     text = words(plan)
     assert "Other batch sizes are not known (79.1 ms a step, 101 samples/s)." in text
     assert "batch size other batch sizes are not known: no DataLoader was seen" in text
+
+
+def test_a_job_without_batches_has_no_batch_size() -> None:
+    whole = with_now(ACT, batch_size=None, largest_batch=None, recommended_batch=None, limits=None)
+    none = "the job has no batch size: each step is of the same tensors"
+    makeup = StepMakeup(2708, 1, 2708, "model calls", is_whole=True)
+    plan = dataclasses.replace(
+        whole, recommended=None, basis="one trace", basis_detail=none, step=makeup
+    )
+    text = words(plan)
+    assert "It has no batch size. " in text and f"batch size {none}" in text
+    assert "not known" not in text and "At the peak all samples" in text
 
 
 def test_what_the_user_has_to_do_stands_below_the_command() -> None:

@@ -19,6 +19,7 @@ from trainfit.plan.sizing.curve import Curve, Grain, saturation_batch
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
 from trainfit.report.sections.plan_ranks import ranks_facts
+from trainfit.report.steps import pattern_lines
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.files.command_line import quote
 from trainfit.results.gpus import NO_TENSOR_CORES
@@ -130,6 +131,18 @@ def test_memory_that_does_not_settle_is_said(pattern: StepPattern, words: str) -
     assert words in " ".join(section(text, "Notes").split())
     assert f"for the {pattern.steps} simulated step" in section(text, "Batch size (")
     assert PlanResult.from_json(plan.to_json(), Path("x")) == plan
+
+
+def test_memory_that_differs_by_next_to_nothing_is_no_note() -> None:
+    """As of embedding bags of varying lengths, next to their tables."""
+    peaks = (600 << 20, 602 << 20, (602 << 20) + 512, 602 << 20)
+    even = StepPattern("irregular", 4, peaks, (1, 2, 3, 2))
+    assert plan_text(dataclasses.replace(PLAN, pattern=even)) == plan_text(PLAN)
+    assert pattern_lines(even) == ["memory differs by less than 1% from step to step (4 simulated)"]
+    uneven = dataclasses.replace(even, peak_bytes=(600 << 20, 590 << 20, 602 << 20, 602 << 20))
+    assert "memory differs from step to step" in plan_text(
+        dataclasses.replace(PLAN, pattern=uneven)
+    )
 
 
 def test_memory_that_has_settled_is_no_note() -> None:

@@ -95,6 +95,44 @@ def test_samples_between_two_optimizer_steps(loop: str) -> None:
     assert makeup.where is not None
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_whole"),
+    [("whole", True), ("by keyword", True), ("batches", False), ("refilled", False),
+     ("learned", False), ("accumulated", False), ("loaded", False)],
+)  # fmt: skip
+def test_steps_of_the_same_tensors_are_of_all_samples(kind: str, is_whole: bool) -> None:
+    """As of a graph; not a buffer that each batch is copied to, or an input that is learned."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(16, 4)
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self.inner(rows).sum()
+
+    def loop() -> None:
+        model = Model().cuda()
+        rows = torch.ones(64, 16, device="cuda", requires_grad=kind == "learned")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = iter(DataLoader(torch.ones(640, 16), 8))  # type: ignore[arg-type]
+        while True:
+            optimizer.zero_grad()
+            if kind == "loaded":
+                next(loader)
+            if kind == "refilled":
+                rows.copy_(torch.ones(64, 16))
+            if kind == "accumulated":
+                model(rows).backward()
+            if kind == "by keyword":
+                model(rows=rows).backward()
+            else:
+                model(rows[torch.arange(8)] if kind == "batches" else rows).backward()
+            optimizer.step()
+
+    assert watched(loop)[0].is_whole is is_whole
+
+
 class _Timed(nn.Module):
     """Its layers are given time, batch and features; the model itself too, or ``turned``."""
 

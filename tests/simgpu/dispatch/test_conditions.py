@@ -183,6 +183,36 @@ def test_what_is_known_decides(
         ran(tmp_path, f"known = torch.tensor([1, 0, 2], device='cuda')\nassert {test}")
 
 
+@pytest.mark.parametrize(
+    ("test", "is_true"),
+    [
+        ("a[0] < math.inf", True),
+        ("math.inf > a.mean()", True),
+        ("a.mean() <= torch.tensor(math.inf)", True),
+        ("torch.tensor(math.inf, device='cuda') > a.mean()", True),
+        ("a.mean() < torch.full((), -math.inf, device='cuda')", False),
+        ("a.mean() > -math.inf", True),
+        ("a.mean() > math.inf", False),
+        ("a.mean() < -math.inf", False),
+        ("-math.inf < a.mean()", True),
+        ("-math.inf >= a.mean()", False),
+    ],
+)
+def test_an_unknown_number_is_finite(
+    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, test: str, is_true: bool
+) -> None:
+    """The best value so far begins at infinity: the first one is better."""
+    text = f"best = None\nif {test}:\n    best = a.mean()\nis_true = best is not None"
+    assert ran(tmp_path, text)["is_true"] is is_true
+
+
+def test_one_of_several_unknown_numbers_may_be_infinite(
+    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path
+) -> None:
+    found = ran(tmp_path, "some = ids.float().log() > -math.inf")["some"]
+    assert simulation.engine.values.read(found) is None
+
+
 LENGTH = """
 x, longer = torch.zeros(2, 80, 3, device="cuda"), torch.zeros(2, 90, 3, device="cuda")
 def length():

@@ -80,7 +80,10 @@ class _Remedies:
         try:
             self._survey = job.runs.trace(job.batch, survey)
         except ScriptError as error:
-            return Remedies(None, job.batch, self._batches.largest, 0, (), failure=str(error))
+            return Remedies(
+                None, job.batch, self._batches.largest, 0, (),
+                failure=str(error), is_asked=self._is_asked,
+            )  # fmt: skip
         self._trials = Trials(job, self._batches.law, self._flipped, self._survey)
         self._before = self._trials.before
         trials, items = self._applicable(names)
@@ -94,6 +97,7 @@ class _Remedies:
             steps=self._survey.outcome.steps,
             items=done,
             combination=self._combination(done, trials),
+            is_asked=self._is_asked,
         )
 
     # -- what applies ----------------------------------------------------------------------

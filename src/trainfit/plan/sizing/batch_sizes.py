@@ -114,6 +114,14 @@ class BatchSizes:
         by_trial: bool,
     ) -> Batches:
         if batch is None:
+            makeup = recording_of(present).makeup
+            if makeup is not None and makeup.is_whole:
+                why = (
+                    "the job has no batch size: each step is of the same tensors, all samples at "
+                    "once (where they are one batch of several, {batch_size:N} in the command "
+                    "varies it)"
+                )
+                return self._only_present(present, batch, why)
             why = (
                 "the batch size is not known: no DataLoader with a batch size fed the first "
                 "step; write {batch_size:N} into the command"

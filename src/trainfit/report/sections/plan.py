@@ -147,7 +147,8 @@ def plan_subject(
 
 def _memory(result: PlanResult) -> list[Section]:
     now, best = result.now, result.chosen.recommended_batch
-    present = f"batch size {now.batch_size}" if now.batch_size else "the current batch size"
+    unnamed = "all samples" if plan_facts.is_whole(result) else "the current batch size"
+    present = f"batch size {now.batch_size}" if now.batch_size else unnamed
     columns = {present: now.memory}
     other = f"AMP {result.chosen.amp}" if result.chosen is not now else ""
     if result.recommended is not None and best and (best != now.batch_size or other):
@@ -344,6 +345,8 @@ def _batches(result: PlanResult) -> Facts | None:
         kept = "the current one does not fit"
         if result.now.fits:
             kept = f"the current one{f' ({why})' if why else ' fits'}"
+        if plan_facts.is_whole(result):
+            return facts(*makeup, ("others", f"none: {result.basis_detail}"))
         return facts(
             *makeup, ("recommended", kept), ("others", f"not known: {result.basis_detail}")
         )

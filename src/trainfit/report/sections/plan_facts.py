@@ -123,7 +123,8 @@ def _batches(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         if best:
             return f"Recommended batch {best}{amp}{_speed(result)}."
-        return f"Other batch sizes are not known{_speed(result)}."
+        unknown = "Other batch sizes are not known"
+        return f"{'It has no batch size' if is_whole(result) else unknown}{_speed(result)}."
     if chosen.largest_batch == 0:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""
@@ -224,11 +225,22 @@ def _batch(result: PlanResult) -> str:
     reason = limits.reason if limits is not None else ""
     if not best:
         if chosen.largest_batch is None:
-            return f"other batch sizes are not known: {reason or result.basis_detail}"
+            detail = reason or result.basis_detail
+            return detail if is_whole(result) else f"other batch sizes are not known: {detail}"
         return f"none recommended: {reason}" if reason else ""
     if limits is None or (limits.memory is None and not reason and chosen.largest_batch is None):
         return ""
     return f"{best}: {'; '.join(batch_reasons(result, best, limits))}"
+
+
+def is_whole(result: PlanResult) -> bool:
+    """Has the job no batches, each step being of all samples?"""
+    return (
+        result.now.batch_size is None
+        and result.step is not None
+        and result.step.is_whole
+        and result.chosen.largest_batch is None
+    )
 
 
 def _option(result: PlanResult) -> str:
@@ -468,7 +480,8 @@ def fix_lines(result: PlanResult) -> list[str]:
     elif other is not None and other.largest_batch and not now.largest_batch:
         first.append(f"AMP {other.amp}: up to batch size {other.largest_batch}")
     larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
-    room = MOST - bool(larger)
+    asked = [] if now.fits or tried is None else _named(tried)
+    room = max(MOST - bool(larger), bool(first) + len(asked))
     found = [*first[:1], *lines, *first[1:]][:room] + larger
     return found or ["no single GPU of the catalogue; use a smaller model or input"]
 
@@ -493,13 +506,28 @@ def _less(result: PlanResult) -> str:
 
 
 def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """Those that suffice; together where none does alone."""
+    """Those that suffice; together where none does alone; each that was asked for by name."""
     won = [each for each in remedies.won if fits_already or each.fits]
     lines = [_fix(each, grows=grows) for each in won]
     together = remedies.combination
     if not lines and together is not None and together.memory is not None:
         lines.append(_together(together, remedies))
-    return lines
+    return [
+        *lines,
+        *(_short(each, grows=grows) for each in _named(remedies) if each not in won),
+    ]
+
+
+def _named(remedies: Remedies) -> tuple[Remedy, ...]:
+    """Those that somebody wants to know of: a few, not all."""
+    return remedies.items if remedies.is_asked and len(remedies.items) <= MOST else ()
+
+
+def _short(remedy: Remedy, *, grows: bool) -> str:
+    """One that does not suffice: by how much, or why it could not be tried."""
+    if remedy.memory is None:
+        return f"{remedy.title} [{remedy.name}]: {remedy.reason or remedy.status}"
+    return _fix(remedy, grows=grows) + (", saves nothing" if remedy.fits else ", does not fit")
 
 
 def _together(combination: Combination, tried: Remedies) -> str:

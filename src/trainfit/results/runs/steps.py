@@ -32,7 +32,8 @@ class StepMakeup:
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
-    ``cudnn.benchmark`` timed algorithms, for sizes that had not come before.
+    ``cudnn.benchmark`` timed algorithms, for sizes that had not come before. ``is_whole``: each
+    step is of the same tensors, as all samples at once are.
     """
 
     micro_batch: int | None
@@ -47,6 +48,7 @@ class StepMakeup:
     waits: tuple[str, ...] = ()
     trials: int = 0
     why: str = ""
+    is_whole: bool = False
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""

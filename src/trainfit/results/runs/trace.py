@@ -269,7 +269,8 @@ class StepFeed:
     they were given (the most frequent; ``None``: no tensor was), ``call_rows`` the sum of all.
     ``backwards`` counts backward passes. ``others``: several steps of optimizers were made, and the
     model was called in between. ``rounds`` are the steps of optimizers that batches were fetched
-    for: five of a WGAN's critic.
+    for: five of a WGAN's critic. ``is_same``: the model's one call was given the tensors
+    of the step before, unchanged.
     """
 
     batches: tuple[int | None, ...] = ()
@@ -279,6 +280,7 @@ class StepFeed:
     others: bool = False
     rounds: int = 1
     call_rows: int | None = None
+    is_same: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,8 +58,17 @@ _SET_IF_NOT_ZERO = {aten.ne.Scalar, aten.gt.Scalar}
 #: Of zeros, whatever the operand holds.
 _SET_NOWHERE = {aten.zeros_like.default, aten.new_zeros.default}
 
+#: Of a number that nobody knows, but that is finite: is it below an operand that is infinite? The
+#: best loss so far begins there.
+_IS_BELOW = {
+    aten.lt.Scalar: True, aten.le.Scalar: True, aten.gt.Scalar: False, aten.ge.Scalar: False,
+    aten.lt.Tensor: True, aten.le.Tensor: True, aten.gt.Tensor: False, aten.ge.Tensor: False,
+}  # fmt: skip
+
 #: What is looked at though not every operand is known.
-PARTLY_KNOWN = frozenset({*DECIDED, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_SET_NOWHERE})
+PARTLY_KNOWN = frozenset(
+    {*DECIDED, *_IS_BELOW, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_SET_NOWHERE}
+)
 
 #: Write at places that this argument has an index each for.
 _WRITES_AT = {aten.scatter_.value: 2, aten.scatter_.src: 2}
@@ -155,6 +164,8 @@ class Values:
             return
         if func in DECIDED and worth_keeping(out._meta):
             self._decide(func, args, out)
+        if func in _IS_BELOW and out.numel() == 1:
+            self._compare_with_infinity(func, args, out)
         if out._life.value is None and not out._spec.dtype.is_floating_point:
             out._life.nonzeros = self._set_after(func, args, out.numel())
 
@@ -163,6 +174,8 @@ class Values:
         if func in _SET_NOWHERE:
             return 0
         if func in _SET_IF_NOT_ZERO and args[1] != 0:
+            return None
+        if func in _IS_BELOW and func not in _SET_IF_NOT_ZERO:
             return None
         joined = func is aten.cat.default
         counts = []
@@ -190,6 +203,18 @@ class Values:
                     made = torch.full(out._spec.size, wanted, dtype=out._spec.dtype)
                     self.write(out, made)
                     return
+
+    def _compare_with_infinity(self, func: Any, args: Any, out: SimulatedTensor) -> None:
+        """Of one number; of several some may be masked."""
+        contents = [
+            self._content(each) if type(each) is SimulatedTensor else each for each in args[:2]
+        ]
+        with no_dispatch():
+            numbers = [None if each is None else float(each) for each in contents]
+            for number, is_first in zip(numbers, (True, False), strict=True):
+                if number is not None and math.isinf(number):
+                    answer = _IS_BELOW[func] is ((number > 0) is not is_first)
+                    self.write(out, torch.full(out._spec.size, answer, dtype=out._spec.dtype))
 
     def mutate(self, info: OperatorInfo, args: Any, kwargs: Any) -> None:
         """Follow an operator that writes into its arguments."""
