@@ -1,4 +1,5 @@
-"""``FullyShardedDataParallel``: the states of its optimizers, which ranks share out."""
+"""FSDP, of both kinds: what it computes in, and the states of its optimizers, which ranks share
+out."""
 
 from __future__ import annotations
 
@@ -27,3 +28,20 @@ def keys_of_other_ranks(
         managed = given["fqn_to_fsdp_param_info"].get(names[0])
         if key not in states and managed is not None and not parameter.numel():
             yield make(unflat_param_names=tuple(names), is_fsdp_managed=True)
+
+
+def half_of(model: Any) -> str:
+    """The half precision to which FSDP casts the parameters of ``model``, or of its first part
+    that has one; empty: there is none."""
+    module: Any = sys.modules.get("torch.distributed.fsdp")
+    if module is None:
+        return ""
+    first, second = module.FullyShardedDataParallel, getattr(module, "FSDPModule", ())
+    for part in model.modules():
+        policy = part.mixed_precision if isinstance(part, first) else None
+        if isinstance(part, second):
+            policy = getattr(part._get_fsdp_state(), "_mp_policy", None)
+        dtype = str(getattr(policy, "param_dtype", "")).removeprefix("torch.")
+        if dtype in ("bfloat16", "float16"):
+            return dtype
+    return ""
