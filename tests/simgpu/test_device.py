@@ -634,6 +634,18 @@ def test_assigning_to_data(sim: Simulation) -> None:
     assert weight.requires_grad
 
 
+def test_data_change_the_device_although_views_are_held(sim: Simulation) -> None:
+    weight = nn.Parameter(torch.zeros(4, device="cuda"))
+    views = weight.detach()[:2], weight[2:]
+    weight.data = torch.ones(4)
+    assert weight.device.type == "cpu" and weight.is_leaf
+    assert {view.device.type for view in views} == {"cuda"}
+    with pytest.raises(RuntimeError, match="changed the device between forward and backward"):
+        views[1].sum().backward()
+    weight.sum().backward()
+    assert weight.grad is not None and weight.grad.device.type == "cpu"
+
+
 @pytest.mark.parametrize("location", [None, "cuda", "cuda:0", torch.device("cuda"), "cpu"])
 def test_checkpoints(sim: Simulation, location: Any) -> None:
     model = mlp().cuda()

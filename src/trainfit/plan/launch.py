@@ -28,6 +28,9 @@ from trainfit.results.text import size
 def amp_part(result: PlanResult, command: Command) -> LaunchPart:
     """The line "amp": what autocast is to compute in, how that is asked for, and why."""
     choice, present = result.amp_choice, _present(result, command)
+    if choice is None and result.now.by_fsdp:
+        why = f"the model computes in {result.now.amp} already, by FSDP's mixed precision"
+        return _part(result, command, "kept", present, why)
     if choice is None:
         why = "the opposite setting was not simulated"
         return LaunchPart("amp", "cannot tell", _place(result, command), why, present=present)

@@ -60,6 +60,7 @@ from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
+from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of, replicas_of
@@ -78,6 +79,7 @@ from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
+from trainfit.results.text import size
 
 Say = Callable[[str], None]
 
@@ -224,7 +226,9 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
     # Batch sizes, of the command as it is written.
     flipped = opposite_amp(job)
     job.start_runs(flipped)
-    start_comparison(job.first, job.batch, job.runs)
+    # Other ranks have the batch size that the script gives them.
+    batch = job.batch if "batch_size" in job.command.present else None
+    start_comparison(job.first, batch, job.runs)
     present = present_setting(job)
     if present.batches.law is not None and present.dtype == "off":
         job.start_pair(flipped)
@@ -261,7 +265,10 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
-    others_agree = agreement(job.first, job.batch, job.runs, ends.run)
+    others_agree = agreement(job.first, batch, job.runs, ends.run)
+    if (larger := _larger_rank(job, present, others_agree)) is not None:
+        present = chosen = larger
+        choice = None if choice is None or choice.configuration is not None else choice
     kept, options = _accumulation(job, options, chosen)
     note_accumulation(job.notes, kept)
     note_learning(job, chosen.batches)
@@ -271,6 +278,27 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         inference, ends, launched, sizes, others_agree,
     )  # fmt: skip
     return Simulated(result, options)
+
+
+def _larger_rank(job: PlannedJob, present: AmpSetting, others: Agreement) -> AmpSetting | None:
+    """``present`` as the other rank that was simulated has it, where that needs more memory: the
+    job fits if all of its ranks do."""
+    now = present.configuration
+    larger = now if others.other is None else job.of_rank(now, others.other, others.rank)
+    if larger is now:
+        return None
+    need, less = size(larger.memory.device_bytes), size(now.memory.device_bytes)
+    job.notes.append(
+        f"memory and steps are those of rank {others.rank}, which needs the most of the two "
+        f"simulated ({need}, rank 0 {less}); samples are counted as if all had its batches"
+    )
+    why = f"rank {others.rank} needs {need}, rank 0 {less}, and others were simulated as rank 0"
+    return dataclasses.replace(
+        present,
+        configuration=larger,
+        batches=Batches("one trace", why),
+        trace=others.other or present.trace,
+    )
 
 
 def _remedies(
@@ -397,7 +425,7 @@ def _built(
         speed=stages.speed(
             speed(
                 recording_of(chosen.trace),
-                job.batch,
+                present.configuration.batch_size,
                 job.machine,
                 curve,
                 samples=job.samples,

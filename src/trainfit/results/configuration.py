@@ -99,10 +99,12 @@ class Configuration:
     """One setting of the job and what it needs.
 
     ``batch_size`` is ``None`` where the script's batch size could not be told. ``amp`` is
-    autocast's dtype ("bfloat16", "float16") or "off". ``by_kind_bytes`` and ``by_module_bytes``
-    split the peak of allocated memory; ``largest_batch`` is 0 where one sample does not fit and
-    ``None`` where it could not be determined. ``recommended_batch`` follows from ``limits``
+    autocast's dtype ("bfloat16", "float16"), that of FSDP's mixed precision (``by_fsdp``), or
+    "off". ``by_kind_bytes`` and ``by_module_bytes`` split the peak of allocated memory;
+    ``largest_batch`` is 0 where one sample does not fit and ``None`` where it could not be
+    determined. ``recommended_batch`` follows from ``limits``
     (``None``: none is recommended). ``step_s`` is the step time (predicted).
+    All of it is that of the process ``rank`` of the job.
     """
 
     batch_size: int | None
@@ -116,6 +118,8 @@ class Configuration:
     recommended_batch: int | None
     limits: BatchLimits | None = None
     step_s: float | None = None
+    by_fsdp: bool = False
+    rank: int = 0
 
     @property
     def by_noise(self) -> int | None:

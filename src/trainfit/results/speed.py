@@ -92,7 +92,7 @@ class Ranks:
     ``link`` is what connects the GPUs and the ``machines``. ``collectives`` are those of the
     typical step as the job is, the longest first. ``stages`` are the ranks of a pipeline, each of
     them simulated (none: there is no pipeline); memory is that of the one that needs the most then.
-    ``bubble_share`` is the part of a step in which their GPUs wait for each other, on average
+    ``bubble_share`` is the part of a step in which their GPUs compute nothing, on average
     (``None``: not known). Of all of them ``sharing`` work on the same samples together (tensor
     parallelism).
     """

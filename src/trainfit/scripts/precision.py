@@ -19,6 +19,7 @@ from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, ForcedAmp
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.torch_private.fsdp import half_of
 from trainfit.torch_private.modules import autocast_is_on, switch_off
 from trainfit.torch_private.operators import PythonOperator, casts_itself, full_name
 from trainfit.torch_private.tensors import apply_function
@@ -109,6 +110,7 @@ class AmpWatch:
         self._was_called = False
         self._functions: dict[str, str] = {}
         self._operators: dict[str, str] = {}
+        self._fsdp = ""
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored."""
@@ -129,6 +131,7 @@ class AmpWatch:
         if self._forwards.total() == _CALLS or not torch.is_grad_enabled():
             return
         at = user_frame()
+        self._fsdp = self._fsdp or half_of(module)
         if at is not None and any(each.requires_grad for each in module.parameters()):
             self._forwards[at] += 1
         if not self._was_called:
@@ -155,6 +158,7 @@ class AmpWatch:
             at,
             dict(self._functions),
             dict(self._operators),
+            self._fsdp,
         )
 
     @staticmethod

@@ -37,6 +37,8 @@ with needed():
     _KeySet: Any = torch._C.DispatchKeySet
     #: May a tensor's data become another's?
     has_compatible_type: Callable[..., Any] = torch._has_compatible_shallow_copy_type
+    #: Swaps what two objects are, for Python; C++ keeps to what it holds.
+    swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
 
 StorageBase = _StorageBase
 #: What identifies a storage among all that live.

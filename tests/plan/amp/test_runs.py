@@ -10,6 +10,7 @@ import torch
 
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
+from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.changes.amp_hazards import (
     OVERFLOWING,
@@ -269,7 +270,7 @@ def test_what_raises_in_float16_is_tried_in_bfloat16(tmp_path: Path) -> None:
 
 def test_without_another_setting_nothing_can_be_told() -> None:
     result = PlanResult.__new__(PlanResult)
-    now = type("Now", (), {"amp": "off"})
+    now = type("Now", (), {"amp": "off", "by_fsdp": False})
     for name, value in {"amp_choice": None, "now": now, "variables": {}}.items():
         object.__setattr__(result, name, value)
     part = amp_part(result, parse_command(["python", str(SCRIPT)]))
@@ -279,3 +280,46 @@ def test_without_another_setting_nothing_can_be_told() -> None:
 def test_an_outcome_of_an_earlier_version_has_no_watch(tmp_path: Path) -> None:
     TraceOutcome("finished", 1, 1.0).save(tmp_path / "outcome.json")
     assert not TraceOutcome.load(tmp_path / "outcome.json").amp.scaled
+
+
+# -- FSDP's mixed precision --------------------------------------------------------------------
+
+FSDP = {
+    "fully_shard": """
+fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))""",
+    "FullyShardedDataParallel": """
+model = FullyShardedDataParallel(model, mixed_precision=MixedPrecision(torch.bfloat16))""",
+}
+SHARDED = """
+import torch
+from torch.distributed.fsdp import *
+torch.distributed.init_process_group("nccl")
+model = torch.nn.Linear(64, 64).cuda(){}
+optimizer = torch.optim.SGD(model.parameters())
+data = torch.utils.data.TensorDataset(torch.randn(64, 64))
+for (batch,) in torch.utils.data.DataLoader(data, 8):
+    model(batch.cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+def sharded(folder: Path, kind: str) -> list[str]:
+    """The command of a script whose model computes in bfloat16 by this kind of FSDP."""
+    (folder / "sharded.py").write_text(SHARDED.format(FSDP[kind]))
+    return ["torchrun", "--nproc-per-node=2", str(folder / "sharded.py")]
+
+
+@pytest.mark.parametrize("kind", FSDP)
+def test_the_precision_that_fsdp_computes_in_is_seen(tmp_path: Path, kind: str) -> None:
+    command = parse_command(sharded(tmp_path, kind), several=True)
+    with Tracer(command, find_gpus("2x RTX 4090"), steps=2) as tracer:
+        outcome = tracer.trace().outcome
+    assert (outcome.autocast, outcome.half) == (None, "bfloat16")
+
+
+def test_what_fsdp_computes_in_already_is_not_recommended(tmp_path: Path) -> None:
+    words = ("plan", "--no-loader", "--gpu=2x RTX 4090", "--explain", "--")
+    shown = trainfit(*words, *sharded(tmp_path, "fully_shard"), cwd=tmp_path).stdout
+    assert "bfloat16 by FSDP's mixed precision" in shown
+    assert "amp" in shown and "kept" in shown
+    assert "AMP off" not in shown and "torch.autocast" not in shown

@@ -118,6 +118,11 @@ def test_options_are_words_of_the_verb() -> None:
         ('gpus = ["T4"]', "it has no commands"),
         ('commands = ["python train.py"]', "it has no gpus"),
         ('commands = ["python train.py"]\ngpus = []', "it has no gpus"),
+        (
+            'commands = ["python train.py"]\ngpus = "T4"',
+            'gpus = \'T4\': expected a list; write gpus = ["RTX 4090", "H100 SXM"]',
+        ),
+        ('commands = "python train.py"\ngpus = ["T4"]', "expected a list; write commands ="),
         (GOOD + "gpu = 1", "unknown key 'gpu'; did you mean 'gpus'?"),
         (GOOD + "counts = [0]", "counts: 0"),
         (GOOD + "counts = [99]", "expected 1 to 16 GPUs in a machine, not 99"),

@@ -252,3 +252,28 @@ def test_groups_say_on_how_many_machines_they_are(monkeypatch: pytest.MonkeyPatc
     chosen = recording.kernel_kind == KINDS.index("all_reduce")
     columns = recording.kernel_rows[chosen], recording.kernel_columns[chosen]
     assert list(zip(*(each.tolist() for each in columns), strict=True)) == [(4, 2), (2, 1), (2, 2)]
+
+
+def test_a_checkpoint_of_fsdp_has_what_other_ranks_have(gpu: Any) -> None:
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+    from torch.distributed.fsdp.api import FullOptimStateDictConfig
+
+    layers = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(RANKS)))
+    model = FullyShardedDataParallel(layers.cuda(), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with FullyShardedDataParallel.state_dict_type(
+        model,
+        StateDictType.FULL_STATE_DICT,
+        FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
+        FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=True),
+    ):
+        for _ in range(2):  # it trains on after a checkpoint
+            model(torch.ones(2, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights = model.state_dict()
+            states = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+    names = {f"{number}.weight" for number in range(RANKS)}
+    assert weights.keys() == states.keys() == names
+    assert {each.device.type for each in weights.values()} == {"cpu"}
+    assert {each["exp_avg"].shape for each in states.values()} == {(64, 64)}

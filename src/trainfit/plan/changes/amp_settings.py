@@ -120,14 +120,16 @@ _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
 
 
 def opposite_amp(job: PlannedJob) -> RunSpec:
-    """The command with autocast the other way round; not on in what the GPU emulates, where the
-    command can say so."""
-    is_on = job.first.outcome.autocast is not None
+    """The command with mixed precision the other way round; not on in what the GPU emulates, where
+    the command can say so; as it is written where nothing but the script switches FSDP's off."""
+    is_on = job.first.outcome.half is not None
     if job.command.other_amp is not None:
         return _with_value(other_value(job.command, job.gpu, is_on=is_on))
     # A variable switches off only what a variable has switched on.
     if asks_environment(job) and (not is_on or job.first.outcome.accelerate != "no"):
         return RunSpec(variables={ACCELERATE: _word("off" if is_on else _best_half(job))})
+    if is_on and job.first.outcome.autocast is None:
+        return AS_WRITTEN
     return RunSpec(force="off" if is_on else "on")
 
 
@@ -159,16 +161,20 @@ def other_settings(
     fails, the other is simulated too.
     """
     failed: list[Finding] = []
-    found = list(_tried(job, flipped, present, failed))
+    if flipped == AS_WRITTEN:
+        return [], failed
+    # Of FSDP's mixed precision a switch of autocast changes nothing.
+    tried = _tried(job, flipped, present, failed)
+    found = [each for each in tried if each.dtype != present.dtype]
     if found and flipped.force == "on":
         job.notes.append(
             "AMP on was simulated by torch.autocast around the model's forward calls: the "
             "command has no {amp}"
         )
     halves = [each for each in (present, *found) if each.dtype in _HALVES]
-    tried = {each.dtype for each in halves} | {each.subject for each in failed}
+    seen = {each.dtype for each in halves} | {each.subject for each in failed}
     for dtype in _HALVES:
-        if dtype in tried or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
+        if dtype in seen or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
             continue
         native = next((each for each in halves if is_native(each.dtype, job.gpu)), None)
         if native is not None:

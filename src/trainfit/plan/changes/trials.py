@@ -291,16 +291,16 @@ class Trials:
 
     def _amp(self, kind: RemedyKind) -> Trial:
         job = self._job
-        present = self._survey.outcome.autocast
+        present = self._survey.outcome.half
         if present is not None:
-            raise NotApplicable(f"autocast computes in {present} already")
+            raise NotApplicable(f"the model computes in {present} already")
         dtype = "bfloat16" if kind.name == "amp-bf16" else "float16"
         if dtype == "bfloat16" and not self._memory_model.gpu.supports_bf16:
             raise NotApplicable(f"{self._memory_model.gpu.key} does not compute in bfloat16")
         finding = Applicability(kind.name, True)
         try:
             flipped = job.runs.trace(job.batch, job.sized(self._flipped))
-            is_flipped = flipped.outcome.autocast == dtype
+            is_flipped = flipped.outcome.half == dtype
         except ScriptError:
             is_flipped = False
         amp = self._flipped.values.get("amp") if is_flipped else None

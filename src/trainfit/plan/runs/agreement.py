@@ -31,10 +31,13 @@ _STEPS: Final = 2
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """What is known of the other ranks: ``words`` say which was compared, or why none was."""
+    """What is known of the other ranks: ``words`` say which was compared, or why none was;
+    ``rank`` is its number, and ``other`` its run (``None``: there is none)."""
 
     words: str = ""
     findings: tuple[Finding, ...] = ()
+    rank: int = 0
+    other: Trace | None = None
 
 
 def start(first: Trace, batch: int | None, runs: Runs) -> None:
@@ -59,16 +62,17 @@ def agreement(
     if spec is None:
         return Agreement()
     try:
-        outcome = runs.attempt(batch, spec).outcome
+        other = runs.attempt(batch, spec)
     except NotSimulated:
         return Agreement()
+    outcome = other.outcome
     _require(first.outcome, outcome, spec.rank)
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
         return Agreement(words, _fails(outcome, spec.rank))
     _compare_end(end, batch, runs, spec.rank)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
-    return Agreement(words, _uneven(first.outcome, outcome, spec.rank))
+    return Agreement(words, _uneven(first.outcome, outcome, spec.rank), spec.rank, other)
 
 
 def _compare_end(

@@ -142,7 +142,7 @@ def _proofs(
         other = _other_batch(batch, most_full(first, batch))
         yield _Proof("batch_size", str(other), other, AS_WRITTEN)
     if options.option("amp") is not None:
-        is_on = first.outcome.autocast is not None
+        is_on = first.outcome.half is not None
         value = other_value(options.command, gpu, is_on=is_on)
         if value is not None:
             yield _Proof("amp", value, batch, RunSpec(values={"amp": value}))

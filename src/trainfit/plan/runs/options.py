@@ -89,7 +89,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
         loader_batch=loader.batch_size if loader is not None else None,
         call_batch=calls.most_common(1)[0][0] if calls else None,
         loader=loader.settings if loader is not None else None,
-        autocast=outcome.autocast,
+        autocast=outcome.half,
         accumulation=makeup.accumulation if makeup is not None else None,
         call_rows=rows.most_common(1)[0][0] if rows else None,
     )

@@ -27,6 +27,9 @@ from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import StepPattern
 from trainfit.speed.step import Machine
 
+#: Times the memory of rank 0 up to which another rank's, of fewer steps, is the same.
+_SAME: Final = 1.05
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedJob:
@@ -105,7 +108,8 @@ class PlannedJob:
         shown, fits = self.memory_model.shown(stream)
         return Configuration(
             batch_size=self.batch,
-            amp=trace.outcome.autocast or "off",
+            amp=trace.outcome.half or "off",
+            by_fsdp=trace.outcome.autocast is None and bool(trace.outcome.amp.fsdp),
             memory=self.memory_model.figures(shown, context_parts(recording)),
             fits=fits,
             by_kind_bytes=by_kind(recording, stream, shown),
@@ -115,6 +119,33 @@ class PlannedJob:
             recommended_batch=batches.recommended,
             limits=batches.limits,
             step_s=step_seconds(recording_of(trace), self.machine),
+        )
+
+    def of_rank(self, now: Configuration, other: Trace, rank: int) -> Configuration:
+        """``now`` with the memory of another rank's run, whose batch sizes are not known; as it is
+        where that rank needs no more."""
+        recording = other.recording
+        if recording is None or not recording.steps:
+            return now
+        stream = Stream.of(recording)
+        shown, fits = self.memory_model.shown(stream)
+        memory = self.memory_model.figures(shown, context_parts(recording))
+        if memory.allocated_bytes <= _SAME * now.memory.allocated_bytes:
+            return now
+        loader = other.outcome.loader
+        return dataclasses.replace(
+            now,
+            rank=rank,
+            batch_size=None if loader is None else loader.batch_size,
+            step_s=step_seconds(recording, self.machine),
+            memory=memory,
+            fits=fits,
+            by_kind_bytes=by_kind(recording, stream, shown),
+            by_module_bytes=by_module(recording, stream, shown),
+            step_peak_allocated_bytes=tuple(peak for peak, _ in shown.step_peaks),
+            largest_batch=None,
+            recommended_batch=None,
+            limits=None,
         )
 
     def _largest_of(self, trace: Trace, spec: RunSpec) -> Trace:

@@ -13,9 +13,10 @@ from trainfit.memory.replay import Stream
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.ranks import transfers
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.recording import Recording
-from trainfit.results.speed import Ranks, Speed, Stage, StepSpeed
+from trainfit.results.speed import CollectiveTime, Ranks, Speed, Stage, StepSpeed
 from trainfit.results.text import duration, percent, size
 from trainfit.speed.pipeline import pipeline_step
 from trainfit.speed.step import Machine
@@ -40,6 +41,8 @@ class Pipeline:
     stages: tuple[Stage, ...] = ()
     seconds: float | None = None
     micro_batches: int = 0
+    #: Of a step, with ranks that are not of the pipeline.
+    collectives: tuple[CollectiveTime, ...] = ()
 
     def ranks(self, found: Ranks | None) -> Ranks | None:
         """With what is known of the stages."""
@@ -77,14 +80,20 @@ class Pipeline:
             return ()
         least = (stages - 1) / (parts + stages - 1)
         more = (stages - 1) / (4 * parts + stages - 1)
+        kinds = ", ".join(f"{_name(each.kind)}s" for each in self.collectives)
+        reduced = f", and {kinds} with the other pipelines" if kinds else ""
         return (
             Finding(
                 "pipeline_bubble",
                 "warning",
-                f"the stages wait for each other in {percent(share)} of a step",
+                f"the GPUs of the stages compute nothing in {percent(share)} of a step",
                 (
                     Evidence("a step", duration(self.seconds)),
                     Evidence("micro-batches", str(parts)),
+                    *(
+                        Evidence(f"all {_name(each.kind)}s of a step", duration(each.seconds))
+                        for each in self.collectives
+                    ),
                     *(
                         Evidence(f"rank {each.rank} computes", duration(each.computing_s))
                         for each in self.stages
@@ -93,7 +102,7 @@ class Pipeline:
                 ),
                 f"a pipeline of {stages} stages fills and empties with each step: with {parts} "
                 f"micro-batches of equal stages that is {percent(least)} of it, and the rest are "
-                "stages that differ, launches and transfers",
+                f"stages that differ, launches and transfers{reduced}",
                 (
                     Fix(
                         f"more micro-batches: with {4 * parts}, filling and emptying is "
@@ -161,7 +170,14 @@ def pipeline(traces: Mapping[int, Trace], machine: Machine, memory_model: Memory
         _stage(rank, each, memory_model, computing.get(rank), works[rank])
         for rank, each in recordings.items()
     )
-    return Pipeline(stages, None if step is None else step.seconds, max(1, min(sends)))
+    seconds = None if step is None else step.seconds
+    found = transfers(works[min(works)], machine)
+    others = tuple(each for each in found if each.kind != "send_receive")
+    return Pipeline(stages, seconds, max(1, min(sends)), others)
+
+
+def _name(kind: str) -> str:
+    return kind.replace("_", "-")
 
 
 def _stage(

@@ -173,8 +173,10 @@ class _Reader:
         self, document: Mapping[str, Any]
     ) -> Iterator[tuple[str, str, Mapping[str, Sequence[object]]]]:
         """The name, the line and the own values of each command."""
-        given = document.get("commands")
-        if not isinstance(given, list) or not given:
+        given = document.get("commands", [])
+        if not isinstance(given, list):
+            raise self.error(f"commands = {given!r}: expected a list; write {_EXAMPLE}")
+        if not given:
             raise self.error(f"it has no commands; write {_EXAMPLE}")
         for each in given:
             table = {"line": each} if isinstance(each, str) else each
@@ -230,8 +232,10 @@ class _Reader:
         return Cell(name, tuple(words), texts, gpu, spec, command)
 
     def _list(self, document: Mapping[str, Any], key: str, kind: type, example: str) -> list[Any]:
-        given = document.get(key)
-        if not isinstance(given, list) or not given:
+        given = document.get(key, [])
+        if not isinstance(given, list):
+            raise self.error(f"{key} = {given!r}: expected a list; write {key} = {example}")
+        if not given:
             raise self.error(f"it has no {key}; write {key} = {example}")
         for each in given:
             good = isinstance(each, kind) and not isinstance(each, bool)

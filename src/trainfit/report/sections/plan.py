@@ -58,7 +58,7 @@ from trainfit.report.sections.real_runs import versus_cpu_facts
 from trainfit.report.sections.speed import speed_sections
 from trainfit.report.steps import only_seen, step_lines
 from trainfit.results.changes import LaunchPart
-from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.results.configuration import BatchCheck, BatchLimits, Configuration
 from trainfit.results.files.contents import Note
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import NO_TENSOR_CORES
@@ -145,17 +145,22 @@ def plan_subject(
     )  # fmt: skip
 
 
+def _computes_in(now: Configuration) -> str:
+    return f"{now.amp} by FSDP's mixed precision" if now.by_fsdp else f"AMP {now.amp}"
+
+
 def _memory(result: PlanResult) -> list[Section]:
     now, best = result.now, result.chosen.recommended_batch
     unnamed = "all samples" if plan_facts.is_whole(result) else "the current batch size"
     present = f"batch size {now.batch_size}" if now.batch_size else unnamed
+    present += f", rank {now.rank}" if now.rank else ""
     columns = {present: now.memory}
     other = f"AMP {result.chosen.amp}" if result.chosen is not now else ""
     if result.recommended is not None and best and (best != now.batch_size or other):
         columns[f"batch size {best}, {other or 'recommended'}"] = result.recommended
     others = result.other_processes_bytes
     return section(
-        f"Memory on {result.gpu}, AMP {now.amp} ({INTERVALS})",
+        f"Memory on {result.gpu}, {_computes_in(now)} ({INTERVALS})",
         figures_table(columns),
         peak_facts(now.by_kind_bytes, now.by_module_bytes, now.memory.allocated_bytes),
         facts(

@@ -58,6 +58,8 @@ def _fits(result: PlanResult) -> str:
         at = f" at batch size {now.batch_size}"
     if chosen is not now:
         at += f" with AMP {now.amp}"
+    if now.rank:
+        at += f" (rank {now.rank}, which needs more than rank 0)"
     end = result.epoch_end
     # How many epochs there are until then tells more than what the last one needs.
     grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)

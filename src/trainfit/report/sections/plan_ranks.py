@@ -68,9 +68,12 @@ def _computed(ranks: Ranks, step: StepSpeed | None) -> str:
     if step is None or not known or ranks.bubble_share is None:
         return ""
     each = ", ".join(f"rank {stage.rank} {duration(stage.computing_s or 0.0)}" for stage in known)
+    waited = [found for found in ranks.collectives if found.kind != "send_receive"]
+    took = f" (collectives need {duration(sum(found.seconds for found in waited))})"
+    reduced = "communication" + (took if waited else "")
     return (
-        f"{each} of {duration(step.seconds)} a step: they wait for each other "
-        f"{percent(ranks.bubble_share)} of it"
+        f"{each} of {duration(step.seconds)} a step: they wait "
+        f"{percent(ranks.bubble_share)} of it, for each other, launches or {reduced}"
     )
 
 

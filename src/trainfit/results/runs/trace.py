@@ -293,7 +293,8 @@ class AmpSeen:
     library that did so, or that was told the precision by ``framework_at``.
     ``functions`` are classes of ``torch.autograd.Function`` that ran under autocast without
     ``custom_fwd``, ``operators`` custom operators that ran there without a rule of their own, each
-    with its place.
+    with its place. ``fsdp`` is the half precision to which FSDP casts the parameters for the
+    forward and the backward pass (empty: it casts none).
     """
 
     scaled: bool = False
@@ -303,6 +304,7 @@ class AmpSeen:
     framework_at: str | None = None
     functions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     operators: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fsdp: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,6 +414,11 @@ class TraceOutcome(ScriptOutcome):
     absent: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     meetings: tuple[Meeting, ...] = ()
+
+    @property
+    def half(self) -> str | None:
+        """The half precision that the model computes in: autocast's, or else FSDP's."""
+        return self.autocast or self.amp.fsdp or None
 
 
 # ---

@@ -18,10 +18,10 @@ import torch
 
 from trainfit.results.runs.communication import LEAVES
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
-from trainfit.simgpu.communication import sharding as _sharding  # noqa: F401  (registers)
 from trainfit.simgpu.communication import sync_batch_norm as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.communication.sharding import watch_states
 from trainfit.simgpu.communication.started_ranks import StartedRanks
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import (
@@ -168,7 +168,7 @@ class Collectives:
         self._hook: Any = None
         self._ranks: int | None = None
         self._sharing = 1
-        self._parallel: ImportHook | None = None
+        self._imports: list[ImportHook] = []
         self._installed = False
 
     def install(self, patches: PatchSet) -> None:
@@ -201,8 +201,10 @@ class Collectives:
             patches.set(owner, "broadcast_object_list", objects)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
-        self._parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
-        self._parallel.install()
+        parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
+        self._imports = [parallel, watch_states(patches)]
+        for each in self._imports:
+            each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.
         patches.set(*private.STORE_BARRIER, lambda *_, **__: None)
@@ -236,8 +238,8 @@ class Collectives:
             return
         self._installed = False
         self._ranks, self._sharing = self.ranks, self.sharing
-        if self._parallel is not None:
-            self._parallel.remove()
+        for each in self._imports:
+            each.remove()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         Communication.current = None

@@ -15,11 +15,11 @@ told "meta", or autograd would ask a GPU that may not be there for its stream, a
 
 from __future__ import annotations
 
-import sys
+import copyreg
 import threading
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -177,15 +177,34 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> torch.
     return make_subclass(cls, data, requires_grad)
 
 
-#: PyTorch's own, but for its refusal of tensors that weak references are held to: those stay with
-#: the object, which is to be the one that was moved.
-_swap_tensors = types.FunctionType(
-    torch.utils.swap_tensors.__code__,
-    {
-        **vars(sys.modules["torch.utils"]),
-        "weakref": types.SimpleNamespace(getweakrefs=lambda _: ()),
-    },
-)
+def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
+    """``torch.utils.swap_tensors``, without what it refuses: weak references are held to the
+    object, which is to be the one that was moved; and views (FSDP's, of its flat parameter) stay
+    over the memory that they are over, as after PyTorch's own ``target.data = …``."""
+    names = copyreg._slotnames(type(target))  # type: ignore[attr-defined]
+    with torch.enable_grad():
+        if target.is_leaf and target.requires_grad and private.use_count(target) > 1:
+            edge = torch.autograd.graph.get_gradient_edge(target)
+            edge.node.register_prehook(_refuse_gradient)
+    for name in ("__class__", "__dict__", *names):
+        ours, theirs = getattr(target, name, _MISSING), getattr(made, name, _MISSING)
+        for tensor, value in ((target, theirs), (made, ours)):
+            if value is not _MISSING:
+                setattr(tensor, name, value)
+            elif hasattr(tensor, name):
+                delattr(tensor, name)
+    private.swap_tensor_impl(target, made)
+
+
+_MISSING: Final = object()
+
+
+def _refuse_gradient(_: Any) -> None:
+    """On a GPU it would be the gradient of a tensor that is on another device by now."""
+    raise RuntimeError(
+        "a tensor that requires a gradient changed the device between forward and backward: move "
+        "it before the forward pass or after the backward pass"
+    )
 
 
 def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -204,7 +223,7 @@ def become(target: torch.Tensor, made: torch.Tensor) -> None:
     """Let ``target`` be what ``made`` is, for whoever holds it, without a gradient."""
     with private.NoTorchFunctionOfSubclasses():
         target.grad = None
-        _swap_tensors(target, made)
+        _swap(target, made)
 
 
 def _moved(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
