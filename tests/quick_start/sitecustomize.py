@@ -39,6 +39,9 @@ class _NoCompiler:
                 told = sys.modules[_COMPILER].disable(fn, recursive, **more)
             return (told or fn)(*args, **kwargs)
 
+        # In a traceback the compiler's own wrapper is PyTorch's, and no line of the user's.
+        file = sys.modules["torch"].__file__
+        called.__code__ = called.__code__.replace(co_filename=file)
         return called
 
 
