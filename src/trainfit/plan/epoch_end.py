@@ -164,7 +164,7 @@ class _Evaluations:
             goes_on = _went_on(first) and is_longer(first.outcome.coverage, each)
             others = specs[1:] if goes_on else []
             tried[each] = [first, *(self._job.runs.attempt(batch, one) for one in others)]
-            if all(_went_on(trace) for trace in tried[each]):
+            if all(map(_went_on, tried[each])) or _waited_in_vain(first, each):
                 break
         runs = tried[each]
         found: tuple[Finding, ...] = ()
@@ -251,7 +251,7 @@ class _Evaluations:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         lengths = lengths[: len(traces)]
         failed = next((each for each in traces if not _went_on(each)), None)
-        if failed is not None and index is None and failed.outcome.status == "timeout":
+        if failed is not None and _waited_in_vain(failed, cut):
             return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
         if failed is not None:
             # Of an epoch that is cut short nobody knows after how many steps.
@@ -322,6 +322,11 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
         steps_limit_s=_BY_HAND_S if by_hand else 0.0,
         title="up to its evaluation" if by_hand else f"{what} ({others} batches)",
     )
+
+
+def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
+    """Did an end of an epoch that no DataLoader tells of not come within its time?"""
+    return cut.index is None and trace.outcome.status == "timeout"
 
 
 def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.helpers_cli import json_of, trainfit
-from trainfit.plan.epoch_end import is_longer
+from trainfit.plan.epoch_end import _Evaluations, is_longer
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
-from trainfit.results.runs.trace import LoaderCut
+from trainfit.results.runs.trace import LoaderCut, TraceOutcome
 
 _SCRIPT = """
 import torch
@@ -351,3 +353,17 @@ def test_what_goes_by_the_epochs_number(tmp_path: Path) -> None:
 def test_what_was_not_seen_of_the_end_stands_in_the_headline(tmp_path: Path) -> None:
     said = " ".join(_at_the_end(tmp_path, "1", _MISSING).stdout.split())
     assert "what follows the last epoch (train.py:16) not simulated: " in said.partition(".py ")[0]
+
+
+@pytest.mark.parametrize(("index", "runs"), [(None, 1), (0, 2)])
+def test_an_end_that_nobody_tells_of_is_waited_for_once(index: int | None, runs: int) -> None:
+    """Without what comes every so many steps it would not come sooner; of a DataLoader's it may."""
+    asked: list[RunSpec] = []
+
+    def attempt(_: int | None, spec: RunSpec) -> Any:
+        asked.append(spec)
+        return SimpleNamespace(outcome=TraceOutcome("timeout"), recording=None)
+
+    job: Any = SimpleNamespace(runs=SimpleNamespace(attempt=attempt))
+    _Evaluations(job)._runs(8, AS_WRITTEN, LoaderCut(index, 2, 8, periodic=2), (8, 16))
+    assert len(asked) == runs

@@ -18,10 +18,12 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.curve import Curve, Grain, saturation_batch
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
+from trainfit.report.sections.plan_facts import answer
 from trainfit.report.sections.plan_ranks import ranks_facts
 from trainfit.report.steps import pattern_lines
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.files.command_line import quote
+from trainfit.results.findings import Finding
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult
@@ -153,6 +155,17 @@ def test_memory_that_has_settled_is_no_note() -> None:
 def test_the_present_batch_size_may_be_the_recommended() -> None:
     text = plan_text(with_now(batch_size=24))
     assert "recommended    24: the current one; largest batch with 10% of the GPU free" in text
+
+
+def test_what_does_not_learn_is_in_the_first_line() -> None:
+    fault = Finding("loss_broadcast", "critical", "mse_loss compares each with every", (), "", ())
+    said = answer(dataclasses.replace(PLAN, findings=(fault,)))
+    assert said.startswith("Fits: ") and "does not learn as it is meant to" in said
+    for other in (
+        dataclasses.replace(fault, severity="warning"),
+        dataclasses.replace(fault, kind="hidden_syncs"),
+    ):
+        assert "learn" not in answer(dataclasses.replace(PLAN, findings=(other,)))
 
 
 def test_a_present_batch_size_that_does_not_fit() -> None:
