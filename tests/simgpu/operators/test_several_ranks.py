@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import trainfit
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
+from trainfit.scripts.precision import AccelerateWatch, AmpWatch
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.torch_private import distributed as private
 
@@ -277,3 +280,22 @@ def test_a_checkpoint_of_fsdp_has_what_other_ranks_have(gpu: Any) -> None:
     assert weights.keys() == states.keys() == names
     assert {each.device.type for each in weights.values()} == {"cpu"}
     assert {each["exp_avg"].shape for each in states.values()} == {(64, 64)}
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_precision_that_fully_shard_computes_in_is_seen(
+    gpu: Any, dtype: torch.dtype | None
+) -> None:
+    model = nn.Linear(8, 8, device="cuda")
+    fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+    watch = AmpWatch(AccelerateWatch())
+    watch.called(model)
+    assert watch.seen().fsdp == ("bfloat16" if dtype is not None else "")
+
+
+def test_a_rank_whose_batches_are_over_is_told(gpu: Any) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
+    with (join := Join([model])):
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+    assert private.ranks_of_join(join) == list(range(RANKS))
+    assert private.ranks_of_join(Join([model], enable=False)) == []
