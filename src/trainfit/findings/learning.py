@@ -489,18 +489,7 @@ KINDS: Final = (
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
-    *(
-        _restarted,
-        _ranks,
-        _gradients,
-        _replaced,
-        _unregistered,
-        _loss,
-        _clipping,
-        _clipping_late,
-        _half,
-        _zeroing,
-        _dropped,
-    ),
-    *(_repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen, _anomaly, _accumulation),
+    *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
+    *(_half, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen),
+    *(_anomaly, _accumulation),
 )

@@ -17,7 +17,8 @@ Kinds = Mapping[str, int]
 
 _BATCH: Final = ("activation", "temporary", "input", "kv_cache", "workspace")
 _GRAPH: Final = ("activation", "temporary", "kv_cache", "workspace")
-_STATES: Final = ("optimizer_state",)
+#: Remedies that are about the optimizer's states.
+FEWER_STATES: Final = ("optimizer-8bit", "paged-optimizer", "adafactor", "adam", "momentum", "sgd")
 #: What each remedy makes less of; those that are not named may lower anything.
 _LOWERS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("amp-bf16", "amp-fp16"), _BATCH),
@@ -29,14 +30,10 @@ _LOWERS: Final[Mapping[str, tuple[str, ...]]] = {
     "set-to-none": ("gradient",),
     "optimizer-in-backward": ("gradient",),
     "fused-optimizer": (),
-    **dict.fromkeys(("optimizer-8bit", "paged-optimizer", "adafactor"), _STATES),
-    **dict.fromkeys(("adam", "momentum", "sgd"), _STATES),
+    **dict.fromkeys(FEWER_STATES, ("optimizer_state",)),
 }
 #: Those that change the optimizer's step, whose temporaries count where the peak is in it.
-_OPTIMIZERS: Final = (
-    *("fused-optimizer", "optimizer-in-backward", "set-to-none", "optimizer-8bit"),
-    *("paged-optimizer", "adafactor", "adam", "momentum", "sgd"),
-)
+_OPTIMIZERS: Final = (*FEWER_STATES, "fused-optimizer", "optimizer-in-backward", "set-to-none")
 #: Remedies in a combination: more lines than these nobody changes at once.
 _MOST_TOGETHER: Final = 4
 #: Combinations that are simulated at most.

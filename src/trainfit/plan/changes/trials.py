@@ -14,7 +14,7 @@ from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.by_options import BY_OPTIONS, NEEDS, switched_on
 from trainfit.plan.changes.catalogue import BY_NAME, RemedyKind, instructions
-from trainfit.plan.changes.prospects import most_saved
+from trainfit.plan.changes.prospects import FEWER_STATES, most_saved
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.launch_line import launch, renamed
@@ -109,11 +109,8 @@ def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
     return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size
 
 
-#: Remedies that are about the optimizer's states, and the share of the peak that is worth a run.
-_FEWER_STATES = ("optimizer-8bit", "paged-optimizer", "adafactor", "adam", "momentum", "sgd")
+#: The share of the peak that is worth a run.
 _LEAST_SHARE = 0.02
-#: Those that take no run.
-_REPLAYED = ("expandable-segments", "allocator-settings")
 #: Settings that are replayed in addition to expandable segments; the best of them is shown.
 _ALLOCATORS = (
     "max_split_size_mb:128",
@@ -195,7 +192,7 @@ class Trials:
             return self._other_allocator(kind)
         if kind.name == "shorter-sequences":
             return self._shorter(kind)
-        if kind.name in _FEWER_STATES:
+        if kind.name in FEWER_STATES:
             self._require_states()
         if kind.name in BY_OPTIONS:
             return self._by_option(kind)
@@ -273,7 +270,7 @@ class Trials:
     def require_share(self, kind: RemedyKind) -> None:
         """Raise :class:`NotApplicable` where what it lowers is little of the peak."""
         most, whole = self.most_saved(kind), sum(self.kinds.values())
-        if most < _LEAST_SHARE * whole and kind.name not in _REPLAYED:
+        if most < _LEAST_SHARE * whole:
             raise NotApplicable(f"what it lowers is only {size(most)} of {size(whole)} at the peak")
 
     def _require_states(self) -> None:

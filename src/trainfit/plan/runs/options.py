@@ -95,13 +95,13 @@ def observed_settings(trace: Trace) -> ObservedSettings:
     )
 
 
-#: The prefetch factor of a DataLoader that was told none and has workers.
 _NO_SUCH: Final = "the script has no such option"
 #: Packages that bring a script no options, and read none from a file.
 _WITHOUT_OPTIONS: Final = sys.stdlib_module_names - {
     *("configparser", "csv", "importlib", "json", "pickle", "runpy", "shelve", "sqlite3"),
     *("tomllib", "xml"),
 } | {"torch", "torchvision", "torchaudio", "numpy", "PIL", "tqdm", "matplotlib"}
+#: The prefetch factor of a DataLoader that was told none and has workers.
 _PREFETCH: Final = LoaderSettings(1).prefetch_factor
 
 

@@ -88,7 +88,7 @@ class LearningFacts:
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
     loss_without_graph: The line that called backward() of a tensor that nothing was computed for.
-    restarted: The line that begins a DataLoader anew for one batch, in each step.
+    restarted: The line that makes a new iterator of a DataLoader for one batch, in each step.
     same_batch: That is the first batch of the same order each time.
     not_split: The line that goes over all of the data in each of several ranks.
     passed_by: Of several ranks, the class of the model that is called within its
