@@ -39,7 +39,7 @@ from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
-from trainfit.simgpu.operators import compilation, sparse
+from trainfit.simgpu.operators import compilation, sparse, torchvision_operators
 from trainfit.simgpu.operators import convolution as kernels_convolution  # noqa: F401  (registers)
 from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (registers)
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
@@ -233,6 +233,7 @@ class Simulation:
         self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
         self._extensions: ImportHook | None = None
+        self._positives: ImportHook | None = None
         self._files: ImportHook | None = None
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
@@ -279,6 +280,7 @@ class Simulation:
             compiled=self._compilation.compile,
         )
         self._extensions = torch_patches.refuse_extensions(self._patches)
+        self._positives = torchvision_operators.count_positives(self._patches)
         self._modules.install()
         self._patches.hook(optim.Optimizer, "__init__", self._making)
         self._optimizer_hooks = [
@@ -305,7 +307,7 @@ class Simulation:
         self._bitsandbytes.remove()
         self.absent.remove()
         self._triton.remove()
-        for hook in filter(None, (self._extensions, self._files)):
+        for hook in filter(None, (self._extensions, self._positives, self._files)):
             hook.remove()
         self._default_device.restore()
         self._modes.remove()

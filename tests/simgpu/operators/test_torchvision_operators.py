@@ -198,3 +198,19 @@ def test_a_build_that_does_not_load_is_named(
     assert loaded == [tmp_path / "other" / "_C.so"]
     (said,) = simulation.recording.header["assumptions"]
     assert "doctor --only torchvision" in said
+
+
+def test_masks_are_computed_of_the_positive_boxes_alone() -> None:
+    """A quarter of the sampled ones at most, as the sampler is told."""
+    from torchvision.models.detection.roi_heads import RoIHeads
+
+    heads = RoIHeads(
+        None, None, None,  # these only pool
+        fg_iou_thresh=0.5, bg_iou_thresh=0.5, batch_size_per_image=64, positive_fraction=0.25,
+        bbox_reg_weights=None, score_thresh=0.05, nms_thresh=0.5, detections_per_img=100,
+    ).train()  # fmt: skip
+    target = {"boxes": boxes(3), "labels": torch.ones(3, dtype=torch.int64, device="cuda")}
+    chosen, _, labels, _ = heads.select_training_samples([boxes(500)], [target])
+    assert chosen[0].shape == (64, 4)
+    assert torch.where(labels[0] > 0)[0].shape == (16,)
+    assert torch.where(torch.cat([labels[0], labels[0]]) > 0)[0].shape == (32,)

@@ -8,11 +8,13 @@ overlaps that suppression downloads to the host.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -36,6 +38,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
 )
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.operators import has_kernel, no_dispatch, short_name
 
 aten = torch.ops.aten
@@ -134,6 +137,45 @@ def _nms_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         Kernel("download", "integer", 0, words, words),
         Kernel("upload", "integer", 0, 8 * count, 8 * count),
     ]
+
+
+# --- Boxes that a detector learns from --------------------------------------------------------
+
+_ROI_HEADS: Final = "torchvision.models.detection.roi_heads"
+
+
+def count_positives(patches: PatchSet) -> ImportHook:
+    """Say of the labels of sampled boxes how many are positive, at most: until the hook that is
+    returned is removed.
+
+    The mask and keypoint branches compute these boxes alone, a quarter of those sampled; which
+    boxes they are is the data's (BalancedPositiveNegativeSampler).
+    """
+
+    def patch(module: ModuleType) -> None:
+        heads = module.RoIHeads
+        patches.set(
+            heads, "select_training_samples", _with_positives(heads.select_training_samples)
+        )
+
+    hook = ImportHook(_ROI_HEADS, patch)
+    hook.install()
+    return hook
+
+
+def _with_positives(select: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(select)
+    def select_training_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = select(self, *args, **kwargs)
+        with contextlib.suppress(AttributeError, TypeError, ValueError):  # another sampler
+            sampler = self.fg_bg_sampler
+            most = int(sampler.batch_size_per_image * sampler.positive_fraction)
+            for labels in result[2]:
+                if type(labels) is SimulatedTensor and labels._life.value is None:
+                    labels._life.nonzeros = min(most, labels.numel())
+        return result
+
+    return select_training_samples
 
 
 # --- Pooling of regions -----------------------------------------------------------------------
