@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -298,10 +299,15 @@ def test_there_are_enough_of_every_verb() -> None:
 
 
 @pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call of pace imports in this process does not stay."""
+def imports(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """What a call of pace imports of the folder in this process does not stay. Libraries do: numpy
+    cannot be imported twice."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if folder in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+            del sys.modules[name]
 
 
 @pytest.mark.usefixtures("warm_measuring", "imports")
@@ -326,7 +332,10 @@ def test_it_is_refused_in_three_lines(line: str, folder: Path) -> None:
         ("paln -- x", "'plan'"),
         ("wacth -- x", "'watch'"),
         ("plan --gpus a100 -- x", "'--gpu'"),
-        ("plan --batch_size 3 -- x", "unknown option '--batch_size'"),
+        ("plan --batch_size 3 -- x", "'--batch_size'; an option of your script goes behind"),
+        ("gpus --batch_size 3", "unknown option '--batch_size'"),
+        ("plan -o", "-o needs a value: -o FILE"),
+        ("doctor -o", "-o needs a value: -o FILE"),
         ("loader --step-tiem 1ms -- x", "'--step-time'"),
         ("watch --explan -- x", "'--explain'"),
         ("verify --rec x", "'--recommended'"),

@@ -172,7 +172,7 @@ def add_json(group: OptionGroup) -> None:
 def add_result(group: OptionGroup) -> None:
     """Add the options for the form of the result: ``--json`` and ``--output``."""
     add_json(group)
-    group.add_argument("--output", metavar="FILE", help="also write the result to FILE")
+    group.add_argument("-o", "--output", metavar="FILE", help="also write the result to FILE")
 
 
 def add_explain(

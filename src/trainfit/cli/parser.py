@@ -97,6 +97,9 @@ _ALIKE: Final = 0.6
 _LAUNCHERS: Final = ("python", "python3", "torchrun", "accelerate", "uv", "deepspeed")
 
 
+_OF_THE_COMMAND: Final = "; an option of your script goes behind the script's name"
+
+
 class OptionParser(argparse.ArgumentParser):
     """A verb's parser, which says what is wrong in two lines."""
 
@@ -120,7 +123,7 @@ class OptionParser(argparse.ArgumentParser):
             ConfigError: a file of defaults says what no option is.
         """
         own, command = self._split(self, words) if self._split is not None else (list(words), [])
-        own = self._checked(own)
+        own = self._checked(own, has_command=bool(command))
         if not {"-h", "--help"} & set(own):
             use_config(self, self._verb, own, VERBS, lambda name: OptionParser(VERBS[name]))
         options, rest = self.parse_known_intermixed_args(own)
@@ -138,7 +141,7 @@ class OptionParser(argparse.ArgumentParser):
         usage = f"{first} ({self.prog} --help: all options)"
         self.exit(2, f"{usage}\n{self.prog}: error: {printable(message)}\n")
 
-    def _checked(self, words: Sequence[str]) -> list[str]:
+    def _checked(self, words: Sequence[str], has_command: bool) -> list[str]:
         """The words as argparse understands them: a negative number is the value that it is.
 
         Exits for an option that there is not, or that lacks its value.
@@ -151,7 +154,8 @@ class OptionParser(argparse.ArgumentParser):
                 return [*found, word, *left]
             if word.startswith("-") and word != "-" and not self._is_known(word):
                 near = nearest(word.partition("=")[0], self._option_string_actions)
-                self.error(f"unknown option {word.partition('=')[0]!r}{_meant(near)}")
+                meant = _meant(near) if near or not has_command else _OF_THE_COMMAND
+                self.error(f"unknown option {word.partition('=')[0]!r}{meant}")
             found.append(word)
             if word not in with_value:
                 continue

@@ -78,7 +78,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         choices=("sarif",),
         help="print what was found in the scripts, and nothing else, as SARIF 2.1.0",
     )
-    result.add_argument("--output", metavar="FILE", help="also write the result to a file")
+    result.add_argument("-o", "--output", metavar="FILE", help="also write the result to a file")
     recorded = parser.add_argument_group("recorded machine")
     recorded.add_argument(
         "--record", metavar="FILE", help="also record the machine to a file that --machine reads"
@@ -110,6 +110,7 @@ DOCTOR: Final = Options(
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit calibrate``."""
     parser.add_argument(
+        "-o",
         "--output",
         metavar="FILE",
         default="profile.json",

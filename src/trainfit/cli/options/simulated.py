@@ -48,6 +48,7 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
     add_fail_if(result, "memory:RecordingSummary")
     add_explain(result, "all kinds and modules, memory over the step, notes")
     result.add_argument(
+        "-o",
         "--output",
         metavar="FILE",
         default="recording.trainfit",

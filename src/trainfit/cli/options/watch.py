@@ -52,7 +52,7 @@ def _watch(parser: argparse.ArgumentParser) -> None:
     result = parser.add_argument_group("result")
     result.add_argument("--plain", action="store_true", help="print lines instead of the live view")
     result.add_argument("--quiet", action="store_true", help="print nothing until the end")
-    result.add_argument("--output", metavar="FILE", help="write the result to FILE as JSON")
+    result.add_argument("-o", "--output", metavar="FILE", help="write the result to FILE as JSON")
     add_fail_if(result, "watch:WatchResult")
     result.add_argument("--json", action="store_true", help="print one JSON document at the end")
     result.add_argument(
