@@ -165,7 +165,7 @@ def judge(run: RunRecord) -> WatchResult:
         gpu_utilization=checks.utilization(rank),
         gpu_busy=checks.busy(rank),
         mfu=measures.mfu(rank),
-        notes=tuple(_notes(run, view)),
+        notes=tuple(_notes(run, view, findings)),
         next_command=_next_command(view, findings),
         folder=run.folder,
     )
@@ -195,9 +195,9 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
             yield each
 
 
-def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
+def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterator[str]:
     ranks = [rank for machine in run.machines for rank in machine.ranks]
-    if said := ending.unexplained(view):
+    if not any(map(ranking.ends, findings)) and (said := ending.unexplained(view)):
         yield said
     for rank in ranks:
         yield from rank.header.notes

@@ -6,7 +6,8 @@ run-folder/
   noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
   rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
   rank0.fetches.<pid>.bin  one a worker process
-  rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
+  rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs;
+                         rank0.died.<pid>: where it crashed
   machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
                          by the sampler, one a machine
   sampler.events.jsonl   Events of the sampler: what it could not sample, its end
@@ -290,7 +291,8 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
-    "exception", "worker_died", "skipped_step", "restart" (a second training in one script)."""
+    "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "restart" (a
+    second training in one script)."""
 
     time_s: float
     kind: str

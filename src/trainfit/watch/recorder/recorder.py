@@ -417,6 +417,9 @@ class Recorder:
         self._last_error = None
         if self._files is None and _is_explained(traceback):
             self._claim()
+        if self._files is not None:
+            for stack in worker_hooks.deaths(self._files.stem):
+                self.event("worker_stack", text=stack[:_LONGEST_TRACEBACK])
         self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
 
     @property

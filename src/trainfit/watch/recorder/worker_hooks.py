@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import math
 import multiprocessing
@@ -19,9 +20,9 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 
@@ -141,6 +142,7 @@ class WorkerSink:
         self._written = 0.0
         self._target = threading.get_ident()
         self._stop = threading.Event()
+        self._death = WorkerDeath(stem, lambda: self.fetching)
         # Workers end without Python's atexit; this is what multiprocessing calls.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
         self._thread = UnlistedThread(self._run)
@@ -163,6 +165,46 @@ class WorkerSink:
         self._thread.join(timeout=5.0)  # it may be in a write
         self.ring.write()
         self.code.write(whole=True)
+        self._death.close()
+
+
+class WorkerDeath:
+    """Leaves the stack that a worker ends in when it crashes in native code, or when what makes a
+    batch calls ``os._exit()``: the training process only sees that it is gone."""
+
+    def __init__(self, stem: Path, fetching: Callable[[], bool]) -> None:
+        self._path = stem.with_name(f"{stem.name}.died.{os.getpid()}")
+        self._file = self._path.open("w", encoding="utf-8")
+        self._mine = not faulthandler.is_enabled()
+        if self._mine:  # PyTorch's own handlers of a worker come after it
+            faulthandler.enable(self._file, all_threads=False)
+        original = self._exit = os._exit
+
+        @in_place_of(original)
+        def _exit(status: int) -> NoReturn:
+            if fetching():
+                with contextlib.suppress(Exception):
+                    stack = users_stack(threading.get_ident())
+                    self._path.write_text(stack_text(stack), encoding="utf-8")
+            original(status)
+
+        os._exit = _exit
+
+    def close(self) -> None:
+        """The worker ends as it should."""
+        os._exit = self._exit
+        if self._mine:
+            faulthandler.disable()
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def deaths(stem: Path) -> Iterator[str]:
+    """The stacks that workers of a rank have ended in."""
+    for path in sorted(stem.parent.glob(f"{stem.name}.died.*")):
+        with contextlib.suppress(OSError):
+            if text := path.read_text(encoding="utf-8", errors="replace"):
+                yield text
 
 
 @dataclasses.dataclass(frozen=True)
