@@ -30,7 +30,7 @@ from trainfit.watch.rules import (
     worker_copies,
 )
 from trainfit.watch.rules.input import USELESS
-from trainfit.watch.rules.own_code import KIND, OTHER_CODE
+from trainfit.watch.rules.own_code import KIND, OTHER_CODE, PYTHON_THREAD, THREAD_KIND
 from trainfit.watch.rules.rule import Rule, look
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
 
@@ -53,6 +53,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "one_hot_thread": "script",
     "script_waits": "script",
     KIND: "script",
+    THREAD_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -74,7 +75,7 @@ _OF_ALL: Final = ("communication", "gpu")
 
 def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     """Of one rank, with what was found."""
-    if len(rank.steps) < thresholds.LEAST_STEPS:
+    if checks.are_few(rank):
         return "unknown"
     costly = [
         each
@@ -125,6 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *input.RULES,
     *host.RULES,
     OTHER_CODE,
+    PYTHON_THREAD,
     *gpu.RULES,
     *ranks.RULES,
     *uneven_gpus.RULES,
@@ -180,7 +182,10 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 
 
 #: Kinds of which another one says the same with more detail.
-_SAID_BY: Final[Mapping[str, str]] = {"script_waits": KIND, "one_hot_thread": KIND}
+_SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "script_waits": (KIND, THREAD_KIND),
+    "one_hot_thread": (KIND,),
+}
 
 
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
@@ -190,7 +195,7 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     for each in findings:
         if each.kind == KIND and str(each.at) in filling:
             continue
-        by = shares.get(_SAID_BY.get(each.kind, ""), 0.0)
+        by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(each.kind, ())), default=0.0)
         if not by or each.share is None or by < 0.5 * each.share:
             yield each
 
@@ -257,7 +262,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     if findings and findings[0].kind in ending.ENDING.kinds:
         verb = "plan" if findings[0].kind == "gpu_out_of_memory" else "watch"
         return f"trainfit {verb} -- {header.command}"
-    if len(rank.steps) < thresholds.LEAST_STEPS:
+    if checks.are_few(rank):
         return f"trainfit plan -- {header.command}"  # the same again would tell no more
     if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"

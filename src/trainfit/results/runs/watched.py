@@ -59,6 +59,8 @@ class WatchedLoader:
     batches: int | None
     """Of an epoch; ``None``: it does not say."""
     start_method: str = ""
+    made: int = 1
+    """Times that the script has made it anew, with the same settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,17 @@ class StackLooks:
         """Of the looks."""
         return count / self.looks if self.looks else 0.0
 
+
+@dataclasses.dataclass(frozen=True)
+class ThreadLooks:
+    """Looks at the Python threads next to the one that trains, while they compute: their lines, and
+    of the busiest the part of a core that it has (``cpu_share``)."""
+
+    code: StackLooks = StackLooks()
+    cpu_share: float = 0.0
+
+
+NO_THREADS: Final = ThreadLooks()
 
 #: What the entries of a variable keep: tensors, or tensors with their autograd graphs.
 Holds = Literal["", "tensors", "graphs"]
@@ -230,6 +243,8 @@ class RunHeader(ResultFile):
     """Of the main thread, while it copies to the GPU."""
     copies: WorkerCopies = NO_COPIES
     """What workers have in common that each should have for itself."""
+    other_threads: ThreadLooks = NO_THREADS
+    """Of the script's own Python threads."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)

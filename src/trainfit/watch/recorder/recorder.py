@@ -488,6 +488,7 @@ class Recorder:
             found["sampler_code"] = self._looks.sampler.summary()
             found["sync_code"] = self._looks.waits[ph.SYNC].summary()
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
+            found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)

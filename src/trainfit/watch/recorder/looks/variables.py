@@ -35,7 +35,7 @@ _MOST: Final = 1500
 #: Entries of a dictionary up to which its values are looked at, too: histories by their names.
 _SMALL: Final = 16
 #: Additions that a sum's graph must have, to be one of all steps.
-_SUMS: Final = 64
+_SUMS: Final = 16
 #: Looks in a row at which a variable must have grown, and by how much in all.
 _LOOKS: Final = 4
 _LEAST: Final = 8
