@@ -57,6 +57,14 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"^subprocess\.|\bsystem$|popen|check_output", re.IGNORECASE),
+        Habit(
+            "starts a program",
+            "ask the system itself (shutil.disk_usage, psutil, pynvml), or start it every few "
+            "hundred steps and do not wait for it",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),

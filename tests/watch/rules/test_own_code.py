@@ -98,6 +98,8 @@ def test_little_of_it_is_nothing() -> None:
         (("f.flush", "os.fsync"), "disk", True, "fsync"),
         (("requests.post", "socket.recv"), "network", True, "queue"),
         (("torch.stack", "torch.stack"), "", False, "DataLoader"),
+        (("subprocess.run", "selectors.select"), "", True, "psutil"),
+        (("__main__.boundary_loss", "pow"), "", True, "whole tensors"),
         (("augment", "data.augment"), "", True, "data set"),
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
     ],
