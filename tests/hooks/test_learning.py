@@ -447,14 +447,18 @@ def activation_twice(device: str) -> None:
 def one_class(device: str) -> None:
     compared(
         device,
-        lambda out, target: nn.functional.binary_cross_entropy(out.softmax(1), target[:, None]),
+        lambda out, target: nn.functional.binary_cross_entropy(
+            out.softmax(1), target[:, None].sigmoid()
+        ),
     )
 
 
 def several_classes(device: str) -> None:
     compared(
         device,
-        lambda out, target: nn.functional.binary_cross_entropy(out.sigmoid(), target[:, None]),
+        lambda out, target: nn.functional.binary_cross_entropy(
+            out.sigmoid(), target[:, None].sigmoid()
+        ),
     )
     classes = torch.zeros(8, dtype=torch.long).to(device)
     compared(
@@ -675,7 +679,7 @@ def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
         (gradients_dropped, "optimizer.zero_grad()"),
         (loss_broadcast, "loss(model(data(device))"),
         (activation_twice, "nn.CrossEntropyLoss()"),
-        (one_class, "out.softmax(1)"),
+        (one_class, "binary_cross_entropy("),
         (clipped_late, "clip_grad_norm_"),
         (loss_is_a_leaf, "loss.backward()"),
     ):

@@ -191,9 +191,11 @@ _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Without those that another finding explains by at least half."""
     shares = {each.kind: each.share or 0.0 for each in findings}
-    filling = {str(each.at) for each in findings if each.kind in growth.FILES.kinds and each.place}
+    # Looks at the main thread found that line because of them.
+    of_others = (*growth.FILES.kinds, *ranking.STANDSTILL)
+    told = {str(each.at) for each in findings if each.kind in of_others and each.place}
     for each in findings:
-        if each.kind == KIND and str(each.at) in filling:
+        if each.kind == KIND and str(each.at) in told:
             continue
         by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(each.kind, ())), default=0.0)
         if not by or each.share is None or by < 0.5 * each.share:

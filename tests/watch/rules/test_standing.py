@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from helpers_watch import HEADER, finding, kinds, loader, run, watch_screen
+from helpers_watch import HEADER, finding, kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.report.watch import answer, progress_line
-from trainfit.results.runs.watched import Event, RunRecord
+from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
 
@@ -67,6 +67,20 @@ def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
     found = finding(result, "standstill")
     assert str(found.place) == "train.py:14" and "the main thread is at train.py:14" in found.title
+
+
+def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
+    looks = StackLooks(300, (CodeLine("train.py:14", 250, (), "input", "input"),))
+    stands = still(SLEEPS, loaders=loader(num_workers=0), other_code=looks)
+    changed = run_on_cpu(
+        header={"other_code": looks, "loaders": loader(num_workers=0)}, other_s=0.1
+    )
+    assert "other_code" in kinds(judge(changed))
+    (rank,) = changed.ranks
+    event = stands.ranks[0].events
+    running = dataclasses.replace(rank.header, ending="running")
+    both = dataclasses.replace(rank, events=event, header=running)
+    assert kinds(judge(dataclasses.replace(changed, ranks=(both,)))) == ["standstill"]
 
 
 @pytest.mark.parametrize(

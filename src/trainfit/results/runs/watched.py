@@ -247,6 +247,8 @@ class RunHeader(ResultFile):
     """Of the script's own Python threads."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
+    worker_growing: tuple[GrowingVariable, ...] = ()
+    """The same in a worker, with its batches as steps: what its data set keeps."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
     communication: RankCommunication = NO_COMMUNICATION

@@ -28,7 +28,7 @@ import torch
 
 from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import StackLooks
+from trainfit.results.runs.watched import GrowingVariable, StackLooks
 from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, stack_of
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
@@ -43,6 +43,7 @@ from trainfit.watch.recorder.looks.stacks import (
     stack_text,
     users_stack,
 )
+from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
 #: Seconds between two looks.
@@ -69,6 +70,9 @@ _LENGTHS: Final = 64
 _LEAST_LENGTHS: Final = 4
 #: … and it hangs that takes so long, and so many times the longest before.
 _HANGS_S: Final = 2.5
+#: Seconds between two looks at what grows, at least, and the share of the time that they may take.
+_GROWTH_S: Final = 0.5
+_MOST_TIME: Final = 0.001
 _TIMES_LONGEST: Final = 5.0
 
 
@@ -154,6 +158,7 @@ class WorkerSink:
                 if not self.collating:  # which is timed
                     self.shares.look(self._target)
                 self.code.look(self._target, self.began, time.monotonic(), self.collating)
+            self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
@@ -214,6 +219,7 @@ class WorkerCode:
     looks: StackLooks
     slow_samples: Mapping[str, float]
     first: FirstBatches | None = None
+    growing: tuple[GrowingVariable, ...] = ()
 
 
 class FetchCode:
@@ -231,6 +237,19 @@ class FetchCode:
         self.first: FirstLook | None = None
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
+        self.dataset: Any = None
+        self._made = 0
+        self._variables = VariableLooks()
+        self._growth_due = 0.0
+
+    def look_for_growth(self, now: float) -> None:
+        """At what the data set keeps, where that has come to its turn."""
+        if self.dataset is None or now < self._growth_due:
+            return
+        began = time.thread_time()
+        with contextlib.suppress(Exception):  # objects of the script may be of any kind
+            self._variables.look_at(self._made, parts_of(self.dataset))
+        self._growth_due = now + max(_GROWTH_S, (time.thread_time() - began) / _MOST_TIME)
 
     def look(self, thread: int, began: float, now: float, collating: bool = False) -> None:
         """While a batch is made that was begun at ``began``, or while its samples are collated."""
@@ -258,6 +277,7 @@ class FetchCode:
     def ended(self, seconds: float) -> None:
         """A batch was made, in so long; called by the thread that makes them."""
         self._lengths.append(seconds)
+        self._made += 1
         self._longest = max(self._longest, seconds)
         if self._hangs:
             self._hangs = False
@@ -273,7 +293,9 @@ class FetchCode:
             return
         self._told = int(1.5 * looks)
         with contextlib.suppress(OSError):
-            found = WorkerCode(self._counts.summary(), dict(self._slow), self._first)
+            found = WorkerCode(
+                self._counts.summary(), dict(self._slow), self._first, self._variables.found()
+            )
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
             os.replace(temporary, self._code)
@@ -286,6 +308,16 @@ def told_by_workers(stem: Path) -> list[WorkerCode]:
         with contextlib.suppress(OSError, ValueError, DecodingError):
             found.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
     return found
+
+
+def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
+    """Of all workers' variables that grow, the largest of each name."""
+    found: dict[str, GrowingVariable] = {}
+    for each in (each for part in parts for each in part.growing):
+        known = found.get(each.name)
+        if known is None or each.last_size > known.last_size:
+            found[each.name] = each
+    return tuple(found.values())
 
 
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
@@ -363,6 +395,7 @@ class FetchHooks:
             if stem is not None:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
+                self._sink.code.dataset = fetcher.dataset
                 iterates = hasattr(fetcher, "dataset_iter")
                 # What worker_init_fn or __iter__ has opened is the worker's own.
                 inherited = not iterates and not has_worker_init()

@@ -52,7 +52,7 @@ _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
 #: Steps and seconds until the next look at variables: times those so far, and at least.
 _NEXT_STEPS: Final = 1.25
-_MORE_STEPS: Final = 10
+_MORE_STEPS: Final = 5
 _VARIABLES_S: Final = 0.25
 #: Share of the time that looks at variables may take.
 _MOST_TIME: Final = 0.001
