@@ -384,6 +384,17 @@ def test_without_workers_the_number_is_given() -> None:
     assert finding(result, "no_workers").share == pytest.approx(0.6, abs=0.02)
 
 
+@pytest.mark.parametrize(("cpu_s", "workers"), [(1.0, "2"), (0.01, "10")])
+def test_without_samples_of_the_cores_who_computes_gets_one_each(
+    cpu_s: float, workers: str
+) -> None:
+    values: dict[str, Any] = {"input_s": 1.0, "queued": -1, "cpu_s": cpu_s}
+    values |= {"header": {"loaders": loader(num_workers=0), "usable_cores": 2.0}}
+    values |= {"machine": {"cores_busy": np.nan}}
+    result = judge(run(**values, fetches={"fetch_s": 1.0, "cpu_s": cpu_s}))
+    assert finding(result, "no_workers").fix.settings["num_workers"] == workers
+
+
 def test_without_workers_and_without_an_idle_core_they_are_not_recommended() -> None:
     result = without_workers(machine={"cores_busy": 8.0})
     assert kinds(result) == ["input_bound"]

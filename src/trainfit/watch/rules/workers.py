@@ -63,7 +63,12 @@ def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:
     needed, most = fetching.needed_workers, fetching.most_workers
     if needed is None:
         return 1, "possible"
-    return (needed, "likely") if most is None else (min(needed, most), "certain")
+    if most is not None:
+        return min(needed, most), "certain"
+    # How busy the cores are was not sampled: who computes needs one, who waits does not.
+    usable = fetching.usable
+    held = usable is not None and not fetching.waits
+    return min(needed, max(1, int(usable or 1))) if held else needed, "likely"
 
 
 NO_WORKERS: Final = Rule((_NO_WORKERS_KIND,), _find_no_workers, each_rank=True)
