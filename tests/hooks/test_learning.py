@@ -444,6 +444,28 @@ def activation_twice(device: str) -> None:
     compared(device, lambda out, _: nn.CrossEntropyLoss()(out.expand(8, 3).softmax(1), classes))
 
 
+def one_class(device: str) -> None:
+    compared(
+        device,
+        lambda out, target: nn.functional.binary_cross_entropy(
+            out.softmax(1), target[:, None].sigmoid()
+        ),
+    )
+
+
+def several_classes(device: str) -> None:
+    compared(
+        device,
+        lambda out, target: nn.functional.binary_cross_entropy(
+            out.sigmoid(), target[:, None].sigmoid()
+        ),
+    )
+    classes = torch.zeros(8, dtype=torch.long).to(device)
+    compared(
+        device, lambda out, _: nn.functional.nll_loss(out.expand(8, 3).log_softmax(-1), classes)
+    )
+
+
 def activated_once(device: str) -> None:
     classes = torch.zeros(8, dtype=torch.long).to(device)
     compared(device, lambda out, _: nn.functional.cross_entropy(out.expand(8, 3), classes))
@@ -565,11 +587,11 @@ FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, ano
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
     *(step_repeated, not_registered, loss_broadcast, activation_twice, clipped_late),
-    iterator_restarted,
+    *(iterator_restarted, one_class),
 )
 MORE_HEALTHY = (
     *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
-    *(iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
+    *(several_classes, iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
@@ -657,6 +679,7 @@ def test_the_lines(watched: Callable[..., LearningFacts]) -> None:
         (gradients_dropped, "optimizer.zero_grad()"),
         (loss_broadcast, "loss(model(data(device))"),
         (activation_twice, "nn.CrossEntropyLoss()"),
+        (one_class, "binary_cross_entropy("),
         (clipped_late, "clip_grad_norm_"),
         (loss_is_a_leaf, "loss.backward()"),
     ):

@@ -12,7 +12,9 @@ import pickle
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,3 +270,25 @@ def test_a_hooked_method_takes_self_by_name() -> None:
         assert nn.Module.extra_repr(self=nn.Identity()) == "" and calls.count == 1
     finally:
         patches.restore()
+
+
+def test_a_warning_that_a_hooked_function_gives_is_the_callers() -> None:
+    """PyTorch's losses warn of shapes that differ with the place of whoever called them."""
+    patches = PatchSet()
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs)
+
+        return hook
+
+    patches.hook(torch.nn.functional, "mse_loss", make)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            torch.nn.functional.mse_loss(torch.ones(2, 1), torch.ones(2))  # here
+    finally:
+        patches.restore()
+    (line,) = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+               if text.endswith("torch.ones(2))  # here")]  # fmt: skip
+    assert [(each.filename, each.lineno) for each in told] == [(__file__, line)]

@@ -18,7 +18,7 @@ from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.text import short, signal_name, size
+from trainfit.results.text import exception_text, short, signal_name, size
 
 #: Kinds of what :func:`of_failure` gives.
 KINDS: Final = (
@@ -29,7 +29,7 @@ KINDS: Final = (
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "gpu_not_seen"),
-    "notebook_line",
+    *("notebook_line", "script_error"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
 )
@@ -63,6 +63,8 @@ _SHM: Final = re.compile(
 _SHM_OF_GPU: Final = re.compile(r"triton|out of resource: shared memory", re.IGNORECASE)
 #: Characters of evidence that are kept.
 _LONGEST: Final = 4000
+#: … and of an exception's words in a title.
+_LONGEST_TITLE: Final = 160
 _NO_SPACE: Final = re.compile(r"No space left on device|\[Errno 28\]")
 _SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchronize\.py|SemLock")
 #: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
@@ -124,6 +126,18 @@ def of_exception(
     """What the exception means that a printed traceback ends with, as :func:`of_failure`."""
     name, message = tracebacks.exception_in(traceback)
     return of_failure(Failure(name, message, traceback), settings, seen) if name else None
+
+
+def of_own_error(failure: Failure) -> Finding:
+    """An exception that :func:`of_failure` does not explain: what was raised, and its line."""
+    raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
+    culprit = raised.culprit
+    fix = fixes.OWN_ERROR if raised.worker is None else fixes.OWN_ERROR_IN_WORKER
+    title = short(exception_text(raised.type, raised.message), _LONGEST_TITLE)
+    if raised.worker is not None:
+        title += " (in a worker)"
+    found = failure_finding("script_error", title, clipped(raised_words(raised)), fix)
+    return dataclasses.replace(found, place=None if culprit is None else culprit.place)
 
 
 def clipped(text: str) -> str:

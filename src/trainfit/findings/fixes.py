@@ -117,6 +117,14 @@ PINNING: Final = (
     "pin_memory=False, or give the batch's type a pin_memory() method that returns "
     "itself; on CUDA also check that this much memory can be locked"
 )
+OWN_ERROR: Final = (
+    "mend what this line is given; `python -m pdb -c continue SCRIPT` stops there and shows the "
+    "variables"
+)
+OWN_ERROR_IN_WORKER: Final = (
+    "mend what this line is given; with num_workers=0 `python -m pdb -c continue SCRIPT` stops "
+    "there and shows the sample"
+)
 EXITED: Final = (
     "something called exit(), or a library terminated the process: run it with num_workers=0 to "
     "see the error message"

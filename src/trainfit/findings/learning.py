@@ -211,6 +211,22 @@ def _loss(facts: LearningFacts) -> Iterator[Finding]:
             place=Place.parse(found.place),
         )
         return
+    if found.one_class:
+        yield Finding(
+            "one_class",
+            "critical",
+            f"{found.name} gets a softmax over a single class, which is always 1",
+            (),
+            "loss and gradients are the same whatever the network gives: nothing is learned",
+            (
+                Fix(
+                    "for two classes one output and binary_cross_entropy_with_logits(output, "
+                    "target.float()), else one output for each class"
+                ),
+            ),
+            place=Place.parse(found.place),
+        )
+        return
     wants_log = found.name in _OF_LOGARITHMS
     instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
     yield Finding(
@@ -486,6 +502,7 @@ KINDS: Final = (
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
     *("iterator_restarted", "gradients_not_shared", "data_not_split"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
+    "one_class",
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (

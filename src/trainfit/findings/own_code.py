@@ -49,6 +49,22 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         Habit("draws or logs", _LESS_OFTEN),
     ),
     (
+        re.compile(r"loss|criterion", re.IGNORECASE),
+        Habit(
+            "computes the loss in Python",
+            "compute it by operators on whole tensors (weights and masks made once, one sum at "
+            "the end) instead of a loop over elements",
+        ),
+    ),
+    (
+        re.compile(r"^subprocess\.|\bsystem$|popen|check_output", re.IGNORECASE),
+        Habit(
+            "starts a program",
+            "ask the system itself (shutil.disk_usage, psutil, pynvml), or start it every few "
+            "hundred steps and do not wait for it",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),
@@ -79,7 +95,8 @@ _ALONE: Final = Habit(
 )
 _PYTHON: Final = Habit(
     "runs Python code",
-    "move it into the data set, so that workers do it, or onto the GPU; or do it every few steps",
+    "use operators on whole tensors instead of loops over elements; move what makes batches into "
+    "the data set, so that workers do it; do the rest every few steps",
 )
 
 

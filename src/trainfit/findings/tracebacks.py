@@ -229,7 +229,7 @@ def _python_folders() -> tuple[str, ...]:
 # Stacks of threads that hang, as ``faulthandler`` writes them, and what the threads wait in.
 
 
-_THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+")
+_THREAD: Final = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \(most recent call)")
 _STACK_FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 #: Waiting for a lock, in a line of Python.
 _LOCK_CALL: Final = re.compile(r"\.(?:acquire|wait|wait_for|join|result|get|recv|put)\s*\(")

@@ -344,6 +344,14 @@ _KNOWN: Final = (
         "make the model as it was, load it, and then replace the last layer; or take the keys that "
         "differ out of the state: strict=False alone does not skip them",
     ),
+    # caffe2/serialize/inline_container.cc by way of torch/serialization.py
+    KnownError(
+        "no_folder",
+        re.compile(r"Parent directory .+? does not exist"),
+        "A checkpoint is written to a folder that does not exist",
+        "os.makedirs(os.path.dirname(path), exist_ok=True) where the training begins: an error "
+        "there costs no training",
+    ),
     # PIL/Image.py, PIL/ImageFile.py, zipfile, gzip
     KnownError(
         "unreadable_file",
@@ -395,7 +403,7 @@ _KNOWN: Final = (
 #: Their kinds.
 KINDS: Final = tuple(each.kind for each in _KNOWN)
 #: Of these the message itself says what it is about.
-_TOLD: Final = ("label_out_of_range", "unreadable_file")
+_TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder")
 _LONGEST: Final = 100
 
 

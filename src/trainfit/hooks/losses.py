@@ -10,7 +10,7 @@ import torch
 
 from trainfit.results.runs.learning import LossMisfit
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_other
+from trainfit.torch_private.tensors import saved_other, softmax_over
 
 #: Nodes of a loss that are followed back.
 _DEPTH: Final = 8
@@ -27,8 +27,10 @@ _WANTS: Final = {
     "nll_loss": ("Softmax", "Sigmoid"),
     "kl_div": ("Softmax", "Sigmoid"),
 }
+#: A function that wants probabilities, and is given them.
+_OF_PROBABILITIES: Final = "binary_cross_entropy"
 #: What is looked at, by its name in torch.nn.functional.
-LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS)
+LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, _OF_PROBABILITIES)
 
 
 def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
@@ -47,8 +49,19 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
             break
         node = node.next_functions[0][0] if node.next_functions else None
     made = node.name() if node is not None else ""
+    if _is_of_one_class(name, output, node, made):
+        return LossMisfit(name, activation="softmax", one_class=True)
+    if name == _OF_PROBABILITIES:
+        return None
     activation = next((each for each in _WANTS[name] if made.startswith(each)), None)
     return LossMisfit(name, activation=activation.lower()) if activation else None
+
+
+def _is_of_one_class(name: str, output: torch.Tensor, node: Any, made: str) -> bool:
+    """Is a softmax taken over one number, which always gives 1?"""
+    if name == "cross_entropy":  # takes it itself, over the second dimension
+        return output.dim() > 1 and output.shape[1] == 1
+    return made.startswith(("Softmax", "LogSoftmax")) and softmax_over(node) == 1
 
 
 def _is_meant(output: Sequence[int], target: Sequence[int]) -> bool:

@@ -12,7 +12,13 @@ from trainfit.findings.failure import KINDS
 from trainfit.findings.ranking import ends, gain, headline
 from trainfit.results.findings import Evidence, Finding
 from trainfit.results.text import count, duration, percent, printable, rate, size, three_digits
-from trainfit.results.watch import LEAST_STEPS, OTHERS_CORES, USABLE_CORES, WatchResult
+from trainfit.results.watch import (
+    LEAST_STEPS,
+    OTHERS_CORES,
+    USABLE_CORES,
+    WatchResult,
+    are_enough,
+)
 
 # ---
 # What bounds a run, its phases and findings, in words.
@@ -65,7 +71,7 @@ def failure_of(result: WatchResult) -> Finding | None:
 
 def nothing_found(result: WatchResult) -> str:
     """Of a run without findings, how much that says; empty of another one."""
-    if result.steps < LEAST_STEPS or result.findings:
+    if not are_enough(result.steps, result.seconds) or result.findings:
         return ""
     if not result.unknown:
         return "Nothing to fix was found."
@@ -82,7 +88,7 @@ def limit_of(result: WatchResult) -> str:
         speed = f": median step {duration(result.step_s)}"
         if result.samples_per_s is not None:
             speed += f", {rate(result.samples_per_s)} samples/s"
-    if result.steps < LEAST_STEPS and result.limit == "unknown":
+    if not are_enough(result.steps, result.seconds) and result.limit == "unknown":
         few = f"{count(result.steps, 'steady step')}, {LEAST_STEPS} needed"
         return f"Too few steps to judge ({few}; let the script train for longer){speed}"
     return _LIMITS[result.limit] + speed + _why(result)

@@ -17,6 +17,15 @@ from trainfit.results.runs.watched import RunHeader
 #: Steady steps that a run is judged by, at least: the median of 20 values with 20% spread is off by
 #: 6% (1.25 σ / √n).
 LEAST_STEPS: Final = 20
+#: … of long ones, which waste minutes meanwhile: in so many seconds fewer do (8 values: 11%).
+LEAST_LONG_STEPS: Final = 8
+LONG_S: Final = 15.0
+
+
+def are_enough(steps: int, seconds: float) -> bool:
+    """Do so many steady steps, in so long, tell what a run's time goes to?"""
+    return steps >= LEAST_STEPS or (steps >= LEAST_LONG_STEPS and seconds >= LONG_S)
+
 
 #: Evidence of the finding "cpu_contention" that a headline shows, too.
 OTHERS_CORES: Final = "cores that other processes keep busy"

@@ -23,6 +23,11 @@ _HOOK: Final = "trainfit: the hook"
 _CALLED: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
 
 
+#: In the name of a file, it has warnings pass over its frames (CPython's `is_internal_frame`,
+#: `Python/_warnings.c`): ``stacklevel`` counts the script's, as without the hook.
+_UNSEEN: Final = ":importlib._bootstrap"
+
+
 class Replacement(NamedTuple):
     """What was replaced: ``original`` is what stood at ``owner.name``, callable as it was."""
 
@@ -95,7 +100,7 @@ class PatchSet:
 
         code, before = function.__code__, {**vars(function)}
         original = _copy(function)
-        hook: Any = make(original)
+        hook: Any = _unseen(make(original))
         given: dict[str, Any] = {}
         if "__wrapped__" not in before:  # else that is where its signature comes from, as before
             given["__wrapped__"] = original
@@ -210,6 +215,14 @@ def _function(called: Callable[..., Any]) -> FunctionType:
 
     assert isinstance(function, FunctionType)
     return function
+
+
+def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook whose own frame warnings pass over."""
+    if type(hook) is FunctionType and not hook.__code__.co_filename.endswith(_UNSEEN):
+        name = hook.__code__.co_filename + _UNSEEN
+        hook.__code__ = hook.__code__.replace(co_filename=name)
+    return hook
 
 
 def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:

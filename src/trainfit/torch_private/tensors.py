@@ -138,6 +138,16 @@ def saved_other(node: Any) -> Any:
     return getattr(node, "_saved_other", None)
 
 
+def softmax_over(node: Any) -> int | None:
+    """Numbers that a softmax's node was taken over; ``None``: it is not told."""
+    made, dim = getattr(node, "_input_metadata", None), getattr(node, "_saved_dim", None)
+    if not made or not isinstance(dim, int):
+        return None
+    sizes = tuple(made[0].shape)
+    dim -= (dim >= 1 << 63) << 64  # it is shown without its sign
+    return int(sizes[dim]) if -len(sizes) <= dim < len(sizes) else None
+
+
 def local_part(tensor: Any) -> Any:
     """The tensor that this process has of a DTensor; another as it is."""
     return getattr(tensor, "_local_tensor", tensor)

@@ -14,6 +14,7 @@ from trainfit.results.dataloader import LoaderSettings, StartMethod
 from trainfit.results.findings import Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import RunHeader, WatchedLoader
+from trainfit.results.watch import are_enough
 from trainfit.watch import thresholds
 from trainfit.watch.view import RankView, known, median
 
@@ -22,10 +23,14 @@ WATCH_LONGER = f"watch at least {thresholds.LEAST_STEPS} steps after the first 1
 
 def too_few_steps(rank: RankView, *kinds: str) -> Iterator[Unknown]:
     """One for each kind where the steady steps are too few to judge."""
-    steps = len(rank.steps)
-    if steps < thresholds.LEAST_STEPS:
+    if are_few(rank):
         for kind in kinds:
-            yield Unknown(kind, f"only {steps} steps after the warm-up", WATCH_LONGER)
+            yield Unknown(kind, f"only {len(rank.steps)} steps after the warm-up", WATCH_LONGER)
+
+
+def are_few(rank: RankView) -> bool:
+    """Are the steady steps too few to judge?"""
+    return not are_enough(len(rank.steps), rank.seconds)
 
 
 def too_few_samples(kind: str, what: str) -> Unknown:

@@ -30,7 +30,7 @@ from trainfit.watch.rules import (
     worker_copies,
 )
 from trainfit.watch.rules.input import USELESS
-from trainfit.watch.rules.own_code import KIND, OTHER_CODE
+from trainfit.watch.rules.own_code import KIND, OTHER_CODE, PYTHON_THREAD, THREAD_KIND
 from trainfit.watch.rules.rule import Rule, look
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
 
@@ -53,6 +53,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "one_hot_thread": "script",
     "script_waits": "script",
     KIND: "script",
+    THREAD_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -74,7 +75,7 @@ _OF_ALL: Final = ("communication", "gpu")
 
 def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     """Of one rank, with what was found."""
-    if len(rank.steps) < thresholds.LEAST_STEPS:
+    if checks.are_few(rank):
         return "unknown"
     costly = [
         each
@@ -125,6 +126,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *input.RULES,
     *host.RULES,
     OTHER_CODE,
+    PYTHON_THREAD,
     *gpu.RULES,
     *ranks.RULES,
     *uneven_gpus.RULES,
@@ -165,7 +167,7 @@ def judge(run: RunRecord) -> WatchResult:
         gpu_utilization=checks.utilization(rank),
         gpu_busy=checks.busy(rank),
         mfu=measures.mfu(rank),
-        notes=tuple(_notes(run, view)),
+        notes=tuple(_notes(run, view, findings)),
         next_command=_next_command(view, findings),
         folder=run.folder,
     )
@@ -180,24 +182,29 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 
 
 #: Kinds of which another one says the same with more detail.
-_SAID_BY: Final[Mapping[str, str]] = {"script_waits": KIND, "one_hot_thread": KIND}
+_SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "script_waits": (KIND, THREAD_KIND),
+    "one_hot_thread": (KIND,),
+}
 
 
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Without those that another finding explains by at least half."""
     shares = {each.kind: each.share or 0.0 for each in findings}
-    filling = {str(each.at) for each in findings if each.kind in growth.FILES.kinds and each.place}
+    # Looks at the main thread found that line because of them.
+    of_others = (*growth.FILES.kinds, *ranking.STANDSTILL)
+    told = {str(each.at) for each in findings if each.kind in of_others and each.place}
     for each in findings:
-        if each.kind == KIND and str(each.at) in filling:
+        if each.kind == KIND and str(each.at) in told:
             continue
-        by = shares.get(_SAID_BY.get(each.kind, ""), 0.0)
+        by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(each.kind, ())), default=0.0)
         if not by or each.share is None or by < 0.5 * each.share:
             yield each
 
 
-def _notes(run: RunRecord, view: RunView) -> Iterator[str]:
+def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterator[str]:
     ranks = [rank for machine in run.machines for rank in machine.ranks]
-    if said := ending.unexplained(view):
+    if not any(map(ranking.ends, findings)) and (said := ending.unexplained(view)):
         yield said
     for rank in ranks:
         yield from rank.header.notes
@@ -257,7 +264,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     if findings and findings[0].kind in ending.ENDING.kinds:
         verb = "plan" if findings[0].kind == "gpu_out_of_memory" else "watch"
         return f"trainfit {verb} -- {header.command}"
-    if len(rank.steps) < thresholds.LEAST_STEPS:
+    if checks.are_few(rank):
         return f"trainfit plan -- {header.command}"  # the same again would tell no more
     if any(_is_said(header.command, finding) for finding in findings):
         return f"trainfit watch --verify -- {header.command}"

@@ -64,6 +64,7 @@ def nodes(**accessible: bool) -> tuple[DeviceNode, ...]:
     [
         ("ImportError: libcudnn.so.9: cannot open shared object file: No such file", True),
         ("ImportError: libcusparse.so.12: undefined symbol: __nvJitLinkComplete_12_4", True),
+        ("ImportError: /opt/lib/libc10.so: invalid ELF header", True),
         ("ModuleNotFoundError: No module named 'typing_extensions'", False),
     ],
 )
@@ -75,6 +76,20 @@ def test_a_pytorch_that_cannot_be_imported_is_named_as_such(words: str, shadowed
     assert "torch==2.8.0+cu126 --index-url https://download.pytorch.org/whl/cu126" in commands(
         check
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("import torch: OSError: /opt/lib/libgomp.so.1: file too short", "torch_import_fails"),
+        ("killed by signal 4", "torch_crashes"),
+        ("no answer within 14 s", ""),
+    ],
+)
+def test_a_build_for_the_cpu_that_does_not_start_is_no_good_one(said: str, cause: str) -> None:
+    build = TorchBuild("2.8.0+cpu", None, None, "/v/torch")
+    facts = without_driver(pci_devices=(), torch=build, torch_probe=cannot_tell("p", said))
+    assert verdict(healthy(gpus=(), cuda=facts)).kind == cause
 
 
 @pytest.mark.parametrize(

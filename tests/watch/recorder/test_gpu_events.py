@@ -142,6 +142,33 @@ def test_copies_and_waits_are_counted_once_and_only_where_there_are_any(tmp_path
 
 
 @pytest.mark.usefixtures("device")
+def test_an_index_by_a_mask_waits(tmp_path: Path) -> None:
+    model = Net().cuda()
+    optimizer = Sgd(model.parameters(), 0.1)
+    some = torch.zeros(2, dtype=torch.long, device="cuda")
+
+    def fill(out: Any, value: Any) -> None:
+        out.detach().clone()[out.detach() > 0] = value
+
+    extras = [
+        (lambda out: None, 0),
+        (lambda out: out[out.detach() > 0], 1),
+        (lambda out: out[0, out.detach()[0] > 0], 1),
+        (lambda out: out.masked_select(out.detach() > 0), 1),
+        (lambda out: (out[0], out[:, None], out[some], out[..., :2]), 0),
+        (lambda out: fill(out, 0.0), 0),
+        (lambda out: fill(out, out.detach()[0, 0]), 0),
+    ]
+    with recorded(tmp_path) as run:
+        for extra, _ in extras:
+            out = model(torch.zeros(4, 8, device="cuda"))
+            extra(out)
+            out.sum().backward()
+            optimizer.step()
+    assert list(run.record.steps["syncs"][1:]) == [waits for _, waits in extras[1:]]
+
+
+@pytest.mark.usefixtures("device")
 def test_an_evaluation_is_no_part_of_the_steps_gpu_time(tmp_path: Path) -> None:
     model = Net().cuda()
     optimizer = Sgd(model.parameters(), 0.1)

@@ -378,6 +378,7 @@ def test_an_evaluation_takes_its_batches_with_it(tmp_path: Path) -> None:
     assert [each.step for each in run.events("evaluation")] == [2, 4]  # the last after all steps
     roles = {each.batch_size: each.role for each in run.record.header.loaders}
     assert roles == {16: "training", 4: "evaluation"}
+    assert next(e.made for e in run.record.header.loaders if e.batch_size == 4) == 2
 
 
 def test_an_evaluation_in_training_mode_is_told_by_its_batches(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.watch.recorder.looks import variables
-from trainfit.watch.recorder.looks.variables import VariableLooks
+from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 
 pytestmark = pytest.mark.skipif(
     sys.gettrace() is not None, reason="functions that a debugger or coverage traces are left alone"
@@ -202,3 +204,46 @@ def test_functions_that_are_not_of_the_loop_are_left_alone() -> None:
             next(running)
         found.look(20 * (number + 1), frame, frozenset())
     assert found.found() == ()
+
+
+class Frames:
+    """A data set with two caches."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, torch.Tensor] = {}
+
+    @staticmethod
+    @functools.lru_cache(maxsize=None)  # noqa: UP033, as scripts have it
+    def load(index: int) -> float:
+        return index / 2
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.load(index)
+        self.cache[index] = torch.ones(4)  # it stays
+        return self.cache[index]
+
+
+@functools.cache
+def parsed(index: int) -> int:
+    return index
+
+
+def test_what_a_data_set_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames, looks = Frames(), VariableLooks()
+    own = {"parsed": parsed, "Frames": Frames, "__name__": __name__}
+    monkeypatch.setattr(variables, "_modules", lambda: iter([(__file__, own, None)]))
+    part = torch.utils.data.Subset(frames, range(9))  # type: ignore[arg-type]
+    for step in range(8):
+        for index in range(20 * step, 20 * step + 20):
+            frames[index], parsed(index)
+        looks.look_at(20 * step, parts_of(part))
+    found = {each.name: each for each in looks.found()}
+    assert found["self.cache"].holds == "tensors" and found["self.cache"].kind == "dict"
+    assert found["parsed"].kind == "cache" and found["parsed"].last_size == 160
+    assert found["Frames.load"].kind == "cache" and found["Frames.load"].last_size == 160
+    source = Path(__file__).read_text().splitlines()
+    lines = {name: int(each.place.rpartition(":")[2]) for name, each in found.items()}
+    assert source[lines["self.cache"] - 1].endswith("# it stays")
+    assert source[lines["parsed"] - 1] == "@functools.cache"
+    Frames.load.cache_clear()
+    parsed.cache_clear()

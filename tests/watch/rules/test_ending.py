@@ -56,11 +56,29 @@ def test_out_of_gpu_memory_is_planned_next() -> None:
     assert result.next_command == f"trainfit plan -- {HEADER.command}"
 
 
-def test_an_error_of_the_scripts_own_is_a_note() -> None:
+def test_an_error_of_the_scripts_own_is_named_with_its_line() -> None:
     result = judge(failed(UNKNOWN))
-    assert kinds(result)[0] == "input_bound"
-    assert "the run ended by KeyError: 'x' at /home/me/train.py:7 in <module>" in result.notes
-    assert not answer(result).startswith("The run failed")
+    assert kinds(result)[:2] == ["script_error", "input_bound"]
+    assert answer(result) == "The run failed: KeyError: 'x', at /home/me/train.py:7"
+    assert not any("ended by" in note for note in result.notes)
+
+
+def test_an_error_in_a_worker_is_named_with_the_data_sets_line() -> None:
+    text = (
+        f"{FRAME}KeyError: Caught KeyError in DataLoader worker process 1.\nOriginal Traceback "
+        "(most recent call last):\n"
+        '  File "/v/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in '
+        'fetch\n  File "/home/me/data.py", line 17, in __getitem__\nKeyError: 1234\n'
+    )
+    result = judge(failed(text))
+    assert answer(result) == "The run failed: KeyError: 1234 (in a worker), at /home/me/data.py:17"
+    assert "num_workers=0" in result.findings[0].fix.action
+
+
+def test_a_folder_that_is_not_there_is_made_where_the_training_begins() -> None:
+    result = judge(failed(f"{FRAME}RuntimeError: Parent directory runs/1 does not exist."))
+    assert "runs/1" in answer(result) and "/home/me/train.py:7" in answer(result)
+    assert "makedirs" in result.findings[0].fix.action
 
 
 @pytest.mark.parametrize("text", ["KeyboardInterrupt", "SystemExit: 3"])
@@ -104,7 +122,24 @@ def test_a_worker_that_the_kernel_killed() -> None:
     frame = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 9, in recv\n'
     text = f"{FRAME}{frame}ConnectionResetError: [Errno 104] Connection reset by peer"
     assert kinds(judge(failed(text, notes=(note,))))[0] == "worker_killed"
-    assert kinds(judge(failed(text)))[0] == "input_bound"
+    assert kinds(judge(failed(text)))[0] == "script_error"
+
+
+def test_the_line_that_a_worker_ended_at_is_named() -> None:
+    text = f"{FRAME}RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 3."
+    stack = (
+        "Fatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007f (most recent call first):\n"
+        '  File "/v/lib/python3.11/ctypes/__init__.py", line 5 in string_at\n'
+        '  File "/home/me/data.py", line 11 in decode\n'
+        '  File "/home/me/data.py", line 20 in __getitem__\n'
+    )
+    without = failed(text)
+    (rank,) = without.ranks
+    events = (Event(20.0, "worker_stack", 200, text=stack), *rank.events)
+    told = dataclasses.replace(without, ranks=(dataclasses.replace(rank, events=events),))
+    assert answer(judge(without)) == "The run failed: A worker ended with exit code 3"
+    assert str(judge(told).findings[0].place) == "/home/me/data.py:11"
 
 
 @pytest.mark.parametrize("code", [-9, 137, -15, -2, 130, -6, 3, 1, None])

@@ -78,6 +78,20 @@ def test_ram_that_grows_without_a_variable_is_told_after_a_while() -> None:
     assert "ram_growth" in kinds(judge(growing(100 * MIB, steps=100, growing=(KEPT,))))
 
 
+def test_what_a_data_set_keeps_is_named_with_its_line() -> None:
+    cache = GrowingVariable("Frames.load", "data.py:9", "cache", 200, 4000, 95)
+    record = run(STEPS, header={"worker_growing": (NUMBERS, cache)})
+    rows = record.processes
+    worker = rows["role"] == 1
+    rows["rss_bytes"][worker] = GIB + 50 * MIB * rows["time_s"][worker]
+    found = finding(judge(record), "ram_growth")
+    assert str(found.place) == "data.py:9" and "`Frames.load` keeps all" in found.title
+    assert "200 to 4000 entries in 95 batches of a worker" in found.cause
+    assert "maxsize" in found.fix.action and found.severity == "warning"
+    alone = finding(judge(growing(50 * MIB, growing=(NUMBERS, cache))), "ram_growth")
+    assert str(alone.place) == "data.py:9" and "in 95 steps" in alone.cause
+
+
 def test_ram_that_is_full_before_the_data_set_was_read_once() -> None:
     """What holds the data set levels off with its first epoch: if that fits."""
     many, few = (dataclasses.replace(LOADER, batches=number) for number in (10**6, STEPS + 10))

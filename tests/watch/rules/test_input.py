@@ -336,13 +336,12 @@ def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:
 
 
 # --- Epochs ---------------------------------------------------------------------------------------
-def epochs(persistent: bool) -> WatchResult:
+def epochs(persistent: bool, made: int = 1) -> WatchResult:
     starts = np.arange(200) % 20 == 0
     waited = np.where(starts, 1.5, 0.001)
     flags = np.where(starts, EPOCH_START, 0)
-    return judge(
-        run(input_s=waited, flags=flags, header={"loaders": loader(persistent_workers=persistent)})
-    )
+    loaders = loader(persistent_workers=persistent, made=made)
+    return judge(run(input_s=waited, flags=flags, header={"loaders": loaders}))
 
 
 def test_the_start_of_epochs_is_told_apart() -> None:
@@ -356,6 +355,12 @@ def test_the_start_of_epochs_is_told_apart() -> None:
 def test_persistent_workers_are_not_recommended_again() -> None:
     found = finding(epochs(persistent=True), "epoch_start")
     assert not found.fix.settings and "longer" in found.fix.action
+
+
+def test_a_loader_that_is_made_for_each_epoch_cannot_keep_its_workers() -> None:
+    found = finding(epochs(persistent=False, made=10), "epoch_start")
+    assert not found.fix.settings and "make the DataLoader once" in found.fix.action
+    assert finding(epochs(persistent=False, made=3), "epoch_start").fix.settings
 
 
 def test_one_start_alone_is_not_enough() -> None:
@@ -377,6 +382,17 @@ def test_without_workers_the_number_is_given() -> None:
     assert kinds(result) == ["no_workers"]
     assert finding(result, "no_workers").fix.settings["num_workers"] == "2"  # 0.15 / 0.1
     assert finding(result, "no_workers").share == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.parametrize(("cpu_s", "workers"), [(1.0, "2"), (0.01, "10")])
+def test_without_samples_of_the_cores_who_computes_gets_one_each(
+    cpu_s: float, workers: str
+) -> None:
+    values: dict[str, Any] = {"input_s": 1.0, "queued": -1, "cpu_s": cpu_s}
+    values |= {"header": {"loaders": loader(num_workers=0), "usable_cores": 2.0}}
+    values |= {"machine": {"cores_busy": np.nan}}
+    result = judge(run(**values, fetches={"fetch_s": 1.0, "cpu_s": cpu_s}))
+    assert finding(result, "no_workers").fix.settings["num_workers"] == workers
 
 
 def test_without_workers_and_without_an_idle_core_they_are_not_recommended() -> None:

@@ -73,9 +73,9 @@ def test_a_small_batch_that_comes_late_is_late_by_other_programs() -> None:
     """Nothing is won by sending less."""
     fetches = {"fetch_s": 0.05, "cpu_s": 0.04, "bytes": 20_000}
     fix = finding(waiting(fetches=fetches, queued=2), "input_bound").fix
-    assert "send less" not in fix.action and "stop them" in fix.action
+    assert "send less" not in fix.action and "stop the other programs" in fix.action
     fix = finding(waiting(fetches=fetches | {"bytes": 10**8}, queued=2), "input_bound").fix
-    assert "stop them" not in fix.action
+    assert "stop the other programs" not in fix.action
 
 
 def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:

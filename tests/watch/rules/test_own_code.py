@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
-from helpers_watch import finding, kinds, run, run_on_cpu
+from helpers_watch import finding, kinds, run, run_on_cpu, table
 from trainfit.findings.own_code import habit_of
 from trainfit.report.watch import answer
-from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks
+from trainfit.results.runs import tables
+from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks, ThreadLooks
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.code_lines import costliest
 
@@ -45,11 +49,20 @@ def test_few_lines_of_a_function_are_named_together() -> None:
     assert found.share == pytest.approx(0.5, abs=0.02)
 
 
+def test_few_steps_are_enough_where_they_are_long() -> None:
+    result = judge(other(SAVES, LOGS, steps=14, other_s=3.0))
+    assert result.steps < 20 and kinds(result) == ["other_code"] and result.limit == "script"
+    assert "Too few" not in answer(result)
+    short = judge(other(SAVES, LOGS, steps=14))
+    assert not short.findings and answer(short).startswith("Too few steps")
+
+
 @pytest.mark.parametrize(
     ("called", "inner"),
     [
         ("F.cross_entropy", "torch._C._nn.cross_entropy_loss"),
         ("nn.functional.layer_norm", "torch.layer_norm"),
+        ("torch.softmax", "torch.softmax"),
     ],
 )
 def test_a_loss_that_no_module_computes_is_no_other_code(called: str, inner: str) -> None:
@@ -85,9 +98,46 @@ def test_little_of_it_is_nothing() -> None:
         (("f.flush", "os.fsync"), "disk", True, "fsync"),
         (("requests.post", "socket.recv"), "network", True, "queue"),
         (("torch.stack", "torch.stack"), "", False, "DataLoader"),
+        (("subprocess.run", "selectors.select"), "", True, "psutil"),
+        (("__main__.boundary_loss", "pow"), "", True, "whole tensors"),
         (("augment", "data.augment"), "", True, "data set"),
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
     ],
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:
     assert words in habit_of(names, waits, has_loader=loader).action
+
+
+PLOTS = ThreadLooks(StackLooks(60, (CodeLine("plot.py:8", 40, ("train.py:5",), "sum"),)), 0.4)
+
+
+def thread(cpu_share: float, ready: float, threads: ThreadLooks = PLOTS) -> RunRecord:
+    """A step of 0.1 s whose main thread is on a core for so much of it, and lacks one so often."""
+    times = np.arange(0.0, 60.0, 0.5)
+    row = {"time_s": times, "rank": 0, "role": 0, "pid": 100, "cpu_cores": cpu_share}
+    waits = table(tables.CORE_WAITS, row | {"main_thread": ready, "threads": ready}, len(times))
+    parts = {"forward_s": 0.03, "backward_s": 0.05, "optimizer_s": 0.015, "other_s": 0.005}
+    header = {"other_threads": threads}
+    found = run_on_cpu(header=header, cpu_s=0.1 * cpu_share, **parts)
+    return dataclasses.replace(found, core_waits=waits)
+
+
+def test_a_python_thread_next_to_the_training_takes_the_interpreters_lock() -> None:
+    result = judge(thread(0.2, 0.1))
+    found = finding(result, "python_thread")
+    assert result.findings[0] == found and result.limit == "script"
+    assert found.place is not None and str(found.place) in answer(result)
+    assert found.share == pytest.approx(0.95 - 0.2 - 0.1, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        thread(0.9, 0.05),  # the training computes all the time
+        thread(0.2, 0.75),  # … or other programs have its core
+        thread(0.2, 0.1, ThreadLooks(PLOTS.code, 0.02)),  # the thread mostly waits
+        thread(0.2, 0.1, ThreadLooks()),
+    ],
+)
+def test_a_thread_that_takes_nothing_is_not_blamed(healthy: RunRecord) -> None:
+    assert "python_thread" not in kinds(judge(healthy))

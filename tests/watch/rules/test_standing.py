@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
-from helpers_watch import HEADER, finding, kinds, loader, run, watch_screen
+import pytest
+
+from helpers_watch import HEADER, finding, kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.report.watch import answer, progress_line
-from trainfit.results.runs.watched import Event, RunRecord
+from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
 
@@ -64,6 +67,38 @@ def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
     found = finding(result, "standstill")
     assert str(found.place) == "train.py:14" and "the main thread is at train.py:14" in found.title
+
+
+def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
+    looks = StackLooks(300, (CodeLine("train.py:14", 250, (), "input", "input"),))
+    stands = still(SLEEPS, loaders=loader(num_workers=0), other_code=looks)
+    changed = run_on_cpu(
+        header={"other_code": looks, "loaders": loader(num_workers=0)}, other_s=0.1
+    )
+    assert "other_code" in kinds(judge(changed))
+    (rank,) = changed.ranks
+    event = stands.ranks[0].events
+    running = dataclasses.replace(rank.header, ending="running")
+    both = dataclasses.replace(rank, events=event, header=running)
+    assert kinds(judge(dataclasses.replace(changed, ranks=(both,)))) == ["standstill"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("x, y = batches.get()", "other end of the queue"),
+        ('answer = input("overwrite? ")', "somebody to type"),
+        ("with self.lock:", "who holds the lock"),
+        ("worker.join()", "a timeout"),
+        ("compute(x)", "fix what it waits for"),
+    ],
+)
+def test_what_the_line_waits_for_tells_the_fix(line: str, words: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{line}\n", encoding="utf-8")
+    text = f'{HEAD}\n  File "{script}", line 1 in main'
+    result = judge(still(text, loaders=loader(num_workers=0)))
+    assert words in finding(result, "standstill").fix.action
 
 
 def test_a_step_after_it_or_an_end_that_was_meant_is_no_standstill() -> None:

@@ -75,7 +75,11 @@ def import_fails(stack: DriverStack) -> Check | None:
         )
     ]
     if any(
-        word in words for word in ("undefined symbol", "cannot open shared object", "version `")
+        word in words
+        for word in (
+            *("undefined symbol", "cannot open shared object", "version `"),
+            *("invalid ELF header", "file too short", "wrong ELF class"),
+        )
     ):
         remedies.insert(
             0,
@@ -143,6 +147,8 @@ def cpu_only(stack: DriverStack) -> Check | None:
             "AMD's driver stack is not checked; `rocminfo` shows what it sees",
             stack.torch_evidence(),
         )
+    if (crashed := crashes(stack)) is not None:
+        return crashed
     found = [*stack.torch_evidence(), *stack.driver_evidence()]
     if stack.pci == () and not stack.gpus and not stack.in_wsl and not stack.is_jetson:
         return good(

@@ -397,7 +397,7 @@ def _torch_probe(
     if build.is_absent:
         return absent(source, build.reason)
     if build.value is not None and build.value.cuda is None and build.value.hip is None:
-        return absent(source, f"PyTorch {build.value.version} is built without CUDA: not queried")
+        return _import_for_cpu(system, build.value, source)
     wait([nvml], timeout=_NVML_FIRST_SECONDS)
     answer = system.probe("torch_devices", _TORCH_SECONDS)
     if answer.value is None:
@@ -406,6 +406,15 @@ def _torch_probe(
     if failed is not None:
         return cannot_tell(source, failed)
     return _torch_answer(answer.value, source)
+
+
+def _import_for_cpu(system: System, build: TorchBuild, source: str) -> Fact[TorchProbe]:
+    """Such a build sees no GPU; whether it can be imported is asked all the same."""
+    answer = system.probe("torch_devices", _TORCH_SECONDS)
+    said = answer.reason if answer.value is None else parsing.word(answer.value.get("failed"))
+    if said and said.startswith(("import torch: ", "killed by signal")):
+        return cannot_tell(source, said)
+    return absent(source, f"PyTorch {build.version} is built without CUDA")
 
 
 def _torch_answer(answer: Mapping[str, Any], source: str) -> Fact[TorchProbe]:

@@ -56,12 +56,14 @@ class LossMisfit:
         numbers than each of them has.
     activation: What made its input, where the function applies it itself, or wants logarithms:
         "softmax" or "sigmoid".
+    one_class: Is that softmax over a single number, which always gives 1?
     place: The user's line that called it, "file:line".
     """
 
     name: str
     shapes: tuple[str, ...] = ()
     activation: str | None = None
+    one_class: bool = False
     place: str | None = None
 
 

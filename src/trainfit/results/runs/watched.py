@@ -6,7 +6,8 @@ run-folder/
   noise-rank0.json       NoiseResult, of `trainfit watch --noise-scale`; written at the end
   rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
   rank0.fetches.<pid>.bin  one a worker process
-  rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs
+  rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs;
+                         rank0.died.<pid>: where it crashed
   machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
                          by the sampler, one a machine
   sampler.events.jsonl   Events of the sampler: what it could not sample, its end
@@ -58,6 +59,8 @@ class WatchedLoader:
     batches: int | None
     """Of an epoch; ``None``: it does not say."""
     start_method: str = ""
+    made: int = 1
+    """Times that the script has made it anew, with the same settings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +108,17 @@ class StackLooks:
         """Of the looks."""
         return count / self.looks if self.looks else 0.0
 
+
+@dataclasses.dataclass(frozen=True)
+class ThreadLooks:
+    """Looks at the Python threads next to the one that trains, while they compute: their lines, and
+    of the busiest the part of a core that it has (``cpu_share``)."""
+
+    code: StackLooks = StackLooks()
+    cpu_share: float = 0.0
+
+
+NO_THREADS: Final = ThreadLooks()
 
 #: What the entries of a variable keep: tensors, or tensors with their autograd graphs.
 Holds = Literal["", "tensors", "graphs"]
@@ -229,8 +243,12 @@ class RunHeader(ResultFile):
     """Of the main thread, while it copies to the GPU."""
     copies: WorkerCopies = NO_COPIES
     """What workers have in common that each should have for itself."""
+    other_threads: ThreadLooks = NO_THREADS
+    """Of the script's own Python threads."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
+    worker_growing: tuple[GrowingVariable, ...] = ()
+    """The same in a worker, with its batches as steps: what its data set keeps."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
     communication: RankCommunication = NO_COMMUNICATION
@@ -290,7 +308,8 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
-    "exception", "worker_died", "skipped_step", "restart" (a second training in one script)."""
+    "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "restart" (a
+    second training in one script)."""
 
     time_s: float
     kind: str

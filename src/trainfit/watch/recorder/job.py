@@ -131,11 +131,13 @@ class LoaderRecord:
     def __init__(self, loader: Any, place: str) -> None:
         self.place = place
         self.role = "unknown"
+        self.made = 0
         self._told = self._facts(loader)
         self._batch_size = self._told["batch_size"]
 
     def describe(self) -> WatchedLoader:
-        return WatchedLoader(role=self.role, place=self.place, **self._told)  # type: ignore[arg-type]
+        told = self._told
+        return WatchedLoader(role=self.role, place=self.place, made=self.made, **told)  # type: ignore[arg-type]
 
     def is_of(self, loader: Any) -> bool:
         """Has the loader still the settings that it had?"""

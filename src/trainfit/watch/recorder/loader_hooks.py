@@ -123,6 +123,7 @@ class LoaderHooks:
             # A script that makes the same loader for each epoch has one.
             made = LoaderRecord(loader, self._places.get(loader, ""))
             record = self._made.setdefault(made.key, made)
+            record.made += 1
             self._known[loader] = record
             if self._host.live:
                 self._host.note_loader(record)

@@ -417,6 +417,9 @@ class Recorder:
         self._last_error = None
         if self._files is None and _is_explained(traceback):
             self._claim()
+        if self._files is not None:
+            for stack in worker_hooks.deaths(self._files.stem):
+                self.event("worker_stack", text=stack[:_LONGEST_TRACEBACK])
         self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
 
     @property
@@ -485,10 +488,12 @@ class Recorder:
             found["sampler_code"] = self._looks.sampler.summary()
             found["sync_code"] = self._looks.waits[ph.SYNC].summary()
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
+            found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
+            found["worker_growing"] = worker_hooks.growing(told)
             found["slow_samples"] = worker_hooks.slowest(told)
             found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import faulthandler
 import json
 import math
 import multiprocessing
@@ -19,15 +20,15 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 
 from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import StackLooks
+from trainfit.results.runs.watched import GrowingVariable, StackLooks
 from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, stack_of
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
@@ -42,6 +43,7 @@ from trainfit.watch.recorder.looks.stacks import (
     stack_text,
     users_stack,
 )
+from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
 #: Seconds between two looks.
@@ -68,6 +70,9 @@ _LENGTHS: Final = 64
 _LEAST_LENGTHS: Final = 4
 #: … and it hangs that takes so long, and so many times the longest before.
 _HANGS_S: Final = 2.5
+#: Seconds between two looks at what grows, at least, and the share of the time that they may take.
+_GROWTH_S: Final = 0.5
+_MOST_TIME: Final = 0.001
 _TIMES_LONGEST: Final = 5.0
 
 
@@ -141,6 +146,7 @@ class WorkerSink:
         self._written = 0.0
         self._target = threading.get_ident()
         self._stop = threading.Event()
+        self._death = WorkerDeath(stem, lambda: self.fetching)
         # Workers end without Python's atexit; this is what multiprocessing calls.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
         self._thread = UnlistedThread(self._run)
@@ -152,6 +158,7 @@ class WorkerSink:
                 if not self.collating:  # which is timed
                     self.shares.look(self._target)
                 self.code.look(self._target, self.began, time.monotonic(), self.collating)
+            self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
@@ -163,6 +170,46 @@ class WorkerSink:
         self._thread.join(timeout=5.0)  # it may be in a write
         self.ring.write()
         self.code.write(whole=True)
+        self._death.close()
+
+
+class WorkerDeath:
+    """Leaves the stack that a worker ends in when it crashes in native code, or when what makes a
+    batch calls ``os._exit()``: the training process only sees that it is gone."""
+
+    def __init__(self, stem: Path, fetching: Callable[[], bool]) -> None:
+        self._path = stem.with_name(f"{stem.name}.died.{os.getpid()}")
+        self._file = self._path.open("w", encoding="utf-8")
+        self._mine = not faulthandler.is_enabled()
+        if self._mine:  # PyTorch's own handlers of a worker come after it
+            faulthandler.enable(self._file, all_threads=False)
+        original = self._exit = os._exit
+
+        @in_place_of(original)
+        def _exit(status: int) -> NoReturn:
+            if fetching():
+                with contextlib.suppress(Exception):
+                    stack = users_stack(threading.get_ident())
+                    self._path.write_text(stack_text(stack), encoding="utf-8")
+            original(status)
+
+        os._exit = _exit
+
+    def close(self) -> None:
+        """The worker ends as it should."""
+        os._exit = self._exit
+        if self._mine:
+            faulthandler.disable()
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def deaths(stem: Path) -> Iterator[str]:
+    """The stacks that workers of a rank have ended in."""
+    for path in sorted(stem.parent.glob(f"{stem.name}.died.*")):
+        with contextlib.suppress(OSError):
+            if text := path.read_text(encoding="utf-8", errors="replace"):
+                yield text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +219,7 @@ class WorkerCode:
     looks: StackLooks
     slow_samples: Mapping[str, float]
     first: FirstBatches | None = None
+    growing: tuple[GrowingVariable, ...] = ()
 
 
 class FetchCode:
@@ -189,6 +237,19 @@ class FetchCode:
         self.first: FirstLook | None = None
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
+        self.dataset: Any = None
+        self._made = 0
+        self._variables = VariableLooks()
+        self._growth_due = 0.0
+
+    def look_for_growth(self, now: float) -> None:
+        """At what the data set keeps, where that has come to its turn."""
+        if self.dataset is None or now < self._growth_due:
+            return
+        began = time.thread_time()
+        with contextlib.suppress(Exception):  # objects of the script may be of any kind
+            self._variables.look_at(self._made, parts_of(self.dataset))
+        self._growth_due = now + max(_GROWTH_S, (time.thread_time() - began) / _MOST_TIME)
 
     def look(self, thread: int, began: float, now: float, collating: bool = False) -> None:
         """While a batch is made that was begun at ``began``, or while its samples are collated."""
@@ -216,6 +277,7 @@ class FetchCode:
     def ended(self, seconds: float) -> None:
         """A batch was made, in so long; called by the thread that makes them."""
         self._lengths.append(seconds)
+        self._made += 1
         self._longest = max(self._longest, seconds)
         if self._hangs:
             self._hangs = False
@@ -231,7 +293,9 @@ class FetchCode:
             return
         self._told = int(1.5 * looks)
         with contextlib.suppress(OSError):
-            found = WorkerCode(self._counts.summary(), dict(self._slow), self._first)
+            found = WorkerCode(
+                self._counts.summary(), dict(self._slow), self._first, self._variables.found()
+            )
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
             os.replace(temporary, self._code)
@@ -244,6 +308,16 @@ def told_by_workers(stem: Path) -> list[WorkerCode]:
         with contextlib.suppress(OSError, ValueError, DecodingError):
             found.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
     return found
+
+
+def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
+    """Of all workers' variables that grow, the largest of each name."""
+    found: dict[str, GrowingVariable] = {}
+    for each in (each for part in parts for each in part.growing):
+        known = found.get(each.name)
+        if known is None or each.last_size > known.last_size:
+            found[each.name] = each
+    return tuple(found.values())
 
 
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
@@ -321,6 +395,7 @@ class FetchHooks:
             if stem is not None:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
+                self._sink.code.dataset = fetcher.dataset
                 iterates = hasattr(fetcher, "dataset_iter")
                 # What worker_init_fn or __iter__ has opened is the worker's own.
                 inherited = not iterates and not has_worker_init()

@@ -49,7 +49,11 @@ _MOSTLY: Final = 0.6
 _FEW_LINES: Final = 3
 #: What the step computes, also where no module is called for it: Python's functions, and those in C
 #: that they stand for.
-_OF_MODEL: Final = re.compile(r"torch\.(?:nn\.functional|\w+\._nn)\.")
+_OF_MODEL: Final = re.compile(
+    r"torch\.(?:nn\.functional|\w+\._nn)\."
+    r"|torch\.(?:log_)?softmax$|torch\.(?:sigmoid|tanh|relu|celu|selu|dropout|einsum|b?addmm|b?mm"
+    r"|matmul|conv\dd|\w+_norm|\w+_loss|cosine_similarity|pairwise_distance)$"
+)
 #: As a script calls them; some of them stand for a function in C of the same name.
 _FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
 

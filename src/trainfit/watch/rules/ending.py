@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import KINDS, of_failure
-from trainfit.findings.tracebacks import exception_in, parse
+from trainfit.findings.failure import KINDS, of_failure, of_own_error
+from trainfit.findings.tracebacks import exception_in, parse, parse_stacks
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.results.findings import Evidence, Finding, Unknown
+from trainfit.results.findings import Evidence, Finding, Place, Unknown
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import exception_text, short
 from trainfit.watch.checks import loader_settings
@@ -23,6 +23,8 @@ from trainfit.watch.view import RankView, RunView
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 #: The kernel killed for want of memory, as the header's note says with the number.
 _KILLED: Final = FailureContext(oom_kills=OomKills(machine=1))
+#: Ends of workers that the training process sees nothing of but an exit code.
+_OF_WORKERS: Final = ("worker_exited", "worker_crashed")
 #: Ends that need no explanation.
 _MEANT: Final = ("KeyboardInterrupt", "SystemExit")
 
@@ -34,6 +36,8 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
         if found is not None:
             step = event.step
             at = (Evidence("in step", float(step)),) if step > 0 else ()
+            if found.place is None and found.kind in _OF_WORKERS:
+                found = dataclasses.replace(found, place=_died_at(rank))
             yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
             return
     for rank in run.ranks:
@@ -41,6 +45,19 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
         if found is not None:
             yield dataclasses.replace(found, rank=rank.rank)
             return
+    # Of several ranks, most exceptions follow from another one's end: `standing` tells them apart.
+    own = _own_error(run) if len(run.ranks) == 1 else None
+    if own is not None:
+        at = (Evidence("in step", float(own[1].step)),) if own[1].step > 0 else ()
+        failure = Failure(*exception_in(own[1].text), own[1].text)
+        yield dataclasses.replace(of_own_error(failure), evidence=at, last_step=own[1].step)
+
+
+def _died_at(rank: RankView) -> Place | None:
+    """The line that a worker ended at, by its last stack."""
+    told = [each.text for each in rank.record.events if each.kind == "worker_stack"]
+    frame = next((stack.where for text in told for stack in parse_stacks(text)), None)
+    return None if frame is None else frame.place
 
 
 def _explained(header: RunHeader, event: Event) -> Finding | None:
@@ -55,18 +72,26 @@ def _explained(header: RunHeader, event: Event) -> Finding | None:
     return dataclasses.replace(found, cause=note) if found and killed and note else found
 
 
-def unexplained(run: RunView) -> str:
-    """The exception that ended a run, in a line, where nothing more is known; else empty."""
+def _own_error(run: RunView) -> tuple[RankView, Event] | None:
+    """The exception that ended a run, where nothing more is known of it."""
     for rank, event in _exceptions(run):
-        name, message = exception_in(event.text)
+        name, _ = exception_in(event.text)
         if not name or name in _MEANT or _explained(rank.header, event):
-            return ""
-        raised = parse(name, message, event.text)
-        at = f" at {raised.culprit}" if raised.culprit is not None else ""
-        of = f" (rank {rank.header.rank})" if rank.header.world_size > 1 else ""
-        said = short(exception_text(raised.type, raised.message), 160)
-        return f"the run ended by {said}{at}{of}"
-    return ""
+            return None
+        return rank, event
+    return None
+
+
+def unexplained(run: RunView) -> str:
+    """The first exception of several ranks, in a line, where nothing more is known; else empty."""
+    own = _own_error(run) if len(run.ranks) > 1 else None
+    if own is None:
+        return ""
+    rank, event = own
+    raised = parse(*exception_in(event.text), event.text)
+    at = f" at {raised.culprit}" if raised.culprit is not None else ""
+    said = short(exception_text(raised.type, raised.message), 160)
+    return f"the run ended by {said}{at} (rank {rank.header.rank})"
 
 
 def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:

@@ -50,8 +50,23 @@ def kept_tensors(view: RankView) -> GrowingVariable | None:
     return next((each for each in found if each.holds and each.kind != "tensor"), None)
 
 
+def _kept_by(view: RankView, role: int) -> GrowingVariable | None:
+    """What keeps the RAM of the training process (0), or of a worker (1)."""
+    if role == 0 and (found := kept_tensors(view)) is not None:
+        return found
+    every = view.header.growing if role == 0 else view.header.worker_growing
+    caches = [each for each in every if each.kind == _CACHE or (role and each.holds)]
+    return max(caches, key=lambda each: each.last_size, default=None)
+
+
+#: A function's results that ``functools.lru_cache`` keeps.
+_CACHE: Final = "cache"
+
+
 def keeps(variable: GrowingVariable) -> str:
     """What it does, in words: "`history` (train.py:41) keeps each step's tensors"."""
+    if variable.kind == _CACHE:
+        return f"`{variable.name}` keeps all that it has returned"
     what = "autograd graph" if variable.holds == "graphs" else "tensors"
     return f"`{variable.name}` keeps each step's {what}"
 
@@ -89,7 +104,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     grown = rate * seconds
     if grown < max(_LEAST_BYTES, thresholds.RAM_LEFT * float(np.median(held))):
         return
-    variable = kept_tensors(view) if role == 0 else None
+    variable = _kept_by(view, role)
     if seconds < _LEAST_S and variable is None:
         reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
         yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
@@ -107,9 +122,18 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     full_s = float(left[-1]) / rate if len(left) else math.inf
     if len(left):
         evidence.append(Evidence("RAM used up in", full_s, "s"))
-    sure = variable is not None or seconds >= _LASTING_S or _outgrows(view, full_s, seconds)
+    # A data set's cache may be full when all was read once.
+    of_data = variable is not None and (role == 1 or variable.kind == _CACHE)
+    sure = (
+        (variable is not None and not of_data)
+        or seconds >= _LASTING_S
+        or _outgrows(view, full_s, seconds)
+    )
     title = f"RAM of {who} grows by {size(rate * step_s)} a step"
-    if variable is not None:
+    if variable is not None and of_data:
+        cause, fix = _what_a_data_set_keeps(variable, role), _WHO_KEEPS[1][1]
+        title += f": {keeps(variable).replace('each step', 'each batch')}"
+    elif variable is not None:
         cause, fix = what_keeps(variable)
         title += f": {keeps(variable)}"
     else:
@@ -124,6 +148,17 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         "certain" if variable is not None else "likely",
         place=None if variable is None else Place.parse(variable.place),
     )
+
+
+def _what_a_data_set_keeps(variable: GrowingVariable, role: int) -> str:
+    """Of a worker, or of the process that makes the batches itself."""
+    many, name = f"{variable.first_size} to {variable.last_size} entries", f"`{variable.name}`"
+    if role:
+        return (
+            f"{name} grew from {many} in {variable.steps} batches of a worker, and each worker has "
+            "one of its own"
+        )
+    return f"{name} grew from {many} in {variable.steps} steps"
 
 
 def _outgrows(view: RankView, full_s: float, seconds: float) -> bool:

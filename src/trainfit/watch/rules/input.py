@@ -239,7 +239,10 @@ def _without_cores(fetching: Fetching, cause: str) -> _Why:
     threads, usable = checks.threads_of_worker(fetching.rank), fetching.usable
     many = threads > 1 and usable is not None
     if fetching.others_press:
-        action = "stop them and watch again, or run `trainfit loader`, which tries more workers"
+        action = (
+            "stop the other programs and watch again, or run `trainfit loader`, which tries more "
+            f"workers; or {_less_work(fetching)}"
+        )
         cause += f"; other programs keep {fetching.others:.1f} of them busy"
         many = many and (fetching.workers or 0) * threads > (usable or 0.0)
     elif (of_main := _threads_of_main(fetching)) > 1:

@@ -234,7 +234,7 @@ _WAITS: Final = ("copy", "sync", "checkpoint", "evaluation")
 
 def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
-    if len(rank.steps) < thresholds.LEAST_STEPS or _is_held_up(rank):
+    if checks.are_few(rank) or _is_held_up(rank):
         return  # what is measured without steps enough, or on a machine that swaps, says little
     # Who waits for a slower rank is no cause; what the least of them waits, all of them do.
     share = min(_share(each) for each in view.ranks)

@@ -1,4 +1,5 @@
-"""The script's own code between the phases: the line that costs most, and what it does there."""
+"""The script's own code: the line between the phases that costs most, and threads next to the
+training that take the interpreter's lock from it."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from trainfit.findings.own_code import habit_of
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
+from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView
@@ -29,7 +31,7 @@ def share_of_line(rank: RankView, line: CostlyLine) -> float:
 
 def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
-    if len(rank.steps) < thresholds.LEAST_STEPS:
+    if checks.are_few(rank):
         return
     line = costliest(rank.header.other_code)
     if line is None or line.count < thresholds.LOOKS_AT_LINE:
@@ -60,3 +62,64 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 OTHER_CODE: Final = Rule((KIND,), _find_other_code, each_rank=True)
+
+
+# ---
+# A Python thread next to the training: both want the interpreter's lock.
+
+
+THREAD_KIND: Final = "python_thread"
+#: Of the main thread's CPU time, what a thread's must be that takes turns with it.
+_TAKES_TURNS: Final = 0.25
+
+
+def _find_thread(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    threads, main = rank.header.other_threads, MainThread(rank)
+    line = costliest(threads.code)
+    if (
+        checks.are_few(rank)
+        or line is None
+        or line.count < thresholds.LOOKS_AT_LINE
+        or main.cpu is None
+    ):
+        return
+    share = _off_core(rank)
+    if threads.cpu_share < _TAKES_TURNS * main.cpu or share < thresholds.NOTICEABLE:
+        return
+    yield Finding(
+        THREAD_KIND,
+        severity(share),
+        f"A Python thread computes at {line} while the training waits {checks.in_percent(share)} "
+        "of the time for the interpreter's lock",
+        (
+            Evidence("that thread's CPU time", threads.cpu_share, "cores"),
+            Evidence("the training thread's CPU time", main.cpu, "of the step"),
+            Evidence("ready, without a core", CoreWaits(rank).main_thread or 0.0, "of the time"),
+        ),
+        "One Python thread runs at a time: the training gives the lock back at each operator of "
+        "PyTorch, and the other thread keeps it for 5 ms then",
+        (
+            Fix(
+                "do it in a process of its own (multiprocessing), or less often: a wait "
+                "(Event.wait(1)) in each round of the thread; sys.setswitchinterval(0.0005) makes "
+                "each wait shorter"
+            ),
+        ),
+        "likely",
+        share,
+        line.place,
+    )
+
+
+def _off_core(rank: RankView) -> float:
+    """Share of the time in forward, backward and optimizer in which the main thread neither is on a
+    core nor lacks one, at least. There it waits for no batch, queue or file."""
+    main = MainThread(rank)
+    launches, waits = main.launches, CoreWaits(rank).main_thread
+    if launches is None or main.cpu is None or waits is None or checks.has_gpu(rank):
+        return 0.0
+    return max(0.0, launches - main.cpu - waits)
+
+
+PYTHON_THREAD: Final = Rule((THREAD_KIND,), _find_thread, each_rank=True)

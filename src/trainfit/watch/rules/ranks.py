@@ -106,6 +106,12 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
     )
 
 
+def _on_core(view: RankView) -> float:
+    """Share of a step in which the main thread is on a core; 0: not measured."""
+    share = median(view.steps["cpu_s"] / view.steps["step_s"])
+    return share or 0.0
+
+
 def _why(
     ranks: list[RankView], slowest: int, part: str, lag: float, step_s: float
 ) -> tuple[str, str, tuple[Evidence, ...]]:
@@ -116,7 +122,10 @@ def _why(
     most = f"most of the difference is {name}"
     waits = CoreWaits(slow).main_thread or 0.0
     theirs = float(np.median([CoreWaits(view).main_thread or 0.0 for view in others]))
-    if step_s * (waits - theirs) >= lag / 2:
+    # Who computes more waits more often for a core that others use, too.
+    usual_cpu, own_cpu = float(np.median([_on_core(view) for view in others])), _on_core(slow)
+    expected = theirs * max(1.0, own_cpu / usual_cpu) if usual_cpu > 0 else theirs
+    if step_s * (waits - expected) >= lag / 2:
         return (
             f"its core: its main thread is ready and has none; {most}",
             "give each rank cores of its own (taskset, numactl), and start no more threads and "

@@ -14,6 +14,9 @@ from trainfit.watch.view import RunView
 
 _ORDER: Final[dict[Severity, int]] = {"critical": 0, "warning": 1, "info": 2}
 
+#: Of the worst rank's share, what the others' must be for it to be said of all.
+_ALIKE: Final = 0.5
+
 #: Gives findings, or what would be needed to tell; nothing where nothing is wrong.
 Look = Callable[[RunView], Iterator[Finding | Unknown]]
 
@@ -68,7 +71,9 @@ def look(rule: Rule, view: RunView) -> Iterator[Finding | Unknown]:
 
 def _together(findings: Sequence[Finding], ranks: int) -> Finding:
     worst = min(findings, key=worst_first)
-    if len(findings) == ranks:
+    if len(findings) == ranks and min(each.share or 0.0 for each in findings) >= _ALIKE * (
+        worst.share or 0.0
+    ):
         return dataclasses.replace(worst, rank=None)
     if len(findings) == 1:
         return worst

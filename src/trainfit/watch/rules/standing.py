@@ -169,7 +169,35 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "error"
             ),
         )
-    return ("The main thread has been in this call since then", Fix("fix what it waits for"))
+    frame = next(iter(_busy(still)), None)
+    code = frame.where.code if frame is not None and frame.where is not None else ""
+    fix = next((fix for said, fix in _WAITS if said.search(code)), "fix what it waits for")
+    return ("The main thread has been in this call since then", Fix(fix))
+
+
+#: What a line waits for, and what ends the wait.
+_WAITS: Final = (
+    (
+        re.compile(r"\binput\s*\(|\bstdin\b|getpass"),
+        "it waits for somebody to type: answer it, or let an option of the script say it",
+    ),
+    (
+        re.compile(r"\.get\s*\(|\.put\s*\("),
+        "see whether the thread or process at the other end of the queue still runs (its error is "
+        "in its own output); get(timeout=60) makes such a wait an error",
+    ),
+    (
+        re.compile(r"\.join\s*\(|\.result\s*\(|\.wait\s*\("),
+        "see what the thread or process that it waits for does; a timeout makes such a wait an "
+        "error",
+    ),
+    (
+        re.compile(r"\.acquire\s*\(|\bwith\b.*lock", re.IGNORECASE),
+        "see who holds the lock and waits for this thread; take locks in one order, and let them "
+        "go with `with`",
+    ),
+    (re.compile(r"\bsleep\s*\("), "remove the sleep"),
+)
 
 
 # ---

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.findings.habits import LOADED_IN_TRAINING, restarted_workers
+from trainfit.findings.habits import LOADED_IN_TRAINING, MADE_AGAIN, restarted_workers
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
@@ -63,7 +63,12 @@ def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:
     needed, most = fetching.needed_workers, fetching.most_workers
     if needed is None:
         return 1, "possible"
-    return (needed, "likely") if most is None else (min(needed, most), "certain")
+    if most is not None:
+        return min(needed, most), "certain"
+    # How busy the cores are was not sampled: who computes needs one, who waits does not.
+    usable = fetching.usable
+    held = usable is not None and not fetching.waits
+    return min(needed, max(1, int(usable or 1))) if held else needed, "likely"
 
 
 NO_WORKERS: Final = Rule((_NO_WORKERS_KIND,), _find_no_workers, each_rank=True)
@@ -130,9 +135,8 @@ _SAMPLER_KIND: Final = "sampler_share"
 def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     line, share = Fetching(rank).sampler
-    few = len(rank.steps) < thresholds.LEAST_STEPS
     if (
-        few
+        checks.are_few(rank)
         or line is None
         or line.count < thresholds.LOOKS_AT_LINE
         or share < thresholds.NOTICEABLE
@@ -274,7 +278,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         )
         return
     wait = float(np.median(lost[starts]))
-    cause, fix = _why_and_fix(loader)
+    cause, fix = _why_and_fix(loader, count)
     yield Finding(
         _EPOCH_START_KIND,
         severity(share),
@@ -292,6 +296,10 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+#: Of the epochs, those before which the script must have made the DataLoader.
+_MADE_AGAIN: Final = 0.5
+
+
 def _starts_workers(loader: WatchedLoader | None) -> bool:
     return loader is not None and loader.num_workers > 0 and not loader.persistent_workers
 
@@ -302,7 +310,9 @@ def _confidence(loader: WatchedLoader | None) -> Confidence:
     return "certain" if _starts_workers(loader) else "likely"
 
 
-def _why_and_fix(loader: WatchedLoader | None) -> tuple[str, Fix]:
+def _why_and_fix(loader: WatchedLoader | None, epochs: int) -> tuple[str, Fix]:
+    if loader is not None and loader.num_workers and loader.made >= _MADE_AGAIN * epochs:
+        return MADE_AGAIN.cause, Fix(MADE_AGAIN.action)
     if loader is not None and _starts_workers(loader):
         return (
             restarted_workers(loader.num_workers),

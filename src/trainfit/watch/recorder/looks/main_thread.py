@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any, Final, Protocol
 
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     in_fetch,
@@ -51,7 +52,7 @@ _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
 #: Steps and seconds until the next look at variables: times those so far, and at least.
 _NEXT_STEPS: Final = 1.25
-_MORE_STEPS: Final = 10
+_MORE_STEPS: Final = 5
 _VARIABLES_S: Final = 0.25
 #: Share of the time that looks at variables may take.
 _MOST_TIME: Final = 0.001
@@ -88,6 +89,7 @@ class MainThreadLooks:
     ) -> None:
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
+        self.threads = OtherThreadLooks()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
@@ -126,16 +128,17 @@ class MainThreadLooks:
 
     def look(self, now: float) -> None:
         """One look, at ``now`` (seconds of ``time.monotonic()``)."""
-        self._look_for_code()
+        self._look_for_code(now)
         self._look_for_growth(now)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
 
-    def _look_for_code(self) -> None:
+    def _look_for_code(self, now: float) -> None:
         training = self._training
         if training.count < _LEAST_STEPS or training.thread is None:
             return
+        self.threads.look(training.thread, now)
         self._looks += 1
         self.other.looks += 1
         self.sampler.looks += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import inspect
 import itertools
@@ -35,17 +36,21 @@ _MOST: Final = 1500
 #: Entries of a dictionary up to which its values are looked at, too: histories by their names.
 _SMALL: Final = 16
 #: Additions that a sum's graph must have, to be one of all steps.
-_SUMS: Final = 64
+_SUMS: Final = 16
 #: Looks in a row at which a variable must have grown, and by how much in all.
 _LOOKS: Final = 4
 _LEAST: Final = 8
 #: Of its rate so far, what it must have grown by lately: a cache fills and is full.
 _GOES_ON: Final = 0.5
 _TOLD: Final = 6
+#: Data sets within one that are looked at.
+_DATASETS: Final = 8
 _DICTIONARIES: Final = (dict, collections.defaultdict, collections.OrderedDict)
 _SIZED: Final = frozenset(
     (*(list, set, collections.deque, collections.Counter, str, bytes, bytearray), *_DICTIONARIES)
 )
+#: What ``functools.lru_cache`` makes of a function.
+_CACHE: Final = type(functools.lru_cache(lambda: None))
 #: Whose attributes are not looked at.
 _NEVER: Final = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, torch.Tensor),
@@ -63,6 +68,8 @@ class _Course:
     kind: str = ""
     holds: Holds = ""
     nbytes: int = 0
+    at: str = ""
+    """The line of a function whose results are kept."""
 
     def add(self, step: int, size: int) -> None:
         if self.looks and size <= self.looks[-1][1]:
@@ -93,8 +100,16 @@ class VariableLooks:
     def look(self, step: int, frame: FrameType | None, loop: frozenset[CodeType]) -> None:
         """At those of the script's modules, and of the functions from ``frame`` outwards that are
         in ``loop``; ``step`` is how many there were."""
-        self._loop, left = loop, _MOST
-        for file, names, lines in itertools.chain(_modules(), _functions(frame, loop)):
+        self._loop = loop
+        self._look(step, itertools.chain(_modules(), _functions(frame, loop)))
+
+    def look_at(self, step: int, objects: Iterable[object]) -> None:
+        """At those of the script's modules, and of objects (a data set): ``self.cache``."""
+        self._look(step, itertools.chain(_modules(), _objects(objects)))
+
+    def _look(self, step: int, places: Iterable[_Names]) -> None:
+        left = _MOST
+        for file, names, lines in places:
             for path, value in itertools.islice(_reached(names), left):
                 left -= 1
                 self._note(step, file, path, value, lines)
@@ -107,6 +122,8 @@ class VariableLooks:
         course.add(step, size)
         if course.grows:
             course.kind = _kind(value)
+            if course.kind == "cache" and (code := _code_of(value)) is not None:
+                course.at = f"{code.co_filename}:{code.co_firstlineno}"
             course.holds, course.nbytes = _held(value)
 
     @property
@@ -164,6 +181,30 @@ def _modules() -> Iterator[_Names]:
             yield file, names, None
 
 
+def _objects(objects: Iterable[object]) -> Iterator[_Names]:
+    """… and of objects whose classes the script's files define."""
+    for each in objects:
+        file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
+        if type(file) is str and os.path.isabs(file) and not is_library(file):
+            yield file, {"self": each}, None
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """A data set, and those that it is made of (Subset, ConcatDataset)."""
+    found = [dataset]
+    for each in found:
+        if len(found) < _DATASETS:
+            inner = getattr(each, "dataset", None)
+            more = [inner] if inner is not None else getattr(each, "datasets", None)
+            found += list(more)[:_DATASETS] if isinstance(more, list | tuple) else []
+    return found[:_DATASETS]
+
+
+def _code_of(cache: Any) -> CodeType | None:
+    found = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
+    return found if type(found) is CodeType else None
+
+
 def _functions(frame: FrameType | None, loop: frozenset[CodeType]) -> Iterator[_Names]:
     """… and of its functions that are called."""
     while frame is not None:
@@ -182,6 +223,11 @@ def _reached(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name, value
         if type(value) in _DICTIONARIES:
             yield from _entries(name, value)
+        elif type(value) is type and value.__module__ == names.get("__name__"):
+            for key, held in _items(value.__dict__):
+                inner = held.__func__ if type(held) in (staticmethod, classmethod) else held
+                if type(inner) is _CACHE:
+                    yield f"{name}.{key}", inner
         elif type(value) not in _SIZED and not issubclass(type(value), _NEVER):
             with contextlib.suppress(AttributeError, TypeError):  # it has no attributes
                 for key, inner in _items(object.__getattribute__(value, "__dict__")):
@@ -216,6 +262,8 @@ def _size(value: Any) -> int | None:
     kind = type(value)
     if kind in _SIZED:
         return len(value)
+    if kind is _CACHE:
+        return int(value.cache_info().currsize)
     if kind is torch.Tensor:
         return _additions(value) or value.numel()
     return value.size if kind is np.ndarray else None
@@ -242,6 +290,8 @@ def _additions(value: torch.Tensor) -> int:
 def _kind(value: Any) -> str:
     if type(value) is torch.Tensor:
         return "sum" if _additions(value) else "tensor"
+    if type(value) is _CACHE:
+        return "cache"
     return "array" if type(value) is np.ndarray else type(value).__name__
 
 
@@ -285,6 +335,8 @@ def _runs(loop: frozenset[CodeType], file: str) -> frozenset[int]:
 def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     """The first line that adds to it, one of the training loop before others; where none does, the
     first one of its function."""
+    if course.at:
+        return short_place(course.at)
     path, lines = course.path, course.lines
     name = re.escape(re.split(r"[.\[]", path)[-1] if "[" not in path else path.partition("[")[0])
     adds = re.compile(
@@ -297,7 +349,13 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
         for number in (lines or range(1, len(text) + 1))
         if number <= len(text) and adds.search(text[number - 1].partition("#")[0])
     ]
-    numbers.sort(key=lambda n: (n not in runs or text[n - 1].lstrip().startswith("def "), n))
+    numbers.sort(
+        key=lambda n: (
+            path.startswith("self.") and path not in text[n - 1],  # another one of that name
+            n not in runs or text[n - 1].lstrip().startswith("def "),
+            n,
+        )
+    )
     if not numbers and lines is None:
         return ""
     found = numbers[0] if numbers else (lines or range(1, 2)).start
