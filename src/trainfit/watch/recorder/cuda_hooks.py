@@ -25,15 +25,13 @@ _READ: Final = (
     *("item", "tolist", "cpu", "nonzero", "is_nonzero", "equal", "masked_select"),
     *("__bool__", "__float__", "__int__", "__index__", "__complex__", "__contains__"),
 )
-#: Types of masks; bytes are an older one.
-_MASKS: Final = (torch.bool, torch.uint8)
+# A mask as an index waits as well; a hook of every index costs more than it tells.
 
 
 def install(host: Host, patches: PatchSet, late: bool) -> None:
     """Hook from now on, until ``patches`` is restored; ``late``: libraries have been imported."""
     methods = dict.fromkeys(_READ, _reading)
     methods |= {"to": _to, "cuda": _cuda, "copy_": _copy}
-    methods |= {"__getitem__": _indexing, "__setitem__": _setting}
     for name, hook in methods.items():
         patches.hook(torch.Tensor, name, _of_tensors(host, hook, late))
     owners: set[Any] = {torch.cuda, torch.cuda.Event, torch.cuda.Stream}
@@ -85,37 +83,6 @@ def _reading(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
         return (timed if self.is_cuda else original)(self, *args, **kwargs)
 
     return reading
-
-
-def _indexing(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
-    """By a mask: how many numbers it selects is asked of the GPU."""
-    waiting = _waiting(host, original)
-
-    @in_place_of(original)
-    def __getitem__(self: Any, index: Any, /) -> Any:
-        return (waiting if self.is_cuda and _is_mask(index) else original)(self, index)
-
-    return __getitem__
-
-
-def _setting(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
-    """One number is filled in without asking (`aten/src/ATen/native/TensorAdvancedIndexing.cpp`,
-    ``canDispatchToMaskedFill``)."""
-    waiting = _waiting(host, original)
-
-    @in_place_of(original)
-    def __setitem__(self: Any, index: Any, value: Any, /) -> Any:
-        several = self.is_cuda and isinstance(value, torch.Tensor) and value.numel() != 1
-        return (waiting if several and _is_mask(index) else original)(self, index, value)
-
-    return __setitem__
-
-
-def _is_mask(index: Any) -> bool:
-    """Is a tensor of booleans on the GPU among the indices?"""
-    if type(index) is tuple:
-        return any(map(_is_mask, index))
-    return isinstance(index, torch.Tensor) and index.dtype in _MASKS and index.is_cuda
 
 
 def _note_sync(host: Host) -> None:
