@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -121,6 +122,25 @@ def test_weights_of_four_bits_where_the_trained_model_is_loaded(trainer: Any, lo
     after = run(train, *requests)
     assert after.changed == {"qlora": 1, "lora": 1}
     assert not run(training(trainer), survey=True).findings["qlora"].applies
+
+
+def test_weights_of_four_bits_in_a_loop_of_the_scripts_own(loading: Any) -> None:
+    def train(adapters: bool) -> None:
+        model, _ = loading.from_pretrained("trained")
+        adapter = torch.nn.Linear(WIDTH, WIDTH).cuda()
+        net = torch.nn.Sequential(model, adapter)
+        if adapters:
+            net.peft_config = object()
+        optimizer = torch.optim.AdamW(adapter.parameters())
+        net(torch.randn(2, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+
+    found = run(functools.partial(train, True), survey=True).findings["qlora"]
+    assert found.applies and "load_in_4bit=True" in found.detail
+    request = InterventionRequest("qlora", found.targets)
+    assert run(functools.partial(train, True), request).changed == {"qlora": 1}
+    without = run(functools.partial(train, False), survey=True).findings["qlora"]
+    assert not without.applies and "no adapters" in without.reason
 
 
 def test_the_trainers_own_switch_for_a_paged_optimizer(trainer: Any, loading: Any) -> None:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 #: Bytes of a tensor from which on its values may wait, and those that are drawn at once before any
 #: wait: small models have all of theirs.
 LEAST_BYTES: Final = 4 << 20
-AT_ONCE_BYTES: Final = 2 << 30
+AT_ONCE_BYTES: Final = 512 << 20
 #: What gives all elements new values.
 _FILLS: Final = frozenset(
     (aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar)

@@ -114,7 +114,8 @@ class Adapters(_OfTrainer):
 class FourBits(_OfTrainer):
     """The trained model's weights loaded in 4 bits, as Transformers does it with bitsandbytes.
 
-    Adapters, without which nothing could be trained, are the script's or :class:`Adapters`'.
+    Adapters, without which nothing could be trained, are the script's, with any loop, or
+    :class:`Adapters`'.
     """
 
     name = "qlora"
@@ -126,6 +127,7 @@ class FourBits(_OfTrainer):
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
         self._on_loading(scene, self._noted)
+        scene.on_model.append(self._look_in_loop)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
@@ -142,6 +144,15 @@ class FourBits(_OfTrainer):
         if self._place(model) is None:
             return "the trained model's weights are not loaded by from_pretrained, or quantized"
         return ""
+
+    def _look_in_loop(self, model: torch.nn.Module) -> None:
+        """Before the first optimizer of a model: in a loop of the script's own it has adapters."""
+        if self._places or self._refusal(model, None):
+            return
+        if any(hasattr(each, "peft_config") for each in model.modules()):
+            self._look(None, model, None)
+        else:
+            self._why = "the trained model has no adapters, and weights of 4 bits are not trained"
 
     def _words(self, trainer: Any) -> str:
         values = ", ".join(
