@@ -93,7 +93,8 @@ class HostFills:
         read = [each for each in leaves_of((args, kwargs)) if self._of(each) is not None]
         if not read or func.is_view or func in _LIKE:
             return func(*args, **kwargs)
-        first, values = args[0], self._of(args[0])
+        first = args[0] if args else None
+        values = self._of(first)
         if values is not None and len(read) == 1 and _is_whole(first):
             if func in _EACH and first.dtype == values.dtype:
                 call = (func, tuple(args[1:]), dict(kwargs))
@@ -122,7 +123,10 @@ class HostFills:
             return None
         if tensor.layout != torch.strided:
             return None
-        return self._waiting.get(_address(tensor))
+        try:
+            return self._waiting.get(_address(tensor))
+        except (RuntimeError, NotImplementedError):  # one without a storage of its own
+            return None
 
     def _wait(self, tensor: torch.Tensor, values: _Values) -> None:
         address = _address(tensor)
