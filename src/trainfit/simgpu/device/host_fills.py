@@ -93,7 +93,7 @@ class HostFills:
         read = [each for each in leaves_of((args, kwargs)) if self._of(each) is not None]
         if not read or func.is_view or func in _LIKE:
             return func(*args, **kwargs)
-        first = args[0] if args else None
+        first: Any = args[0] if args else None
         values = self._of(first)
         if values is not None and len(read) == 1 and _is_whole(first):
             if func in _EACH and first.dtype == values.dtype:
@@ -141,8 +141,7 @@ class HostFills:
             del self._waiting[_address(tensor)]
             with no_dispatch(), torch.no_grad():
                 storage = tensor.untyped_storage()
-                size = storage.nbytes() // tensor.itemsize
-                flat = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage, 0, (size,))
+                flat = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage)
                 values.write(flat)
 
 
