@@ -17,6 +17,8 @@ from trainfit.results.text import count, percent, size
 
 #: A cause is named from this share of the allocated memory on.
 _SHARE: Final = 0.05
+#: What is meant to be is worth a warning from this share on, and is what the memory mostly is.
+_MUCH: Final = 0.2
 #: What is kept from step to step was left by so many of them at least, and by this share of those
 #: that made some.
 KEPT_PASSES: Final = 8
@@ -269,13 +271,14 @@ def _whole_checkpoint(memory: FullMemory) -> Iterator[Finding]:
 
 
 def _adapters(memory: FullMemory) -> Iterator[Finding]:
-    """Adapters in float32 on layers in 16 bits."""
+    """Adapters in float32 on layers in 16 bits: PEFT means them to be so, their memory rarely."""
     copies = sum(held.nbytes for held in memory.held if held.adapted and held.kind == "activation")
-    if memory.share(copies) < 2 * _SHARE:
+    share = memory.share(copies)
+    if share < 2 * _SHARE:
         return
     yield Finding(
         "adapter_copies",
-        "info",
+        "warning" if share >= _MUCH else "info",
         f"{size(copies)} are copies of layers' inputs in the type of their adapters",
         (Evidence("copies", copies, "bytes"),),
         "the adapters have another type (PEFT makes them float32) than the model: each adapted "
@@ -287,7 +290,7 @@ def _adapters(memory: FullMemory) -> Iterator[Finding]:
                 line="get_peft_model(model, config, autocast_adapter_dtype=False)",
             ),
         ),
-        share=memory.share(copies),
+        share=share,
     )
 
 
@@ -387,7 +390,7 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
     kind = max(known, key=lambda name: known[name])
     largest = max((held for held in memory.held if held.kind == kind), key=lambda held: held.nbytes)
     share = memory.share(known[kind])
-    if share < 4 * _SHARE:
+    if share < _MUCH:
         return
     yield Finding(
         MOSTLY,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -12,9 +13,16 @@ import torch
 
 from helpers_interventions import run
 from trainfit.results.runs.trace import InterventionRequest
-from trainfit.simgpu.interventions import trainers
+from trainfit.simgpu.interventions import optimizers, trainers
 
 WIDTH = 256
+
+
+class PagedAdamW8bit(torch.optim.SGD):
+    """A stand-in for bitsandbytes' optimizer: of its states none is in PyTorch's memory."""
+
+    __module__ = "bitsandbytes.optim.adamw"
+    is_paged = True
 
 
 @pytest.fixture
@@ -25,7 +33,8 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
         def __init__(self, model: Any = None, args: Any = None) -> None:
             self.model, self.args = model, args
             trained = [each for each in model.parameters() if each.requires_grad]
-            self.optimizer = torch.optim.AdamW(trained)
+            kinds = {"adafactor": torch.optim.Adafactor, "paged_adamw_8bit": PagedAdamW8bit}
+            self.optimizer = kinds.get(getattr(args, "optim", ""), torch.optim.AdamW)(trained)
 
         def train(self) -> None:
             for _ in range(2):
@@ -70,7 +79,7 @@ def loading(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, parts in {
         "transformers": {"BitsAndBytesConfig": lambda **named: types.SimpleNamespace(**named)},
         "transformers.modeling_utils": {"PreTrainedModel": PreTrainedModel},
-        "bitsandbytes": {},
+        "bitsandbytes": {"optim": types.SimpleNamespace(PagedAdamW8bit=PagedAdamW8bit)},
     }.items():
         module: Any = types.ModuleType(name)
         module.__spec__ = types.SimpleNamespace(name=name)
@@ -115,6 +124,25 @@ def test_weights_of_four_bits_where_the_trained_model_is_loaded(trainer: Any, lo
     assert not run(training(trainer), survey=True).findings["qlora"].applies
 
 
+def test_weights_of_four_bits_in_a_loop_of_the_scripts_own(loading: Any) -> None:
+    def train(adapters: bool) -> None:
+        model, _ = loading.from_pretrained("trained")
+        adapter = torch.nn.Linear(WIDTH, WIDTH).cuda()
+        net = torch.nn.Sequential(model, adapter)
+        if adapters:
+            net.peft_config = object()
+        optimizer = torch.optim.AdamW(adapter.parameters())
+        net(torch.randn(2, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+
+    found = run(functools.partial(train, True), survey=True).findings["qlora"]
+    assert found.applies and "load_in_4bit=True" in found.detail
+    request = InterventionRequest("qlora", found.targets)
+    assert run(functools.partial(train, True), request).changed == {"qlora": 1}
+    without = run(functools.partial(train, False), survey=True).findings["qlora"]
+    assert not without.applies and "no adapters" in without.reason
+
+
 def test_the_trainers_own_switch_for_a_paged_optimizer(trainer: Any, loading: Any) -> None:
     args = types.SimpleNamespace(optim="adamw_torch")
 
@@ -125,9 +153,50 @@ def test_the_trainers_own_switch_for_a_paged_optimizer(trainer: Any, loading: An
     assert found.applies and 'optim="paged_adamw_8bit"' in found.detail
     assert run(train, "paged-optimizer").changed["paged-optimizer"] == 1
     assert args.optim == "paged_adamw_8bit"
-    assert "adafactor" in run(
-        training(trainer, optim="adafactor"), survey=True
-    ).findings["paged-optimizer"].reason  # fmt: skip
+    other = run(training(trainer, optim="adafactor"), survey=True).findings["paged-optimizer"]
+    assert other.reason == "there is no paged version of Adafactor"
+
+
+class Words(torch.nn.Module):
+    """Only an embedding, as large as its states are to be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(4 * WIDTH, WIDTH)
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.words(samples.long())
+        return result
+
+
+def test_a_trainer_has_bitsandbytes_keep_the_states_of_embeddings_in_32_bits(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "_library", lambda: None)
+
+    def by_trainer() -> None:
+        trainer.Trainer(Words().cuda(), types.SimpleNamespace(optim="adamw_torch")).train()
+
+    def by_loop() -> None:
+        trainer.Trainer(Words().cuda(), types.SimpleNamespace(optim="")).train()
+
+    elements = 4 * WIDTH * WIDTH
+    wide = run(by_trainer, "optimizer-8bit").live("optimizer_state")
+    narrow = run(by_loop, "optimizer-8bit").live("optimizer_state")
+    assert 8 * elements <= wide < 8 * elements + 8192
+    assert 2 * elements <= narrow < 2.1 * elements
+
+
+def test_a_trainer_accumulates_by_its_own_argument(trainer: Any) -> None:
+    args = types.SimpleNamespace(optim="adamw_torch", gradient_accumulation_steps=3)
+
+    def train() -> None:
+        trainer.Trainer(torch.nn.Linear(WIDTH, WIDTH).cuda(), args).train()
+
+    after = run(train, InterventionRequest("accumulate", ("4",)))
+    assert after.changed["accumulate"] == 1
+    assert args.gradient_accumulation_steps == 12
+    assert after.recording.steps == 2  # each step of its optimizer is one
 
 
 def test_a_trainer_that_takes_adapters_is_given_them() -> None:

@@ -36,6 +36,7 @@ from trainfit.simgpu.device.geometry import (
     with_subclasses,
     without_subclasses,
 )
+from trainfit.simgpu.device.host_fills import HostFills
 from trainfit.simgpu.device.ownership import ModuleTracker
 from trainfit.simgpu.device.placing import Placing, moved
 from trainfit.simgpu.device.recorder import Accounting
@@ -82,6 +83,7 @@ class Engine(Hooks):
         self.recorder = memory.recorder
         self.modules = modules
         self.values = Values()
+        self.host_fills = HostFills()
         self.rounds = Rounds()
         #: Was the host given a number of GPU data that is not known?
         self.assumed_number = False

@@ -37,6 +37,8 @@ _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
+#: What reads a tensor's memory without an operator.
+_READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
 #: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
@@ -84,7 +86,7 @@ class DeviceMode(TorchDispatchMode):
             device.type == "cuda" or (device.type == "meta" and not self._engine.explicit_meta)
         ):
             return self._engine.run(func, args, kwargs)
-        return func(*args, **kwargs)
+        return self._engine.host_fills.run(func, args, kwargs)
 
 
 class FunctionMode(TorchFunctionMode):
@@ -109,6 +111,8 @@ class FunctionMode(TorchFunctionMode):
             return self._move(func, args, kwargs or {})
         if func == _set_data and _crosses(*args):
             return replace_data(args[0], args[1])
+        if func in _READS:
+            self._engine.host_fills.draw(args[0])
         if func in _CHECKS_DATA:
             return self._trusting(func, args, kwargs)
         if several_gpus() and func in _WRITES:

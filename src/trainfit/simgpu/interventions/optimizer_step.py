@@ -119,7 +119,8 @@ class Accumulation(Intervention):
     own ``zero_grad``, which Transformers' Trainer calls, too.
 
     The micro-batch itself comes from the command or the DataLoader, whose batch size is
-    divided by the same number.
+    divided by the same number. A ``Trainer`` of Transformers is told by its own argument: it clips
+    and logs once a step, too.
     """
 
     name = "accumulate"
@@ -129,6 +130,7 @@ class Accumulation(Intervention):
         self._places: dict[str, None] = {}
         #: Optimizers that have micro-batches of a step behind them, and some to come.
         self._within: set[int] = set()
+        self._trainer_does = False
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
@@ -167,10 +169,21 @@ class Accumulation(Intervention):
                 zero_grad(module, *args, **kwargs)
 
         scene.patches.set(torch.nn.Module, "zero_grad", gated)
+        scene.watch_trainers(self._tell)
+
+    def _tell(self, trainer: Any, model: Any, args: Any) -> Any:
+        present = getattr(args, "gradient_accumulation_steps", None)
+        if isinstance(present, int):
+            args.gradient_accumulation_steps = present * int(self.targets[0])
+            self._trainer_does = True
+            self.changed += 1
+        return model
 
     def _gate(self, made: MadeOptimizer) -> None:
         every = int(self.targets[0])
         optimizer: Any = made.optimizer
+        if self._trainer_does:
+            return
         step, zero_grad = optimizer.step, optimizer.zero_grad
         calls = 0
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import types
+from collections.abc import Collection
 from typing import Any, ClassVar, Final
 
 import torch
 
+from trainfit.results.changes import ADAMW, PAGED
 from trainfit.results.runs.trace import Applicability
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, MadeOptimizer, Scene
 from trainfit.torch_private.modules import unscales_itself
 
 # ---
-# The memory of bitsandbytes' 8-bit optimizers, without bitsandbytes (whose kernels need a GPU).
+# The memory of bitsandbytes' 8-bit optimizers, where bitsandbytes is not installed.
 
 
 #: bitsandbytes/optim: classes and how many states each keeps for a parameter.
@@ -36,12 +41,13 @@ class EightBitOptimizer(torch.optim.Optimizer):
     """States as ``Optimizer1State.init_state`` and ``Optimizer2State.init_state`` make them.
 
     A tensor of :data:`MIN_ELEMENTS` or more has for each state one byte an element and one
-    float32 scale a block; a smaller one float32 states. The update is one kernel in place.
+    float32 scale a block; a smaller one, and those that ``wide`` has the ids of, float32 states.
+    The update is one kernel in place.
     """
 
-    def __init__(self, params: Any, states: int) -> None:
+    def __init__(self, params: Any, states: int, wide: Collection[int] = ()) -> None:
         super().__init__(params, {"lr": 1e-3})
-        self._states = states
+        self._states, self._wide = states, wide
         self._maps: list[torch.Tensor] = []
 
     @torch.no_grad()
@@ -60,7 +66,7 @@ class EightBitOptimizer(torch.optim.Optimizer):
         return loss
 
     def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        small = parameter.numel() < MIN_ELEMENTS
+        small = parameter.numel() < MIN_ELEMENTS or id(parameter) in self._wide
         dtype = torch.float32 if small else torch.uint8
         state = {
             f"state{number}": torch.zeros_like(parameter, dtype=dtype)
@@ -85,9 +91,25 @@ _SAME_BYTES = 0.5
 
 
 class ReplaceOptimizer(Intervention):
-    """Every optimizer's ``step`` is that of another kind, with its state."""
+    """Every optimizer's ``step`` is that of another kind, with its state.
+
+    A ``Trainer`` of Transformers that would make AdamW makes the other kind itself, asked by its
+    argument ``optim``: it has its own ways (its own Adafactor, embeddings in 32 bits).
+    """
 
     title: ClassVar[str]
+    #: Value of the argument ``optim``; empty where there is none.
+    optim: ClassVar[str] = ""
+
+    def __init__(self, targets: tuple[str, ...] = ()) -> None:
+        super().__init__(targets)
+        #: The lines that make a ``Trainer`` whose optimizer would be AdamW.
+        self.trainers: dict[str | None, None] = {}
+        self._is_told = False
+
+    def watch(self, scene: Scene) -> None:
+        super().watch(scene)
+        scene.watch_trainers(self._note)
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """The one that takes the place of ``optimizer``."""
@@ -105,9 +127,35 @@ class ReplaceOptimizer(Intervention):
         return Applicability(self.name, True, places=lines_of(self.scene), detail=kinds)
 
     def apply(self, scene: Scene) -> None:
+        self.scene = scene
         scene.on_optimizer.append(lambda made: self._replace(scene, made.optimizer))
+        scene.watch_trainers(self._switch)
+
+    def is_available(self) -> bool:
+        """Can a trainer make it here?"""
+        return bool(self.optim)
+
+    def is_made(self, optimizer: Any) -> bool:
+        """Is it of the kind that a trainer was told to make? It may not be ready yet."""
+        return False
+
+    def _note(self, trainer: Any, model: Any, args: Any) -> Any:
+        present = getattr(args, "optim", None)
+        if ADAMW.fullmatch(str(getattr(present, "value", present))):
+            self.trainers.setdefault(user_frame())
+        return model
+
+    def _switch(self, trainer: Any, model: Any, args: Any) -> Any:
+        self._note(trainer, model, args)
+        if self.trainers and self.is_available():
+            self._is_told = True
+            args.optim = type(args.optim)(self.optim)
+        return model
 
     def _replace(self, scene: Scene, optimizer: Any) -> None:
+        if self._is_told and self.is_made(optimizer):
+            self.changed += 1
+            return
         inner: list[torch.optim.Optimizer] = []
 
         def step(outer: Any, closure: Any = None) -> Any:
@@ -126,6 +174,10 @@ class ReplaceOptimizer(Intervention):
 class Sgd(ReplaceOptimizer):
     name = "sgd"
     title = "SGD"
+    optim = "sgd"
+
+    def is_made(self, optimizer: Any) -> bool:
+        return type(optimizer) is torch.optim.SGD and not _has_momentum(optimizer)
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups)
@@ -150,28 +202,102 @@ class Adam(ReplaceOptimizer):
 class Adafactor(ReplaceOptimizer):
     name = "adafactor"
     title = "Adafactor"
+    optim = "adafactor"
+
+    def is_made(self, optimizer: Any) -> bool:
+        return type(optimizer).__name__ == "Adafactor"
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(groups)
 
 
 class EightBit(ReplaceOptimizer):
-    """bitsandbytes' optimizer of the same kind."""
+    """bitsandbytes' optimizer of the same kind: itself, or its memory where it is not installed."""
 
     name = "optimizer-8bit"
-    title = "8-bit states"
+    version: ClassVar[str] = "8-bit"
+    optim = "adamw_8bit"
 
     def finding(self) -> Applicability:
         if not self.scene.optimizers:
             return self.no("the script creates no torch.optim optimizer")
         for made in self.scene.optimizers:
-            if eight_bit_of(made.optimizer) is None:
-                return self.no(f"there is no 8-bit version of {described(made.optimizer)}")
-        kinds = dict.fromkeys(str(eight_bit_of(made.optimizer)) for made in self.scene.optimizers)
+            if self.version_of(made.optimizer) is None:
+                kind = described(made.optimizer)
+                return self.no(f"there is no {self.version} version of {kind}")
+        names = (str(self.version_of(made.optimizer)) for made in self.scene.optimizers)
+        kinds = dict.fromkeys(names)
         return Applicability(self.name, True, places=lines_of(self.scene), detail=", ".join(kinds))
 
+    def version_of(self, optimizer: Any) -> str | None:
+        """The class in ``bitsandbytes.optim`` that takes its place; ``None``: there is none."""
+        return eight_bit_of(optimizer)
+
+    def is_available(self) -> bool:
+        return _library() is not None
+
+    def is_made(self, optimizer: Any) -> bool:
+        return type(optimizer).__module__.partition(".")[0] == "bitsandbytes"
+
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return EightBitOptimizer(groups, EIGHT_BIT[eight_bit_of(optimizer) or ""])
+        name, library = self.version_of(optimizer) or "", _library()
+        if library is not None:
+            kind = getattr(library, name)
+            known = inspect.signature(kind).parameters
+            same = {k: v for k, v in optimizer.param_groups[0].items() if k in known}
+            made: torch.optim.Optimizer = kind(**{**same, "params": groups})
+            return made
+        wide = self._embeddings() if self.trainers else ()
+        return EightBitOptimizer(groups, EIGHT_BIT[name], wide)
+
+    def _embeddings(self) -> set[int]:
+        """What ``Trainer.create_optimizer`` has bitsandbytes keep in 32 bits."""
+        return {
+            id(module.weight)
+            for model in self.scene.models
+            for module in model.modules()
+            if isinstance(module, torch.nn.Embedding)
+        }
+
+
+class Paged(EightBit):
+    """bitsandbytes' Adam with states of 8 bits in managed memory."""
+
+    name = "paged-optimizer"
+    version = "paged"
+    optim = PAGED
+
+    def finding(self) -> Applicability:
+        if _library() is None:
+            return self.no("bitsandbytes is not installed here: pip install bitsandbytes")
+        found = super().finding()
+        if not found.applies:
+            return found
+        detail = f"there, bitsandbytes.optim.{found.detail}(…) with the same arguments"
+        places = found.places
+        if self.trainers:
+            detail = f'in its arguments: optim="{PAGED}"'
+            places = tuple(filter(None, self.trainers))
+        detail = f"{detail} (pip install bitsandbytes)"
+        return Applicability(self.name, True, places=places, detail=detail)
+
+    def version_of(self, optimizer: Any) -> str | None:
+        root = type(optimizer).__module__.partition(".")[0]
+        kind = type(optimizer).__name__.removesuffix("8bit")
+        if root not in ("torch", "bitsandbytes") or kind not in ("Adam", "AdamW"):
+            return None
+        return None if getattr(optimizer, "is_paged", False) else f"Paged{kind}8bit"
+
+
+def _library() -> Any:
+    """bitsandbytes' optimizers; ``None`` where it is not installed, or does not load."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return None
+    try:
+        import bitsandbytes
+    except Exception:  # whatever a library of kernels says of a machine without a GPU
+        return None
+    return getattr(bitsandbytes, "optim", None)
 
 
 class Fused(Intervention):

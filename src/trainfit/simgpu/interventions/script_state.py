@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import Any, ClassVar, Final
 
 import torch
 from torch.nn.modules import module as nn_module
@@ -23,7 +25,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     makes_kernel,
     tensors_in,
 )
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.data_loading import LoaderIterator
 from trainfit.torch_private.modules import APPLY, children_of, is_ready
@@ -129,6 +131,10 @@ class OperatorWatch:
         work["moved"] += least_moved_bytes(func, args, result, self._l2_bytes)
 
 
+#: Where Transformers' ``Trainer`` is.
+_TRAINER: Final = "transformers.trainer"
+
+
 class MadeOptimizer:
     """An optimizer of the script, and the line that made it."""
 
@@ -230,6 +236,17 @@ class Scene:
 
     # -- watching ------------------------------------------------------------------------
 
+    def watch_trainers(self, look: Callable[[Any, Any, Any], Any]) -> None:
+        """Call ``look(trainer, model, args)`` before each Transformers' ``Trainer`` with a model is
+        made, also TRL's; it is made with the model that is returned."""
+
+        def seen(module: ModuleType) -> None:
+            self.patches.hook(module.Trainer, "__init__", functools.partial(_looked_at, look))
+
+        hook = ImportHook(_TRAINER, seen)
+        hook.install()
+        self.at_end.append(hook.remove)
+
     def _watch_optimizers(self, patches: PatchSet) -> None:
         construct = torch.optim.Optimizer.__init__
         scene = self
@@ -288,6 +305,20 @@ class Scene:
             if not self._stack and has_parameters(module):
                 for callback in self.after_call:
                     callback(module)
+
+
+def _looked_at(
+    look: Callable[[Any, Any, Any], Any], construct: Callable[..., None]
+) -> Callable[..., None]:
+    @functools.wraps(construct)
+    def __init__(
+        trainer: Any, model: Any = None, args: Any = None, *more: Any, **named: Any
+    ) -> None:
+        if model is not None and hasattr(model, "named_parameters"):
+            model = look(trainer, model, args)
+        construct(trainer, model, args, *more, **named)
+
+    return __init__
 
 
 def _groups(params: Any) -> list[Any]:

@@ -18,10 +18,18 @@ from trainfit.simgpu.interventions.gradients import (
 from trainfit.simgpu.interventions.inputs import FewerCameras, LowerResolution
 from trainfit.simgpu.interventions.layers import ChannelsLast, GlobalPooling, InplaceActivations
 from trainfit.simgpu.interventions.optimizer_step import Accumulation, OptimizerInBackward
-from trainfit.simgpu.interventions.optimizers import Adafactor, Adam, EightBit, Fused, Momentum, Sgd
+from trainfit.simgpu.interventions.optimizers import (
+    Adafactor,
+    Adam,
+    EightBit,
+    Fused,
+    Momentum,
+    Paged,
+    Sgd,
+)
 from trainfit.simgpu.interventions.script_state import Intervention, OperatorWatch, Scene
 from trainfit.simgpu.interventions.smaller_model import SmallerModel
-from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss, FourBits, PagedOptimizer
+from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss, FourBits
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -39,7 +47,6 @@ _KINDS: tuple[type[Intervention], ...] = (
     FourBits,
     Adapters,
     ChunkedLoss,
-    PagedOptimizer,
     Checkpointing,
     NoGradInEvaluation,
     ForwardGrad,
@@ -49,6 +56,7 @@ _KINDS: tuple[type[Intervention], ...] = (
     Adam,
     Adafactor,
     EightBit,
+    Paged,
     Fused,
     OptimizerInBackward,
     Accumulation,

@@ -1,5 +1,5 @@
 """Interventions on Hugging Face's ``Trainer``, and on what is made of it (TRL): adapters, weights
-of 4 bits, a paged optimizer, and a cross-entropy without all logits at once."""
+of 4 bits, and a cross-entropy without all logits at once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.results.changes import ADAMW, PAGED
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
 from trainfit.simgpu.patching import ImportHook
 
-_TRAINER: Final = "transformers.trainer"
 _LOADING: Final = "transformers.modeling_utils"
 #: What PEFT's own documentation begins with.
 _RANK: Final = 16
@@ -44,7 +42,7 @@ class _OfTrainer(Intervention):
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
-        self._hook(scene, self._look)
+        scene.watch_trainers(self._look)
 
     def finding(self) -> Applicability:
         if not self._places:
@@ -54,7 +52,7 @@ class _OfTrainer(Intervention):
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
-        self._hook(scene, self._change)
+        scene.watch_trainers(self._change)
 
     def _look(self, trainer: Any, model: Any, args: Any) -> Any:
         """Note the place where the change applies; the model as it is."""
@@ -65,14 +63,6 @@ class _OfTrainer(Intervention):
             self._places.setdefault(self._place(model) or "")
             self._detail = self._words(trainer)
         return model
-
-    def _hook(self, scene: Scene, look: Callable[[Any, Any, Any], Any]) -> None:
-        def seen(module: ModuleType) -> None:
-            scene.patches.hook(module.Trainer, "__init__", functools.partial(_looked_at, look))
-
-        hook = ImportHook(_TRAINER, seen)
-        hook.install()
-        scene.at_end.append(hook.remove)
 
     def _place(self, model: Any) -> str | None:
         """The user's line that is to be changed: the one that makes the trainer."""
@@ -91,20 +81,6 @@ class _OfTrainer(Intervention):
     def _change(self, trainer: Any, model: Any, args: Any) -> Any:
         """The model, changed."""
         raise NotImplementedError
-
-
-def _looked_at(
-    look: Callable[[Any, Any, Any], Any], construct: Callable[..., None]
-) -> Callable[..., None]:
-    @functools.wraps(construct)
-    def __init__(
-        trainer: Any, model: Any = None, args: Any = None, *more: Any, **named: Any
-    ) -> None:
-        if model is not None and hasattr(model, "named_parameters"):
-            model = look(trainer, model, args)
-        construct(trainer, model, args, *more, **named)
-
-    return __init__
 
 
 class Adapters(_OfTrainer):
@@ -138,7 +114,8 @@ class Adapters(_OfTrainer):
 class FourBits(_OfTrainer):
     """The trained model's weights loaded in 4 bits, as Transformers does it with bitsandbytes.
 
-    Adapters, without which nothing could be trained, are the script's or :class:`Adapters`'.
+    Adapters, without which nothing could be trained, are the script's, with any loop, or
+    :class:`Adapters`'.
     """
 
     name = "qlora"
@@ -150,6 +127,7 @@ class FourBits(_OfTrainer):
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
         self._on_loading(scene, self._noted)
+        scene.on_model.append(self._look_in_loop)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
@@ -166,6 +144,15 @@ class FourBits(_OfTrainer):
         if self._place(model) is None:
             return "the trained model's weights are not loaded by from_pretrained, or quantized"
         return ""
+
+    def _look_in_loop(self, model: torch.nn.Module) -> None:
+        """Before the first optimizer of a model: in a loop of the script's own it has adapters."""
+        if self._places or self._refusal(model, None):
+            return
+        if any(hasattr(each, "peft_config") for each in model.modules()):
+            self._look(None, model, None)
+        else:
+            self._why = "the trained model has no adapters, and weights of 4 bits are not trained"
 
     def _words(self, trainer: Any) -> str:
         values = ", ".join(
@@ -208,29 +195,6 @@ class FourBits(_OfTrainer):
             return load(kind, *args, **named)
 
         return from_pretrained
-
-
-class PagedOptimizer(_OfTrainer):
-    """bitsandbytes' AdamW with states of 8 bits in managed memory, by the trainer's own switch."""
-
-    name = "paged-optimizer"
-
-    def _refusal(self, model: Any, args: Any) -> str:
-        if importlib.util.find_spec("bitsandbytes") is None:
-            return "bitsandbytes is not installed here: pip install bitsandbytes"
-        present = getattr(args, "optim", None)
-        if not ADAMW.fullmatch(str(getattr(present, "value", present))):
-            return f"the trainer's optimizer is {present}, of which there is no paged one"
-        return ""
-
-    def _words(self, trainer: Any) -> str:
-        return f'in its arguments: optim="{PAGED}" (pip install bitsandbytes)'
-
-    def _change(self, trainer: Any, model: Any, args: Any) -> Any:
-        if not self._refusal(model, args):
-            self.changed += 1
-            args.optim = type(args.optim)(PAGED)
-        return model
 
 
 class ChunkedLoss(_OfTrainer):

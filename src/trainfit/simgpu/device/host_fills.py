@@ -1,0 +1,160 @@
+"""Random values of large tensors on the host, drawn when something reads them.
+
+A model that is made from its configuration fills its weights on the host, often twice, before they
+move to the simulated GPU, where nobody reads them: with 8 billion parameters minutes of a core, and
+32 GB of RAM. Memory that PyTorch allocates for a large tensor costs no RAM until it is written to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.device.unwritten import unwritten
+from trainfit.torch_private.operators import leaves_of, no_dispatch
+
+aten = torch.ops.aten
+
+#: Bytes of a tensor from which on its values may wait, and those that are drawn at once before any
+#: wait: small models have all of theirs.
+LEAST_BYTES: Final = 4 << 20
+AT_ONCE_BYTES: Final = 512 << 20
+#: What gives all elements new values.
+_FILLS: Final = frozenset(
+    (aten.normal_.default, aten.uniform_.default, aten.zero_.default, aten.fill_.Scalar)
+)
+#: What changes each element by itself: ``torch.nn.init.trunc_normal_`` after its fill.
+_EACH: Final = frozenset(
+    (aten.mul_.Scalar, aten.add_.Scalar, aten.mul_.Tensor, aten.add_.Tensor,
+     aten.erfinv_.default, aten.clamp_.default)
+)  # fmt: skip
+_COPIES: Final = frozenset((aten._to_copy.default, aten.clone.default))
+#: What asks a tensor for its shape and type alone.
+_LIKE: Final = frozenset(
+    (aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default,
+     aten.new_empty.default, aten.new_zeros.default)
+)  # fmt: skip
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What a tensor's values are: ``operators`` on as many elements of ``dtype``, with the random
+    numbers of ``seed``."""
+
+    dtype: torch.dtype
+    seed: int
+    operators: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...]
+
+    def write(self, flat: torch.Tensor) -> None:
+        made = (
+            flat
+            if flat.dtype == self.dtype
+            else torch.empty(len(flat), dtype=self.dtype, device="cpu")
+        )
+        generator = torch.default_generator
+        state = generator.get_state()
+        generator.manual_seed(self.seed)
+        try:
+            for func, args, kwargs in self.operators:
+                func(made, *args, **kwargs)
+        finally:
+            generator.set_state(state)
+        if made is not flat:
+            flat.copy_(made)
+
+
+class HostFills:
+    """Runs operators on the host; those that fill large tensors wait for a reader."""
+
+    def __init__(self) -> None:
+        self._filled_bytes = self._fills = 0
+        #: By a storage's address.
+        self._waiting: dict[int, _Values] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operator's result. What it reads has its values by then."""
+        if func in _FILLS and self._may_wait(args[0], kwargs):
+            self._fills += 1
+            call = (func, tuple(args[1:]), dict(kwargs))
+            self._wait(args[0], _Values(args[0].dtype, self._fills, (call,)))
+            return args[0]
+        if not self._waiting:
+            return func(*args, **kwargs)
+        return self._with_values(func, args, kwargs)
+
+    def _with_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        read = [each for each in leaves_of((args, kwargs)) if self._of(each) is not None]
+        if not read or func.is_view or func in _LIKE:
+            return func(*args, **kwargs)
+        first: Any = args[0] if args else None
+        values = self._of(first)
+        if values is not None and len(read) == 1 and _is_whole(first):
+            if func in _EACH and first.dtype == values.dtype:
+                call = (func, tuple(args[1:]), dict(kwargs))
+                self._wait(first, dataclasses.replace(values, operators=(*values.operators, call)))
+                return first
+            if func in _COPIES:
+                dtype = kwargs.get("dtype") or first.dtype
+                copy = unwritten(torch.empty(first.shape, dtype=dtype, device="meta"))
+                self._wait(copy, values)
+                return copy
+            if func in (aten.copy_.default, *_FILLS):
+                del self._waiting[_address(first)]
+                return func(*args, **kwargs)
+        for each in read:
+            self.draw(each)
+        return func(*args, **kwargs)
+
+    def _may_wait(self, tensor: Any, kwargs: Any) -> bool:
+        if not _is_whole(tensor) or tensor.nbytes < LEAST_BYTES or kwargs.get("generator"):
+            return False
+        self._filled_bytes += tensor.nbytes
+        return self._filled_bytes > AT_ONCE_BYTES
+
+    def _of(self, tensor: Any) -> _Values | None:
+        if type(tensor) not in _PLAIN or tensor.device.type != "cpu":
+            return None
+        if tensor.layout != torch.strided:
+            return None
+        try:
+            return self._waiting.get(_address(tensor))
+        except (RuntimeError, NotImplementedError):  # one without a storage of its own
+            return None
+
+    def _wait(self, tensor: torch.Tensor, values: _Values) -> None:
+        address = _address(tensor)
+        if address not in self._waiting:
+            weakref.finalize(tensor.untyped_storage(), self._waiting.pop, address, None)
+        self._waiting[address] = values
+
+    def draw(self, tensor: torch.Tensor) -> None:
+        """Give the tensor its values, if they are still to be drawn."""
+        values = self._of(tensor) if self._waiting else None
+        if values is not None:
+            del self._waiting[_address(tensor)]
+            with no_dispatch(), torch.no_grad():
+                storage = tensor.untyped_storage()
+                flat = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage)
+                values.write(flat)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Is it all of its storage, on the host, element by element?"""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() == tensor.nbytes
+    )
