@@ -503,9 +503,8 @@ def _keep_loader(batches: Any, loader: Any) -> None:
 def _workers_at_most(most: float, loader: Any) -> Iterator[None]:
     """Iterators that are made meanwhile have no more workers.
 
-    All of them fetch ahead at once: 12 workers of two batches each fetch 24 for the three steps
-    that are simulated, on the two cores that there are. The batches are the same and come in the
-    same order; but of a data set that is not indexed each worker may give a part, or all of it.
+    All fetch ahead at once: 12 workers 24 batches, for three simulated steps on two cores. The
+    batches stay the same; of a data set without indices each worker may give a part, or all of it.
     """
     given = vars(loader).get("num_workers", 0)
     if given <= most or private.dataset_kind(loader) != private.INDEXED:
