@@ -163,7 +163,8 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     return failure_finding(
         "package_missing",
-        f"The package of {module} is not installed for the Python that runs the script",
+        f"{name} is not installed for the Python that runs the script",
         "",
-        f"pip install {_DISTRIBUTIONS.get(name) or name} there, if its requirements name no other",
+        f"pip install {_DISTRIBUTIONS.get(name, name)}, if the script's requirements name no other; "
+        "or the option that does without it",
     )
