@@ -165,6 +165,6 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
         "package_missing",
         f"{name} is not installed for the Python that runs the script",
         "",
-        f"pip install {_DISTRIBUTIONS.get(name, name)}, if the script's requirements name no other; "
+        f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
         "or the option that does without it",
     )
