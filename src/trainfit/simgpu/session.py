@@ -234,6 +234,7 @@ class Simulation:
         self._overrides: Overrides | None = None
         self._extensions: ImportHook | None = None
         self._files: ImportHook | None = None
+        self._tracing: list[ImportHook] = []
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -262,6 +263,7 @@ class Simulation:
             "FlexAttention",
             lambda: compilation.install(self._patches, self._compilation.inside),
         )
+        self._tracing = self._compilation.install_tracing(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
@@ -305,7 +307,7 @@ class Simulation:
         self._bitsandbytes.remove()
         self.absent.remove()
         self._triton.remove()
-        for hook in filter(None, (self._extensions, self._files)):
+        for hook in filter(None, (self._extensions, self._files, *self._tracing)):
             hook.remove()
         self._default_device.restore()
         self._modes.remove()
