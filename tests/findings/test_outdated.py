@@ -83,6 +83,7 @@ def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
         ("no_such_package", "no_such_package is not installed", "pip install no_such_package"),
         ("skimage", "skimage is not installed", "pip install scikit-image"),
         ("warpctc_pytorch", "warpctc_pytorch is not installed", "torch.nn.CTCLoss"),
+        ("torchtext", "torchtext is not installed, and is made no longer", "collate_fn"),
         ("beside_the_scripts", "beside_the_scripts lies in this folder", "PYTHONPATH=."),
     ],
 )

@@ -38,12 +38,22 @@ _DISTRIBUTIONS: Final = {
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
-#: Packages that are built from source: what PyTorch has in their place.
-_BUILT_IN: Final = {
-    "warpctc_pytorch": "torch.nn.CTCLoss is PyTorch's own; it wants log_softmax(…) of the outputs, "
-    "and blank=0",
-    "apex": "torch.autocast and torch.amp.GradScaler are PyTorch's own, AdamW(fused=True), and "
-    "nn.parallel.DistributedDataParallel",
+#: Packages that pip does not bring: why, and what stands in their place.
+_NOT_BROUGHT: Final = {
+    "warpctc_pytorch": (
+        "is built from source",
+        "torch.nn.CTCLoss is PyTorch's own; it wants log_softmax(…) of the outputs, and blank=0",
+    ),
+    "apex": (
+        "is built from source",
+        "torch.autocast and torch.amp.GradScaler are PyTorch's own, AdamW(fused=True), and "
+        "nn.parallel.DistributedDataParallel",
+    ),
+    "torchtext": (
+        "is made no longer (0.18 was the last, for PyTorch 2.3)",
+        "a plain Dataset and a collate_fn that pads; or the versions that the script names, in an "
+        "environment of their own",
+    ),
 }
 
 _KNOWN: Final = (
@@ -148,9 +158,11 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             title = f"The installed version has no module {moved} any longer"
             return failure_finding("outdated", title, "", f"instead: {instead}")
     name = module.partition(".")[0]
-    if instead := _BUILT_IN.get(name, ""):
-        title = f"{name} is not installed, and is built from source"
-        return failure_finding("package_missing", title, "", instead)
+    if name in _NOT_BROUGHT:
+        why, instead = _NOT_BROUGHT[name]
+        return failure_finding(
+            "package_missing", f"{name} is not installed, and {why}", "", instead
+        )
     if module != name:  # of a package that is there
         return None
     if Path(name).is_dir() or Path(f"{name}.py").is_file():
