@@ -32,6 +32,10 @@ def an_alias() -> object:
     return numpy.float  # type: ignore[attr-defined]
 
 
+def an_array_of_one() -> object:
+    return int(numpy.ones(1))
+
+
 def a_loss() -> object:
     return torch.tensor(1.0)[0]
 
@@ -64,6 +68,14 @@ def torch_six() -> object:
     [
         (an_iterator, "next(iterator)"),
         (an_alias, "numpy<1.24"),
+        pytest.param(
+            an_array_of_one,
+            "numpy<2.4",
+            marks=pytest.mark.skipif(
+                tuple(map(int, numpy.__version__.split(".")[:2])) < (2, 4),
+                reason="older versions convert it",
+            ),
+        ),
         (a_loss, "loss.item()"),
         (a_function, "@staticmethod"),
         (a_collection, "collections.abc"),

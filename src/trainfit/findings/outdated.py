@@ -80,6 +80,13 @@ _KNOWN: Final = (
         "NumPy 2 has this name no longer",
         "the name that the message gives, or pip install 'numpy<2'",
     ),
+    # numpy/_core/src/multiarray/common.c, of NumPy 2.4
+    KnownError(
+        "outdated",
+        re.compile(r"only 0-dimensional arrays can be converted to Python scalars"),
+        "NumPy 2.4 and newer make no number of an array of one element",
+        "int(a[0]) or a.item() instead of int(a), or pip install 'numpy<2.4'",
+    ),
     # aten/src/ATen/native/TensorShape.cpp
     KnownError(
         "outdated",
