@@ -115,3 +115,11 @@ def test_a_module_of_the_scripts_own_package_is_no_package() -> None:
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'models.gone'\n"
     )
     assert of_exception(text) is None
+
+
+def test_a_model_that_diffusers_cannot_download() -> None:
+    """DiT loads its autoencoder by name; without a network diffusers says that there is no file."""
+    said = "OSError: stabilityai/sd-vae-ft-ema does not appear to have a file named config.json."
+    fault = of_exception(f"Traceback (most recent call last):\n{said}\n")
+    assert fault is not None and fault.kind == "hub_unreachable" and fault.kind in KINDS
+    assert "hf download" in fault.fix.action
