@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import environment, fixes, gpu_errors, habits, training_errors
+from trainfit.findings import environment, fixes, gpu_errors, habits, outdated, training_errors
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -284,4 +284,5 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     environment.mismatch,
     environment.gpu_not_seen,
     training_errors.known,
+    outdated.known,
 )

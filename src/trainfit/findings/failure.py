@@ -12,7 +12,15 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings import exceptions, fixes, gpu_errors, hangs, tracebacks, training_errors
+from trainfit.findings import (
+    exceptions,
+    fixes,
+    gpu_errors,
+    hangs,
+    outdated,
+    tracebacks,
+    training_errors,
+)
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
@@ -32,6 +40,7 @@ KINDS: Final = (
     *("notebook_line", "script_error"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
+    *outdated.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

@@ -372,6 +372,15 @@ _KNOWN: Final = (
         "hf download NAME --local-dir FOLDER where there is a network, and that folder's path "
         "instead of the name; or a copy of its cache (HF_HOME)",
     ),
+    # diffusers/configuration_utils.py, also where it has no network
+    KnownError(
+        "hub_unreachable",
+        re.compile(r"does not appear to have a file named \S+\.(?:json|safetensors|bin)"),
+        "The hub gave no such file: it cannot be reached (a simulated run has no network), or the "
+        "name is another",
+        "hf download NAME before, which fills its cache (HF_HOME), or --local-dir FOLDER and that "
+        "folder's path instead of the name",
+    ),
     KnownError(
         "hub_refused",
         re.compile(r"gated repo|is not a valid model identifier listed on"),

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import os
 import sys
 import time
 import types
@@ -285,7 +286,8 @@ class LoaderTracker:
             if made is not None and tracker._keep and not made.batches:
                 with contextlib.suppress(Exception):  # a library's object may raise anything
                     made.handles = open_handles(loader.dataset)
-            with tracker._epochs.making(made):
+            most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
+            with tracker._epochs.making(made), _workers_at_most(most, loader):
                 batches = make(loader)
             if made is not None:
                 tracker._epochs.begun(batches, made)
@@ -495,6 +497,24 @@ def _keep_loader(batches: Any, loader: Any) -> None:
     to end with it."""
     if not loader.persistent_workers:
         batches._trainfit_loader = loader
+
+
+@contextlib.contextmanager
+def _workers_at_most(most: float, loader: Any) -> Iterator[None]:
+    """Iterators that are made meanwhile have no more workers.
+
+    All fetch ahead at once: 12 workers 24 batches, for three simulated steps on two cores. The
+    batches stay the same; of a data set without indices each worker may give a part, or all of it.
+    """
+    given = vars(loader).get("num_workers", 0)
+    if given <= most or private.dataset_kind(loader) != private.INDEXED:
+        yield
+        return
+    loader.num_workers = int(most)
+    try:
+        yield
+    finally:
+        loader.num_workers = given
 
 
 def _shortened(samples: Any, count: int) -> Any:

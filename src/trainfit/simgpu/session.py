@@ -235,6 +235,7 @@ class Simulation:
         self._extensions: ImportHook | None = None
         self._positives: ImportHook | None = None
         self._files: ImportHook | None = None
+        self._tracing: list[ImportHook] = []
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -263,6 +264,7 @@ class Simulation:
             "FlexAttention",
             lambda: compilation.install(self._patches, self._compilation.inside),
         )
+        self._tracing = self._compilation.install_tracing(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
@@ -307,7 +309,8 @@ class Simulation:
         self._bitsandbytes.remove()
         self.absent.remove()
         self._triton.remove()
-        for hook in filter(None, (self._extensions, self._positives, self._files)):
+        hooks = (self._extensions, self._positives, self._files, *self._tracing)
+        for hook in filter(None, hooks):
             hook.remove()
         self._default_device.restore()
         self._modes.remove()

@@ -221,3 +221,30 @@ def test_an_epoch_of_a_shard_is_the_process_s_own() -> None:
     assert (found.samples, found.data_set, found.batch_size) == (5, 9, 2)
     assert found.index == 0  # the user's own
     assert sum(map(len, batches)) == 5
+
+
+@pytest.mark.parametrize(("keep", "indexed", "started"), [(0, 1, 1), (0, 0, 3), (1, 1, 3)])
+def test_a_simulated_run_starts_no_more_workers_than_there_are_cores(
+    keep: int, indexed: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12 workers on two cores fetched 24 batches for the three that were simulated. What is not
+    indexed may be split by the number of workers, and what is measured is measured as it is."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    tracker, patches = LoaderTracker(keep=bool(keep)), PatchSet()
+    tracker.install(patches)
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            TEXTS if indexed else Stream(),  # type: ignore[arg-type]
+            batch_size=2,
+            num_workers=3,
+            collate_fn=collate,
+        )
+        batches = iter(loader)
+        first = next(batches)
+        assert len(workers_of(batches)) == started
+        tracker.shut_down()
+    finally:
+        patches.restore()
+    info = tracker.feeding()
+    assert len(first) == 2 and loader.num_workers == 3
+    assert info is not None and info.settings.num_workers == 3

@@ -222,3 +222,30 @@ def test_unwritten_memory_is_the_same_in_each_run() -> None:
     tokens = torch.empty(2, 4, dtype=torch.long, device="cuda")
     tokens[:, 0] = 7
     assert tokens.tolist() == [[7, 0, 0, 0]] * 2
+
+
+@pytest.mark.parametrize("count", [1, 5, 97])
+@pytest.mark.parametrize("read", [lambda x: x.cpu().numpy(), lambda x: x.tolist()])
+def test_the_host_gets_different_places_of_the_largest(count: int, read: Any) -> None:
+    """TimesNet divides a length by the places of the strongest frequencies (Time-Series-Library's
+    FFT_for_Period): zeros ended there, as if the script were wrong."""
+    strengths = torch.randn(3, 97, device="cuda")
+    found = np.asarray(read(strengths.topk(count, dim=1)[1].detach()))
+    assert found.shape == (3, count)
+    for row in found:
+        assert len(set(row)) == count and row.min() >= (count < 97) and row.max() < 97
+
+
+def test_an_order_has_each_place_once_and_one_place_is_read_by_itself() -> None:
+    order = torch.randn(7, device="cuda").argsort()
+    assert sorted(order.cpu().tolist()) == list(range(7))
+    third = torch.randn(96, device="cuda").topk(3)[1][2]
+    assert int(third) == third.cpu().item() == 72
+
+
+def test_a_drawn_size_is_read_as_the_largest_and_stays_unknown_on_the_gpu() -> None:
+    drawn = torch.randint(16, 33, (1,), device="cuda")
+    assert drawn.item() == 32 and int(torch.randint(9, (2, 2), device="cuda")[1, 1]) == 8
+    assert current_engine().values.read(drawn) is None
+    chosen = torch.randn(8, 4, device="cuda").topk(2)[1]
+    assert current_engine().values.read(chosen) is None

@@ -32,11 +32,12 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
     that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
     ``nonzeros`` is how many elements are not zero at most, where that is all that is known (a mask
-    of zeros with ones written at so many unknown places), else ``None``. ``gpu`` is the number of
-    the GPU that it is on.
+    of zeros with ones written at so many unknown places), else ``None``. ``told`` makes what the
+    host is told of an unknown content where zeros cannot be (places are different), laid out as
+    the storage is, else ``None``. ``gpu`` is the number of the GPU that it is on.
     """
 
-    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "value")
+    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "told", "value")
 
     block: Block | None
     gpu: int
@@ -46,6 +47,7 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     value: torch.Tensor | None
     fill: bool | float | None
     nonzeros: int | None
+    told: Callable[[], torch.Tensor] | None
 
 
 class _Wait(NamedTuple):
@@ -174,6 +176,7 @@ class DeviceMemory:
         life.value = None
         life.fill = None
         life.nonzeros = None
+        life.told = None
         life.nbytes = storage.nbytes()
         life.block = None
         life.number = -1

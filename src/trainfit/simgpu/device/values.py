@@ -8,6 +8,7 @@ Everything else has no content. A value belongs to a storage, so views share it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -113,16 +114,28 @@ class Values:
 
     def write(self, tensor: SimulatedTensor, content: torch.Tensor) -> None:
         """Give a tensor that owns its storage this content."""
-        spec = tensor._spec
+        tensor._life.value = _laid_out(tensor._spec, tensor._life.nbytes, content)
+
+    def tell(self, tensor: SimulatedTensor, make: Callable[[], torch.Tensor]) -> None:
+        """If nobody knows the content of a tensor that owns its storage, the host is told this."""
+        spec, nbytes = tensor._spec, tensor._life.nbytes
+        tensor._life.told = lambda: _laid_out(spec, nbytes, make())
+
+    def told(self, tensor: SimulatedTensor) -> torch.Tensor | None:
+        """What the host is told of an unknown content; ``None``: zeros or ones do."""
+        make, spec = tensor._life.told, tensor._spec
+        flat = make() if make is not None else None
+        if flat is None or flat.dtype != spec.dtype:
+            return None
         with no_dispatch():
-            flat = torch.zeros(tensor._life.nbytes // spec.dtype.itemsize, dtype=spec.dtype)
-            flat.as_strided(spec.size, spec.stride, spec.offset).copy_(content.detach())
-        tensor._life.value = flat
+            content: torch.Tensor = flat.as_strided(spec.size, spec.stride, spec.offset)
+        return content
 
     def forget(self, life: StorageRecord) -> None:
         life.value = None
         life.fill = None
         life.nonzeros = None
+        life.told = None
 
     def nonzeros(self, tensor: Any) -> int | None:
         """How many of a tensor's elements are not zero, at most; ``None``: nobody knows."""
@@ -330,6 +343,14 @@ class Values:
                 return func(*uniform).item()  # type: ignore[no-any-return]
         except (NotImplementedError, RuntimeError, TypeError):
             return None
+
+
+def _laid_out(spec: Any, nbytes: int, content: torch.Tensor) -> torch.Tensor:
+    """A storage's elements in a row, with this content where ``spec`` has its own."""
+    with no_dispatch():
+        flat = torch.zeros(nbytes // spec.dtype.itemsize, dtype=spec.dtype)
+        flat.as_strided(spec.size, spec.stride, spec.offset).copy_(content.detach())
+    return flat
 
 
 _UNWRITTEN = {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -20,7 +23,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
 )
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.compiled import EAGER_FLEX
 from trainfit.torch_private.operators import no_dispatch
@@ -61,6 +64,39 @@ class Compilation:
             return model
         return self._function(model)
 
+    def trace(self, func: Any, example_inputs: Any = None, *_: Any, **kwargs: Any) -> Any:
+        """``torch.jit.trace``: what it is given runs once, as there, and stays as it is.
+
+        PyTorch records with sizes that are tensors, which kernels in Python do not take.
+        """
+        given = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+        named = kwargs.get("example_kwarg_inputs") or {}
+        self._engine.assume("torch.jit.trace was skipped: the model was simulated in eager mode")
+        func(*(() if example_inputs is None else given), **named)
+        return _as_traced(func)
+
+    def install_tracing(self, patches: PatchSet) -> list[ImportHook]:
+        """Trace so from now on, until ``patches`` is restored and the hooks are removed; what
+        draws a traced graph (``SummaryWriter.add_graph``) leaves it out."""
+        patches.hook(torch.jit, "trace", lambda _: self.trace)
+
+        def writer(module: ModuleType) -> None:
+            patches.hook(module.SummaryWriter, "add_graph", self._without_graph)
+
+        names = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+        hooks = [ImportHook(name, writer) for name in names]
+        for hook in hooks:
+            hook.install()
+        return hooks
+
+    def _without_graph(self, add_graph: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(add_graph)
+        def added(_: Any, model: Any, input_to_model: Any = None, *__: Any, **___: Any) -> None:
+            is_list = isinstance(input_to_model, list)
+            self.trace(model, tuple(input_to_model) if is_list else input_to_model)
+
+        return added
+
     def called(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         """A module is called; noted at the first time that it is a compiled one's."""
         if (
@@ -90,6 +126,15 @@ class Compilation:
                 self._depth -= 1
 
         return called
+
+
+def _as_traced(function: Any) -> Any:
+    """What was traced, with the method by which a traced one is saved."""
+    made = copy.copy(function) if isinstance(function, torch.nn.Module) else function
+    state = made.state_dict if isinstance(made, torch.nn.Module) else dict
+    with contextlib.suppress(AttributeError):  # a function of C has none
+        object.__setattr__(made, "save", lambda file, *_, **__: torch.save(state(), file))
+    return made
 
 
 def _name(function: Any) -> str:

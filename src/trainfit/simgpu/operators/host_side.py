@@ -111,17 +111,17 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
         engine.assumed_number |= not source.dtype.is_floating_point
         is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
         is_large = source._spec.nbytes >= _LARGE
-        content = (
-            unwritten(source._meta)
-            if is_held and is_large
-            else _plausible(source._meta, source._life.fill)
-        )
+        content = unwritten(source._meta) if is_held and is_large else _plausible(engine, source)
     with no_dispatch():
         return content.to(dtype, copy=not is_new)
 
 
-def _plausible(meta: torch.Tensor, fill: bool | None) -> torch.Tensor:
-    """CPU data for a tensor without content: ones, or zeros for integers (valid indices)."""
+def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
+    """CPU data for a tensor without content: what it tells the host, else ones, or zeros for
+    integers (valid indices)."""
+    meta, fill = source._meta, source._life.fill
+    if (told := engine.values.told(source)) is not None:
+        return told
     with no_dispatch():
         host = torch.empty_like(meta, device="cpu")
         if fill is not None:
@@ -163,7 +163,7 @@ def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if type(target) is not SimulatedTensor:
         content = engine.values.read(source)
         if content is None:
-            content = _plausible(source._meta, source._life.fill)
+            content = _plausible(engine, source)
         with no_dispatch():
             target.copy_(content)
         return target
@@ -206,8 +206,11 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
             if tensor._life.nbytes == tensor.dtype.itemsize >= 4:  # it is that from now on
                 engine.values.write(tensor, torch.full((), end, dtype=tensor.dtype, device=CPU))
             return end
-        engine.assume("an integer read from GPU data was assumed to be 1")
-    return _number(engine, 1.0 if tensor.dtype.is_floating_point else 1)
+        told = engine.values.told(tensor)
+        usual = 1 if told is None else int(told)
+        engine.assume(f"an integer read from GPU data was assumed to be {usual}")
+        return _number(engine, usual)
+    return _number(engine, 1.0)
 
 
 _NOTES = {
@@ -322,6 +325,35 @@ def randperm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     result = engine.generic(engine.info(func), args, kwargs)
     if worth_keeping(result._meta):
         engine.values.write(result, torch.arange(args[0], dtype=result.dtype, device=CPU))
+    return result
+
+
+@handles(aten.topk.default, aten.sort.default, aten.sort.stable)
+def places(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Places of elements are different ones, which a script may divide by (the periods of TimesNet
+    are a length by the places of the strongest frequencies): nobody knows which, so they are taken
+    as evenly spread, and of all as their order. What the GPU does with them is of unknown ones."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    call, chosen = by_name(func, args, kwargs), result[1]
+    size, dim = tuple(chosen.shape), call.get("dim", -1)
+    if size and engine.values.read(chosen) is None:
+        count, of = size[dim], call["self"].shape[dim]
+        row = torch.arange(count, device=CPU)
+        if count < of:
+            row = (row + 1) * of // (count + 1)
+        shape = [1] * len(size)
+        shape[dim] = count
+        engine.values.tell(chosen, lambda: row.view(shape).expand(size))
+    return result
+
+
+@handles(*(getattr(aten.randint, name) for name in aten.randint.overloads() if "out" not in name))
+def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """The largest that may come: sizes that are drawn on the GPU need the most memory so."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    if type(result) is SimulatedTensor:
+        most = by_name(func, args, kwargs)["high"] - 1
+        engine.values.tell(result, lambda: torch.full((), most, dtype=result.dtype, device=CPU))
     return result
 
 

@@ -1,0 +1,125 @@
+"""Scripts of older libraries, and packages that are missing, in the libraries' own words."""
+
+from __future__ import annotations
+
+import collections
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from trainfit.findings.failure import KINDS, of_exception
+from trainfit.results.findings import Finding
+
+
+def fault_of(call: Callable[[], object]) -> Finding | None:
+    try:
+        call()
+    except Exception:
+        return of_exception(traceback.format_exc())
+    raise AssertionError("it does not fail")
+
+
+def an_iterator() -> object:
+    return iter(DataLoader([1, 2])).next()  # type: ignore[attr-defined, arg-type]
+
+
+def an_alias() -> object:
+    return numpy.float  # type: ignore[attr-defined]
+
+
+def an_array_of_one() -> object:
+    return int(numpy.ones(1))
+
+
+def a_loss() -> object:
+    return torch.tensor(1.0)[0]
+
+
+def a_function() -> object:
+    class Old(torch.autograd.Function):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return x
+
+    return Old()(torch.ones(1))  # type: ignore[operator]
+
+
+def a_collection() -> object:
+    return collections.Iterable  # type: ignore[attr-defined]
+
+
+def a_verbose_schedule() -> object:
+    weights = torch.optim.SGD([torch.ones(1)])
+    return torch.optim.lr_scheduler.StepLR(weights, 1, verbose=True)  # type: ignore[call-arg]
+
+
+def torch_six() -> object:
+    from torch._six import inf  # type: ignore[import-not-found]
+
+    return inf
+
+
+@pytest.mark.parametrize(
+    ("call", "fix"),
+    [
+        (an_iterator, "next(iterator)"),
+        (an_alias, "numpy<1.24"),
+        pytest.param(
+            an_array_of_one,
+            "numpy<2.4",
+            marks=pytest.mark.skipif(
+                tuple(map(int, numpy.__version__.split(".")[:2])) < (2, 4),
+                reason="older versions convert it",
+            ),
+        ),
+        (a_loss, "loss.item()"),
+        (a_function, "@staticmethod"),
+        (a_collection, "collections.abc"),
+        (a_verbose_schedule, "leave verbose out"),
+        (torch_six, "collections.abc"),
+    ],
+)
+def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
+    fault = fault_of(call)
+    assert fault is not None and fault.kind == "outdated" and fault.kind in KINDS
+    assert fix in fault.fix.action
+
+
+@pytest.mark.parametrize(
+    ("module", "title", "fix"),
+    [
+        ("no_such_package", "no_such_package is not installed", "pip install no_such_package"),
+        ("skimage", "skimage is not installed", "pip install scikit-image"),
+        ("warpctc_pytorch", "warpctc_pytorch is not installed", "torch.nn.CTCLoss"),
+        ("torchtext", "torchtext is not installed, and is made no longer", "collate_fn"),
+        ("beside_the_scripts", "beside_the_scripts lies in this folder", "PYTHONPATH=."),
+    ],
+)
+def test_a_package_that_is_missing(
+    module: str, title: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_the_scripts").mkdir()
+    monkeypatch.chdir(tmp_path)
+    message = f"No module named '{module}'"
+    fault = of_exception(f"Traceback (most recent call last):\nModuleNotFoundError: {message}\n")
+    assert fault is not None and fault.kind == "package_missing" and fault.kind in KINDS
+    assert fault.title.startswith(title) and fix in fault.fix.action
+
+
+def test_a_module_of_the_scripts_own_package_is_no_package() -> None:
+    text = (
+        "Traceback (most recent call last):\nModuleNotFoundError: No module named 'models.gone'\n"
+    )
+    assert of_exception(text) is None
+
+
+def test_a_model_that_diffusers_cannot_download() -> None:
+    """DiT loads its autoencoder by name; without a network diffusers says that there is no file."""
+    said = "OSError: stabilityai/sd-vae-ft-ema does not appear to have a file named config.json."
+    fault = of_exception(f"Traceback (most recent call last):\n{said}\n")
+    assert fault is not None and fault.kind == "hub_unreachable" and fault.kind in KINDS
+    assert "hf download" in fault.fix.action
