@@ -48,9 +48,12 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     kept = _kept(recording, outcome, live)
     of_loss = _loss_sizes(recording, live)
     held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
+    read = frozenset(recording.header.get("read") or ())
     held = [
         dataclasses.replace(each, kind="loaded")
-        if each.kind == "input" and _is_copy_of_model(recording, allocs, sizes)
+        if each.kind == "input"
+        and read.issuperset(allocs)
+        and _is_copy_of_model(recording, allocs, sizes)
         else each
         for each, allocs in zip(held, groups.values(), strict=True)
     ]
@@ -110,8 +113,8 @@ def _parameter_sizes(recording: Recording, live: IntArray) -> list[int]:
 def _is_copy_of_model(
     recording: Recording, allocs: Sequence[int], parameters: Sequence[int]
 ) -> bool:
-    """Does one line of the script copy to the GPU, before the first step, what has a model's sizes?
-    That is a file's state, with the optimizer's, too."""
+    """Has what one line of the script reads, before the first step, a model's sizes? A file's state
+    may have the optimizer's, too."""
     steps = step_ends(recording.events)
     made = np.flatnonzero(recording.events == (allocs[-1] << 2 | MALLOC))
     if not len(steps) or not len(made) or made[0] > steps[0]:

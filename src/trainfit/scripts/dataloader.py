@@ -103,6 +103,7 @@ class EpochCut:
         self.of_evaluation: Callable[[int], int] = lambda batches: batches
         """Of so many batches of another loader, those that are asked for."""
         self._made: list[_Made] = []
+        self._original: Callable[[_Made], _Made] = lambda made: made
         #: Batches that other loaders than the training's would have given.
         self._whole: dict[int, int] = {}
         self._making: _Made | None = None
@@ -114,9 +115,10 @@ class EpochCut:
         patches: PatchSet,
         find: Callable[[Any], _Made | None],
         made: list[_Made],
+        original: Callable[[_Made], _Made],
     ) -> None:
         """Cut from now on, until ``patches`` is restored."""
-        self._made = made
+        self._made, self._original = made, original
         ask, reset, length = private.NEXT_INDEX.now, private.RESET.now, DataLoader.__len__
 
         def _next_index(batches: Any) -> Any:
@@ -193,7 +195,7 @@ class EpochCut:
         if made is None or index is None or index >= len(self._made):
             return False
         first = self._made[index]
-        return made is first or made.is_again(first)
+        return made is first or made.is_again(first) or self._original(made) is first
 
 
 class LoaderTracker:
@@ -262,7 +264,7 @@ class LoaderTracker:
         tracker = self
         self._sizes.install(patches)
         self._times.install(patches)
-        self._epochs.install(patches, self._find, self._made)
+        self._epochs.install(patches, self._find, self._made, self._original)
 
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             where, sites = user_frame(), _call_sites(sys._getframe())

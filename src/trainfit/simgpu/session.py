@@ -453,6 +453,7 @@ class Simulation:
                 "optimizer": self.cycle.optimizer,
                 "alloc_conf": self._alloc_conf,
                 "parameters": list(self._ownership.parameters.values()),
+                "read": sorted(self._memory.read),
                 "ranks": self._collectives.ranks,
                 "sharing": self._collectives.sharing,
             }

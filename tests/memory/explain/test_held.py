@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import trainfit
@@ -46,9 +47,48 @@ def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
     assert "torch.load(" in source[found.at.line - 1]
 
 
+def test_a_state_of_safetensors_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(scenarios.model(layers=6).state_dict(), file)
+
+    def kept() -> None:
+        net = scenarios.model(layers=6).to("cuda")
+        state = safetensors.torch.load_file(file, device="cuda")
+        net.load_state_dict(state)
+        scenarios.train(net, batch=32, steps=2)
+        del state
+
+    assert "checkpoint_on_gpu" in findings(kept)
+
+
+def averaged_weights() -> None:
+    """An average of the weights that each step updates: copied on the host, then moved."""
+    net = scenarios.model(layers=6)
+    average = [each.clone().detach() for each in net.parameters()]
+    average = [each.to("cuda") for each in average]
+    net = net.to("cuda")
+    for _ in range(2):
+        scenarios.train(net, batch=32, steps=1)
+        torch._foreach_lerp_(average, [each.detach() for each in net.parameters()], 0.1)
+
+
+def state_that_becomes_the_model(file: Path) -> None:
+    with torch.device("meta"):
+        net = scenarios.model(layers=6)
+    net.load_state_dict(torch.load(file, map_location="cuda"), assign=True)
+    scenarios.train(net, batch=32, steps=2)
+
+
+def test_a_state_that_becomes_the_model_is_no_copy(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.pt"
+    torch.save(scenarios.model(layers=6).state_dict(), file)
+    assert "checkpoint_on_gpu" not in findings(state_that_becomes_the_model, file)
+
+
 @pytest.mark.parametrize(
     "code",
     [
+        averaged_weights,
         scenarios.plain,
         scenarios.many_layers,
         scenarios.layers_of_a_function,

@@ -71,7 +71,8 @@ class RecordingHeader(KnownHeader, total=False):
     (:class:`~trainfit.results.runs.generation.GeneratedText`).
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
-    each (without a value: it was not told).
+    each (without a value: it was not told). ``read`` are the allocations that hold what was read
+    from a file straight to the GPU.
     """
 
     batch_size: int | None
@@ -94,6 +95,7 @@ class RecordingHeader(KnownHeader, total=False):
     ranks: int | None
     sharing: int | None
     evaluations: list[Any] | None
+    read: list[Any] | None
 
 
 def check_header(header: RecordingHeader) -> None:
@@ -289,6 +291,9 @@ class Recording(Displayed):
         _ = self.makeup
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)
+        for number in self.header.get("read") or ():
+            if type(number) is not int or not 0 <= number < allocs:
+                raise ValueError(f"read names allocation {number!r}")
         workspaces, strings = len(self.workspace_alloc), len(self.strings)
         kernels = len(self.kernel_op)
         for name, length, low, high in (

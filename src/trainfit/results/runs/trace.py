@@ -53,13 +53,14 @@ class LoaderOverride:
 @dataclasses.dataclass(frozen=True)
 class LoaderCut:
     """The epochs of the DataLoader constructed ``index``-th, and of those made again of its data
-    set by the same line, end after ``batches`` (``None``: none is the training's); those of all
-    others after ``others``, the last of which is the largest batch of their data set, after a look
-    of ``look_s`` seconds at its samples (0: it stays). After ``periodic`` steps, what the script
-    does every so many steps happens once (0: it does not). The last batch of such an epoch has
-    ``remainder`` samples (0: as many as all). ``goes_on``: the run does not end after the first
-    evaluation. ``to_end``: nor does it before the script's end, to which it comes as its loops end
-    after so many optimizer steps (``numbered``: once more with the number of their last round)."""
+    set by the same line or of its batch sampler, end after ``batches`` (``None``: none is the
+    training's); those of all others after ``others``, the last of which is the largest batch of
+    their data set, after a look of ``look_s`` seconds at its samples (0: it stays). After
+    ``periodic`` steps, what the script does every so many steps happens once (0: it does not). The
+    last batch of such an epoch has ``remainder`` samples (0: as many as all). ``goes_on``: the run
+    does not end after the first evaluation. ``to_end``: nor does it before the script's end, to
+    which it comes as its loops end after so many optimizer steps (``numbered``: once more with the
+    number of their last round)."""
 
     index: int | None
     batches: int

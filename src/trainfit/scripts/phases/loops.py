@@ -144,7 +144,9 @@ def course_of(frame: FrameType | None) -> Course:
     frames = frames_of_user(frame)
     around = [(each, loop) for each in frames for loop in loops_around(each)]
     after = by_number = None
-    for each in reversed(frames):
+    # What follows in a function that a loop calls for a step is of the step.
+    inner = max((place for place, each in enumerate(frames) if loops_around(each)), default=None)
+    for each in reversed(frames if inner is None else frames[: inner + 1]):
         line = _after(each)
         if line is not None and after is None:
             after = f"{each.f_code.co_filename}:{line}"

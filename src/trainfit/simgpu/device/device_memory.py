@@ -84,6 +84,8 @@ class DeviceMemory:
         self.allocators = allocators
         self.recorder = recorder
         self.lives: dict[int, StorageRecord] = {}
+        #: Allocations that hold what was read from a file straight to a GPU.
+        self.read: set[int] = set()
         self._current = _Current()
         #: GPUs that something was allocated on, or tried to be, in addition to the first.
         self.others: set[int] = set()

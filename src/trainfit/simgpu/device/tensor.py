@@ -117,6 +117,12 @@ def _restore(storage: Any, location: Any) -> Any:
     return mark(storage, gpu_number(text))
 
 
+def note_read(tensor: torch.Tensor) -> None:
+    """Note that a tensor, if it is a GPU's, was read from a file straight to it."""
+    if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
+        current_engine().memory.read.add(number)
+
+
 def _rebuilder(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any) -> torch.Tensor:
         plain = private.untyped(storage)
@@ -131,6 +137,7 @@ def _rebuilder(rebuild: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
                 copies[dtype] = first.view(torch.uint8).view(dtype)
             else:
                 copies[dtype] = rebuild(storage, 0, (count,), (1,)).to(getattr(plain, _ON))
+                note_read(copies[dtype])
         return copies[dtype].as_strided(size, stride, offset)  # type: ignore[no-any-return]
 
     return rebuild_tensor

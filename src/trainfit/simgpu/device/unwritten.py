@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainfit.simgpu.device.tensor import note_read
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import tensors as private
 from trainfit.torch_private.operators import no_dispatch
@@ -36,13 +37,15 @@ def unwritten(meta: torch.Tensor) -> torch.Tensor:
 
 
 def install(patches: PatchSet) -> ImportHook:
-    """Files of ``torch.save`` and safetensors have holes in their place from now on, until
-    ``patches`` is restored and the hook is removed."""
+    """Files of ``torch.save`` and safetensors have holes in their place from now on, and what
+    safetensors reads is noted as read, until ``patches`` is restored and the hook is removed."""
     patches.set(*private.FILE_WRITER, _writer(private.FILE_WRITER.now))
 
     def safetensors(module: ModuleType) -> None:
         if hasattr(module, "serialize_file"):
             patches.hook(module, "serialize_file", _serializer)
+        if hasattr(module, "load_file"):
+            patches.hook(module, "load_file", _reader)
 
     hook = ImportHook("safetensors.torch", safetensors)
     hook.install()
@@ -65,6 +68,17 @@ def _writer(base: Any) -> type:
                 super().write_record(name, data, nbytes)
 
     return Writer
+
+
+def _reader(load_file: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load_file)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        tensors = load_file(*args, **kwargs)
+        for each in tensors.values():
+            note_read(each)
+        return tensors
+
+    return wrapper
 
 
 def _serializer(serialize_file: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,46 @@
+"""What comes after a script's loops, as its source says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trainfit.scripts.phases.loops import Course, course_of
+
+_SCRIPT = """
+def step(log):
+    found.append(course_of(sys._getframe()))
+    log.append(1)
+    update_average(log)
+
+def update_average(log):
+    pass
+
+def main():
+    log = []
+    for epoch in range(2):
+        for batch in range(2):
+            step(log)
+{after}
+
+main()
+"""
+
+
+def _course(folder: Path, after: str) -> Course:
+    script = folder / "train.py"
+    script.write_text(_SCRIPT.format(after=after))
+    found: list[Course] = []
+    code = compile(script.read_text(), str(script), "exec")
+    exec(code, {"found": found, "course_of": course_of, "sys": sys})
+    return found[0]
+
+
+def test_what_a_step_of_its_own_function_does_next_is_not_after_the_loops(tmp_path: Path) -> None:
+    assert _course(tmp_path, "    return log").after is None
+
+
+def test_what_follows_the_loops(tmp_path: Path) -> None:
+    after = _course(tmp_path, "    update_average(log)").after
+    assert after is not None
+    assert after.endswith("train.py:15")
