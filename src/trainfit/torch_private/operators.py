@@ -12,15 +12,12 @@ from trainfit.torch_private.needed import MissingNameError, attribute, needed, p
 _aten: Any = torch.ops.aten
 
 with needed():
-    from torch._decomp import decomposition_table
     from torch._library import custom_ops
     from torch._ops import OpOverload
 
     #: How ``scaled_dot_product_attention`` prefers its backends.
     attention_order: Callable[[], list[Any]] = torch._C._get_sdp_priority_order
     foreach_norms: Callable[..., Any] = torch._foreach_norm
-    #: Python's versions of operators.
-    decompositions: Any = decomposition_table
     #: Operators that are written in Python, by name.
     python_operators: Any = custom_ops.OPDEFS
     PythonOperator: Any = custom_ops.CustomOpDef

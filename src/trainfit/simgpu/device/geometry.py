@@ -11,7 +11,8 @@ from trainfit.simgpu.device.errors import DeviceMismatch, UnsupportedOperatorErr
 from trainfit.simgpu.device.registry import MIXED_DEVICE, OperatorInfo
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor, Spec, plain, spec_of
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.torch_private.operators import decompositions, no_dispatch
+from trainfit.torch_private.decompositions import decompositions
+from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import Generator, storage_key, suggest_memory_format
 
 # ---
