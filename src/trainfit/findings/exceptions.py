@@ -6,7 +6,15 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import environment, fixes, gpu_errors, habits, training_errors
+from trainfit.findings import (
+    environment,
+    fixes,
+    gpu_errors,
+    habits,
+    script_errors,
+    tensor_errors,
+    training_errors,
+)
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -284,4 +292,6 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     environment.mismatch,
     environment.gpu_not_seen,
     training_errors.known,
+    tensor_errors.known,
+    script_errors.known,
 )

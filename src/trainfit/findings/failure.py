@@ -12,7 +12,16 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings import exceptions, fixes, gpu_errors, hangs, tracebacks, training_errors
+from trainfit.findings import (
+    exceptions,
+    fixes,
+    gpu_errors,
+    hangs,
+    script_errors,
+    tensor_errors,
+    tracebacks,
+    training_errors,
+)
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
@@ -32,6 +41,8 @@ KINDS: Final = (
     "notebook_line",
     *gpu_errors.KINDS,
     *training_errors.KINDS,
+    *tensor_errors.KINDS,
+    *script_errors.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
