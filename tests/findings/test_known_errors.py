@@ -94,6 +94,7 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("dimensions_differ", lambda: nn.BatchNorm2d(4)(torch.zeros(2, 4))),
     ("dimensions_differ", lambda: nn.Conv2d(1, 1, 3)(torch.zeros(4, 4))),
     ("no_such_dimension", lambda: torch.zeros(1, 10).squeeze().argmax(1)),
+    ("batch_squeezed", lambda: F.cross_entropy(torch.zeros(1, 10).squeeze(), classes(1))),
     ("single_number", lambda: torch.zeros(())[0]),
     ("single_number", lambda: list(torch.zeros(()))),
     ("inference_tensor", inferred),

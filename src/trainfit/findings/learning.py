@@ -7,8 +7,8 @@ from typing import Final
 
 from trainfit.findings import fixes, habits
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import LearningFacts
-from trainfit.results.text import count, percent
+from trainfit.results.runs.learning import LearningFacts, LossMisfit
+from trainfit.results.text import count, percent, size
 
 #: A learning rate may be 0 in the first step of a warm-up.
 _LEAST_STEPS: Final = 3
@@ -123,16 +123,46 @@ def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
     if not found:
         return
     names = ", ".join(dict.fromkeys(found))
+    made_again = facts.made_again == len(found)
     yield Finding(
         "not_registered",
         "critical",
         f"{count(len(found), 'tensor')} that the loss depends on are never trained: no optimizer "
         f"has them, and no model ({names})",
         (Evidence("not trained", count(len(found), "tensor")),),
-        "layers in a Python list or dict are no part of a module: parameters(), state_dict() and "
-        "to(device) leave them out",
-        (Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),),
+        "each forward pass makes them anew, with new random numbers"
+        if made_again
+        else "layers in a Python list or dict are no part of a module: parameters(), state_dict() "
+        "and to(device) leave them out",
+        (
+            Fix("make layers once, in __init__ (self.fc = nn.Linear(…)), and call them in forward")
+            if made_again
+            else Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),
+        ),
         confidence="likely",
+    )
+
+
+def _unused_gradients(facts: LearningFacts) -> Iterator[Finding]:
+    """A part that is frozen by leaving it out of the optimizer, a teacher's graph."""
+    found = facts.unused_gradients
+    if not found:
+        return
+    names = ", ".join(found[:_NAMED]) + ", …" * (len(found) > _NAMED)
+    yield Finding(
+        "gradients_unused",
+        "info",
+        f"{count(len(found), 'tensor')} get gradients ({size(facts.unused_bytes)}) that no "
+        f"optimizer uses: {names}",
+        (Evidence("not used", facts.unused_bytes, "bytes"),),
+        "they are left out of the optimizer and not frozen: the backward pass goes through them, "
+        "their gradients stay in memory, and activations are kept for them",
+        (
+            Fix(
+                "requires_grad_(False) of that part before the training, torch.no_grad() around "
+                "its forward pass (a backbone, a teacher); or give them to the optimizer"
+            ),
+        ),
     )
 
 
@@ -197,7 +227,38 @@ def _loss(facts: LearningFacts) -> Iterator[Finding]:
     found = facts.misfit
     if found is None:
         return
-    if found.activation is None:
+    if found.missing is not None:
+        yield _not_activated(found)
+    elif found.activation == "log_softmax":
+        yield Finding(
+            "activation_elsewhere",
+            "critical",
+            f"The log_softmax before {found.name} does not go over the classes (outputs are "
+            f"{found.shapes[0]}, classes in dimension 1)",
+            (Evidence("outputs", found.shapes[0]),),
+            "it makes probabilities of samples, not of classes: they do not sum to 1 for a sample",
+            (Fix("log_softmax(x, dim=1)", line="F.log_softmax(x, dim=1)"),),
+            place=Place.parse(found.place),
+        )
+    elif found.activation is not None:
+        yield _activated_twice(found, found.activation)
+    elif len(found.shapes) == 1:
+        yield Finding(
+            "one_class",
+            "critical",
+            f"{found.name} gets one class (outputs are {found.shapes[0]}): the loss is always 0, "
+            "nothing is learned",
+            (Evidence("outputs", found.shapes[0]),),
+            "the softmax over a single class is 1, whatever the model gives",
+            (
+                Fix(
+                    "two outputs for two classes; or one output and "
+                    "BCEWithLogitsLoss()(output.squeeze(1), y.float())"
+                ),
+            ),
+            place=Place.parse(found.place),
+        )
+    else:
         output, target = found.shapes
         yield Finding(
             "loss_broadcast",
@@ -210,20 +271,56 @@ def _loss(facts: LearningFacts) -> Iterator[Finding]:
             (Fix("give both one shape: output.squeeze(1), or target.unsqueeze(1)"),),
             place=Place.parse(found.place),
         )
-        return
+
+
+def _not_activated(found: LossMisfit) -> Finding:
+    """A layer's output where probabilities or their logarithms are wanted."""
+    instead, does = _BY_ITSELF[found.name]
+    return Finding(
+        "activation_missing",
+        "critical",
+        f"{found.name} gets a layer's output as it is, and wants that of a {found.missing}",
+        (),
+        does,
+        (Fix(f"{instead}; or {found.missing} before it"),),
+        confidence="likely",
+        place=Place.parse(found.place),
+    )
+
+
+#: What to take instead of a function that needs an activation before it; what comes of it without.
+_BY_ITSELF: Final = {
+    "nll_loss": (
+        "cross_entropy (CrossEntropyLoss), which applies log_softmax itself",
+        "it gives the output of the right class with the sign turned: the loss falls below 0 "
+        "without end, and no other class is lowered",
+    ),
+    "kl_div": (
+        "kl_div(log_softmax(output, dim=1), target)",
+        "numbers that are no logarithms of probabilities give no divergence: the loss has no least "
+        "value",
+    ),
+    "binary_cross_entropy": (
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss), which applies sigmoid itself",
+        "numbers outside of 0 … 1 have no logarithm: on a GPU that is a device-side assert",
+    ),
+}
+
+
+def _activated_twice(found: LossMisfit, activation: str) -> Finding:
     wants_log = found.name in _OF_LOGARITHMS
     instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
-    yield Finding(
+    return Finding(
         "activation_twice",
         "critical" if wants_log else "warning",
-        f"{found.name} gets the output of a {found.activation}, and wants "
+        f"{found.name} gets the output of a {activation}, and wants "
         f"{'log-probabilities' if wants_log else 'logits'}",
         (),
         "probabilities are read as logarithms: the loss is wrong"
         if wants_log
-        else f"it applies {_APPLIES.get(found.name, found.activation)} itself: twice, gradients "
+        else f"it applies {_APPLIES.get(found.name, activation)} itself: twice, gradients "
         "are small and the loss cannot get near 0",
-        (Fix(f"give it {instead}; {found.activation} for predictions only"),),
+        (Fix(f"give it {instead}; {activation} for predictions only"),),
         place=Place.parse(found.place),
     )
 
@@ -486,10 +583,11 @@ KINDS: Final = (
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
     *("iterator_restarted", "gradients_not_shared", "data_not_split"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
+    *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
     *(_half, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen),
-    *(_anomaly, _accumulation),
+    *(_anomaly, _accumulation, _unused_gradients),
 )

@@ -139,6 +139,13 @@ _KNOWN: Final = (
         "squeeze() also removes the batch's dimension where a batch (the last one) has one sample: "
         "squeeze(1) or flatten(1); unsqueeze(0) makes a batch of one sample",
     ),
+    # aten/src/ATen/native/LossNLL.cpp
+    KnownError(
+        "batch_squeezed",
+        re.compile(r"size mismatch \(got input: \[\d+\], target: \[\d+\]\)"),
+        "The output of a batch with one sample has lost the batch's dimension",
+        "squeeze(1) or flatten(1) instead of squeeze(), which removes every dimension of size 1",
+    ),
     KnownError(
         "single_number",
         re.compile(

@@ -53,7 +53,9 @@ _KNOWN: Final = (
         "The loss has no graph: nothing that led to it needs a gradient",
         "look at what is between the model and the loss: no torch.no_grad(), .detach(), .item(), "
         ".numpy() or argmax; torch.set_grad_enabled(True) after an evaluation; some parameter with "
-        "requires_grad=True (a frozen model under checkpointing: use_reentrant=False)",
+        "requires_grad=True (a frozen model under checkpointing: use_reentrant=False); before "
+        "PyTorch 2.11 an autocast region of its own for a forward pass under no_grad(), whose "
+        "casts of weights it keeps",
     ),
     # torch/csrc/autograd/saved_variable.cpp
     KnownError(

@@ -138,6 +138,14 @@ def saved_other(node: Any) -> Any:
     return getattr(node, "_saved_other", None)
 
 
+def saved_dimension(node: Any) -> int | None:
+    """The dimension that a node of a softmax goes along, which may be counted from the end;
+    ``None``: not known."""
+    dim = getattr(node, "_saved_dim", None)
+    # It is handed out as a number without a sign.
+    return dim - (1 << 64) if isinstance(dim, int) and dim >= 1 << 63 else dim
+
+
 def local_part(tensor: Any) -> Any:
     """The tensor that this process has of a DTensor; another as it is."""
     return getattr(tensor, "_local_tensor", tensor)

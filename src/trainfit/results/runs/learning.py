@@ -53,15 +53,19 @@ class LossMisfit:
     ----------
     name: Of the function, in torch.nn.functional.
     shapes: Of the output and of the target ("64×1"), where they differ and are broadcast to more
-        numbers than each of them has.
+        numbers than each of them has; of the output alone, where it has one class, or where its
+        activation goes along another dimension than that of the classes.
     activation: What made its input, where the function applies it itself, or wants logarithms:
-        "softmax" or "sigmoid".
+        "softmax" or "sigmoid"; "log_softmax" along another dimension.
+    missing: The activation that it wants before it, where a layer's output comes as it is:
+        "log_softmax" or "sigmoid".
     place: The user's line that called it, "file:line".
     """
 
     name: str
     shapes: tuple[str, ...] = ()
     activation: str | None = None
+    missing: str | None = None
     place: str | None = None
 
 
@@ -78,6 +82,10 @@ class LearningFacts:
     foreign: Of those without, how many no model has that was called; 0: unknown as well.
     unregistered: Shapes of parameters that the loss depends on and that neither a model that was
         called has nor an optimizer; none: unknown as well.
+    made_again: Of the unregistered ones, how many each forward pass makes anew.
+    unused_gradients: Names of parameters of called models that get gradients and that no optimizer
+        has, next to others that one has; none: unknown as well.
+    unused_bytes: Of all such gradients.
     left_out: Names of parameters that the loss depends on and that a model has and no optimizer,
         where the optimizer has others that no model has; none: unknown as well.
     gradients_with_graph: The line that called backward(create_graph=True).
@@ -119,6 +127,9 @@ class LearningFacts:
     without_gradient: int = 0
     foreign: int = 0
     unregistered: tuple[str, ...] = ()
+    made_again: int = 0
+    unused_gradients: tuple[str, ...] = ()
+    unused_bytes: int = 0
     left_out: tuple[str, ...] = ()
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
