@@ -767,6 +767,53 @@ def test_an_evaluation_before_the_first_step_goes_over_all_data_and_training_doe
     assert kinds(found) == []
 
 
+def epochs(*numbers: int) -> Callable[..., nn.Module]:
+    """A training of passes over the data, of which the sampler is told the numbers (-1: none)."""
+
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in numbers:
+            if number >= 0:
+                loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
+            for (x,) in loader:
+                wrapper(x.cuda()).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return wrapper
+
+    return run
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_ranks_whose_epochs_have_one_order() -> None:
+    def shuffled(samples: Dataset[Any]) -> Any:
+        return DistributedSampler(samples, 2, 0)
+
+    (found,) = of_learning(_on_two_ranks(epochs(-1, -1), sampler=shuffled))
+    assert found.kind == "same_order" and found.place is not None
+    assert kinds(_on_two_ranks(epochs(0, 1), sampler=shuffled)) == []
+    assert kinds(_on_two_ranks(epochs(-1), sampler=shuffled)) == []
+    in_order = _on_two_ranks(
+        epochs(-1, -1), sampler=lambda samples: DistributedSampler(samples, 2, 0, shuffle=False)
+    )
+    assert kinds(in_order) == []
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_an_evaluation_may_have_one_order() -> None:
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        data = TensorDataset(torch.randn(16, 16))
+        valid = DataLoader(data, 8, sampler=DistributedSampler(data, 2, 0))
+        for number in range(2):
+            epochs(number)(wrapper, model, loader)
+            for (x,) in valid:
+                wrapper(x.cuda())
+        return wrapper
+
+    shuffled = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
+    assert kinds(shuffled) == []
+
+
 @pytest.mark.usefixtures("rendezvous")
 def test_what_is_around_a_wrapper_calls_it() -> None:
     """torch.compile, or a module of the script's; an evaluation calls the model within."""

@@ -174,7 +174,7 @@ def test_gradients_that_no_optimizer_uses(found: Found) -> None:
 
 def test_a_teacher_with_a_graph(found: Found) -> None:
     student, teacher = net(), net()
-    (finding,) = found(student, teacher, step=lambda x: (student(x) - teacher(x)) ** 2)
+    (finding,) = found(student, teacher, step=lambda x: torch.square(student(x) - teacher(x)))
     assert finding.kind == "gradients_unused"
     assert finding.title.startswith("4 tensors")
 
@@ -184,7 +184,7 @@ def test_gradients_that_somebody_uses(found: Found) -> None:
     later = torch.optim.SGD(teacher.parameters(), 0.1)
 
     def apart(x: torch.Tensor) -> torch.Tensor:
-        return (student(x) - teacher(x)) ** 2
+        return torch.square(student(x) - teacher(x))
 
     assert kinds(found(student, teacher, step=apart)) == []
     del later

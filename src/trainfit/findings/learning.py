@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import fixes, habits
+from trainfit.findings.loss_functions import of_misfit
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import LearningFacts, LossMisfit
+from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent, size
 
 #: A learning rate may be 0 in the first step of a warm-up.
@@ -223,114 +224,8 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 
 
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
-    """A loss function that gets something else than it is for."""
-    found = facts.misfit
-    if found is None:
-        return
-    if found.missing is not None:
-        yield _not_activated(found)
-    elif found.activation == "log_softmax":
-        yield Finding(
-            "activation_elsewhere",
-            "critical",
-            f"The log_softmax before {found.name} does not go over the classes (outputs are "
-            f"{found.shapes[0]}, classes in dimension 1)",
-            (Evidence("outputs", found.shapes[0]),),
-            "it makes probabilities of samples, not of classes: they do not sum to 1 for a sample",
-            (Fix("log_softmax(x, dim=1)", line="F.log_softmax(x, dim=1)"),),
-            place=Place.parse(found.place),
-        )
-    elif found.activation is not None:
-        yield _activated_twice(found, found.activation)
-    elif len(found.shapes) == 1:
-        yield Finding(
-            "one_class",
-            "critical",
-            f"{found.name} gets one class (outputs are {found.shapes[0]}): the loss is always 0, "
-            "nothing is learned",
-            (Evidence("outputs", found.shapes[0]),),
-            "the softmax over a single class is 1, whatever the model gives",
-            (
-                Fix(
-                    "two outputs for two classes; or one output and "
-                    "BCEWithLogitsLoss()(output.squeeze(1), y.float())"
-                ),
-            ),
-            place=Place.parse(found.place),
-        )
-    else:
-        output, target = found.shapes
-        yield Finding(
-            "loss_broadcast",
-            "critical",
-            f"{found.name} compares each output with every target: outputs are {output}, targets "
-            f"{target}",
-            (Evidence("outputs", output), Evidence("targets", target)),
-            "tensors of different shapes are broadcast against each other: the network learns the "
-            "targets' mean",
-            (Fix("give both one shape: output.squeeze(1), or target.unsqueeze(1)"),),
-            place=Place.parse(found.place),
-        )
-
-
-def _not_activated(found: LossMisfit) -> Finding:
-    """A layer's output where probabilities or their logarithms are wanted."""
-    instead, does = _BY_ITSELF[found.name]
-    return Finding(
-        "activation_missing",
-        "critical",
-        f"{found.name} gets a layer's output as it is, and wants that of a {found.missing}",
-        (),
-        does,
-        (Fix(f"{instead}; or {found.missing} before it"),),
-        confidence="likely",
-        place=Place.parse(found.place),
-    )
-
-
-#: What to take instead of a function that needs an activation before it; what comes of it without.
-_BY_ITSELF: Final = {
-    "nll_loss": (
-        "cross_entropy (CrossEntropyLoss), which applies log_softmax itself",
-        "it gives the output of the right class with the sign turned: the loss falls below 0 "
-        "without end, and no other class is lowered",
-    ),
-    "kl_div": (
-        "kl_div(log_softmax(output, dim=1), target)",
-        "numbers that are no logarithms of probabilities give no divergence: the loss has no least "
-        "value",
-    ),
-    "binary_cross_entropy": (
-        "binary_cross_entropy_with_logits (BCEWithLogitsLoss), which applies sigmoid itself",
-        "numbers outside of 0 … 1 have no logarithm: on a GPU that is a device-side assert",
-    ),
-}
-
-
-def _activated_twice(found: LossMisfit, activation: str) -> Finding:
-    wants_log = found.name in _OF_LOGARITHMS
-    instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
-    return Finding(
-        "activation_twice",
-        "critical" if wants_log else "warning",
-        f"{found.name} gets the output of a {activation}, and wants "
-        f"{'log-probabilities' if wants_log else 'logits'}",
-        (),
-        "probabilities are read as logarithms: the loss is wrong"
-        if wants_log
-        else f"it applies {_APPLIES.get(found.name, activation)} itself: twice, gradients "
-        "are small and the loss cannot get near 0",
-        (Fix(f"give it {instead}; {activation} for predictions only"),),
-        place=Place.parse(found.place),
-    )
-
-
-#: Loss functions that want logarithms of probabilities; what the others apply.
-_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
-_APPLIES: Final = {
-    "cross_entropy": "softmax",
-    "binary_cross_entropy_with_logits": "sigmoid",
-}
+    if facts.misfit is not None:
+        yield of_misfit(facts.misfit)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -377,6 +272,21 @@ def _ranks(facts: LearningFacts) -> Iterator[Finding]:
             ),
             confidence="likely",
             place=Place.parse(facts.not_split),
+        )
+    if facts.same_order is not None:
+        yield Finding(
+            "same_order",
+            "warning",
+            "Each epoch goes over the data in the same order, in the same batches",
+            (),
+            "DistributedSampler shuffles by the number of the epoch, which nobody tells it",
+            (
+                Fix(
+                    "sampler.set_epoch(epoch) at the start of each epoch",
+                    line="sampler.set_epoch(epoch)",
+                ),
+            ),
+            place=Place.parse(facts.same_order),
         )
 
 
@@ -581,7 +491,7 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
-    *("iterator_restarted", "gradients_not_shared", "data_not_split"),
+    *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),

@@ -27,7 +27,7 @@ from trainfit.hooks.losses import (
     shape_of,
 )
 from trainfit.hooks.owners import in_modules, tensors_of, unused_gradients
-from trainfit.hooks.ranks import goes_over_all, length_of, passed_by, ranks
+from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
@@ -117,6 +117,7 @@ class LearningObserver:
         #: Of models that several ranks train.
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_split: str | None = None
+        self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
         self._half = False
         self._anomaly = False
@@ -134,6 +135,7 @@ class LearningObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
+        self._order.begins(loader, sum(each.steps for each in self._all))
         place = self._place() or ""
         is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
         costs = is_same or getattr(loader, "num_workers", 0) > 0
@@ -394,6 +396,7 @@ class LearningObserver:
             restarted=self._restarted[0] if self._restarted is not None else None,
             same_batch=self._restarted is not None and self._restarted[1],
             not_split=self._not_split,
+            same_order=self._order.same(ahead if is_whole else 0),
             passed_by=passed_by(self._wrappers, [known() for known in self._models])
             if all_known and looked
             else None,

@@ -99,6 +99,8 @@ class LearningFacts:
     restarted: The line that makes a new iterator of a DataLoader for one batch, in each step.
     same_batch: That is the first batch of the same order each time.
     not_split: The line that goes over all of the data in each of several ranks.
+    same_order: The line that goes over the data of several ranks in one and the same order in each
+        epoch.
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
@@ -141,6 +143,7 @@ class LearningFacts:
     restarted: str | None = None
     same_batch: bool = False
     not_split: str | None = None
+    same_order: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
     clipped_late: str | None = None

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import sys
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import ModuleType
@@ -24,6 +25,7 @@ from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.phases.loops import Course, course_of, epochs_of
 from trainfit.simgpu.device.user_location import call_of_user, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.torch_private.modules import Dropout
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
 _COPIED: Final = 0.5
@@ -60,6 +62,8 @@ class CoverageWatch:
         self._trains_as_evaluated = False
         #: Does an evaluation go on?
         self._is_within = False
+        #: The model that was called in it last.
+        self._within: weakref.ref[torch.nn.Module] | None = None
         #: Was the model called in this step as an evaluation does, and in each before?
         self._has_inferred = False
         #: Was a copy of it, in the first step?
@@ -121,6 +125,7 @@ class CoverageWatch:
             self._over()
             self.trains_again()
         elif self._is_evaluation(module):
+            self._within = weakref.ref(module)
             self.before_evaluation()
             self._evaluated = self._is_within = True
             self._spans.append([self._called_at, self._called_at])
@@ -248,16 +253,27 @@ class CoverageWatch:
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
 
     def _dropping(self, drop: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a function that drops values out unless it is told not to. Layers do by their mode,
-        which the script has set: some sample by dropout."""
+        """Of a function that drops values out unless it is told not to. Layers of the model do by
+        their mode, which the script has set: some sample by dropout. One that is none of its parts
+        (made in forward, kept in a list) was told nothing."""
 
         @functools.wraps(drop)
         def wrapper(x: Any, p: float = 0.5, training: bool = True, *more: Any, **kw: Any) -> Any:
             if self._is_within and training and p and self._dropping_at is None:
-                self._dropping_at = call_of_user()
+                layer = sys._getframe(1).f_locals.get("self")
+                self._dropping_at = user_frame() if self._is_apart(layer) else call_of_user()
             return drop(x, p, training, *more, **kw)
 
         return wrapper
+
+    def _is_apart(self, layer: Any) -> bool:
+        """Is it a layer for dropout, and no part of the model that is evaluated?"""
+        model = self._within() if self._within is not None else None
+        return (
+            isinstance(layer, Dropout)
+            and model is not None
+            and all(part is not layer for part in model.modules())
+        )
 
     def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
