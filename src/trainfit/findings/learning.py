@@ -152,7 +152,7 @@ def _unused_gradients(facts: LearningFacts) -> Iterator[Finding]:
     names = ", ".join(found[:_NAMED]) + ", …" * (len(found) > _NAMED)
     yield Finding(
         "gradients_unused",
-        "info",
+        "warning" if 2 * facts.unused_bytes > facts.gradient_bytes else "info",
         f"{count(len(found), 'tensor')} get gradients ({size(facts.unused_bytes)}) that no "
         f"optimizer uses: {names}",
         (Evidence("not used", facts.unused_bytes, "bytes"),),

@@ -26,7 +26,7 @@ from trainfit.hooks.losses import (
     scale_of_loss,
     shape_of,
 )
-from trainfit.hooks.owners import in_modules, tensors_of, unused_gradients
+from trainfit.hooks.owners import Gradients, in_modules, tensors_of, unused_gradients
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
@@ -94,8 +94,7 @@ class LearningObserver:
         self._schedules: list[Schedule] = []
         #: What the second step's loss was computed with, by identity.
         self._leaves: dict[int, Leaf] | None = None
-        #: Gradients that nobody uses, by their parameter's identity, in bytes.
-        self._unused: dict[int, int] = {}
+        self._gradients = Gradients({}, 0)
         self._graphs_at: str | None = None
         self._checkpoint: str | None = None
         self._clipped: str | None = None
@@ -294,7 +293,7 @@ class LearningObserver:
         called = [model for known in self._models if (model := known()) is not None]
         if called and ranks() == 1:
             used = {key for seen in self._all for key in seen.had}
-            self._unused = dict(unused_gradients(called, used))
+            self._gradients = unused_gradients(called, used)
 
     def _look_at_data(self) -> None:
         """Does each of several ranks that train one model go over the same data?"""
@@ -365,7 +364,7 @@ class LearningObserver:
         dropped = self._dropped.most_common(1)
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
-        leaves = self._leaves or {}
+        leaves, gradients = self._leaves or {}, self._gradients
         loose = [key for key in leaves if key not in names and key not in had]
         all_known = bool(names) and len(self._models) < _MODELS
         left_out = [name for key, name in names.items() if key in leaves and key not in had]
@@ -381,8 +380,9 @@ class LearningObserver:
             foreign=len(foreign) if all_known else 0,
             unregistered=tuple(leaves[key].shape for key in loose if are_whole),
             made_again=sum(leaves[key].parameter() is None for key in loose),
-            unused_gradients=tuple(names[key] for key in self._unused if key in names),
-            unused_bytes=sum(self._unused.values()),
+            unused_gradients=tuple(names[key] for key in gradients.unused if key in names),
+            unused_bytes=sum(gradients.unused.values()),
+            gradient_bytes=gradients.nbytes,
             left_out=tuple(
                 left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
             ),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -34,23 +34,31 @@ def tensors_of(optimizer: Any) -> list[Any]:
     ]
 
 
-def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Sequence[tuple[int, int]]:
-    """Parameters of models, by identity, with the bytes of their gradients, that have one and no
-    optimizer: neither one of those whose tensors are ``used`` nor another that lives. None where
-    the optimizers have nothing of these models (but copies), and where it is next to nothing."""
+class Gradients(NamedTuple):
+    """Of models: the bytes of those that no optimizer uses, by their parameter's identity, and of
+    all."""
+
+    unused: Mapping[int, int]
+    nbytes: int
+
+
+def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Gradients:
+    """Gradients of parameters that no optimizer has: neither one of those whose tensors are
+    ``used``, by identity, nor another that lives. None where the optimizers have nothing of these
+    models (but copies), and where it is next to nothing."""
     within = {id(each): each for model in models for each in model.parameters()}
-    if not any(key in used for key in within):
-        return ()
     sizes = {
         key: each.grad.nbytes
         for key, each in within.items()
         if each.requires_grad and each.grad is not None and not each.grad.is_sparse
     }
+    total = sum(sizes.values())
     unused = {key: nbytes for key, nbytes in sizes.items() if key not in used}
-    if sum(unused.values()) < _LEAST * sum(sizes.values()) or not unused:
-        return ()
+    is_little = sum(unused.values()) < _LEAST * total
+    if not unused or is_little or not any(key in used for key in within):
+        return Gradients({}, total)
     for each in gc.get_objects():
         if issubclass(type(each), torch.optim.Optimizer):
             for tensor in tensors_of(each):
                 unused.pop(id(tensor), None)
-    return tuple(unused.items())
+    return Gradients(unused, total)

@@ -85,7 +85,7 @@ class LearningFacts:
     made_again: Of the unregistered ones, how many each forward pass makes anew.
     unused_gradients: Names of parameters of called models that get gradients and that no optimizer
         has, next to others that one has; none: unknown as well.
-    unused_bytes: Of all such gradients.
+    unused_bytes, gradient_bytes: Of all such gradients, and of all of these models.
     left_out: Names of parameters that the loss depends on and that a model has and no optimizer,
         where the optimizer has others that no model has; none: unknown as well.
     gradients_with_graph: The line that called backward(create_graph=True).
@@ -132,6 +132,7 @@ class LearningFacts:
     made_again: int = 0
     unused_gradients: tuple[str, ...] = ()
     unused_bytes: int = 0
+    gradient_bytes: int = 0
     left_out: tuple[str, ...] = ()
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
