@@ -401,6 +401,10 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
     if end.error:
         title = f"The learning-rate schedule ends {when}: {end.error}"
         kind, cause = SCHEDULE_ENDS, "it was made for fewer steps than the training has"
+    elif end.rises:
+        title = f"The learning rate is down {when}, then goes up again, and so on"
+        kind = "rate_rises"
+        cause = "CosineAnnealingLR, which has no end, is made for fewer steps than the training has"
     elif end.rate < 0:
         title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
         kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
@@ -409,7 +413,7 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
         kind, cause = "rate_vanishes", "the schedule is for fewer steps than the training has"
     yield Finding(
         kind,
-        "critical",
+        "warning" if end.rises else "critical",
         title,
         (Evidence("schedule", f"{end.step} of {count(end.of_steps, 'step')}"),),
         f"{cause}, or for epochs and is stepped with each batch",
@@ -490,7 +494,8 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
+    *("gradients_dropped", "step_repeated", "rate_vanishes", "rate_rises", SCHEDULE_ENDS),
+    "not_registered",
     *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),

@@ -17,6 +17,7 @@ class ScheduleEnd:
     of_steps: Optimizer steps of the run (of the first epoch, where no more is known).
     error: What it raises then ("ValueError: …"); empty: nothing.
     rate: The learning rate then, where it raises nothing.
+    rises: It goes up again from there, and down, as long as the run lasts.
     place: The user's line that made it, "file:line".
     """
 
@@ -24,6 +25,7 @@ class ScheduleEnd:
     of_steps: int = 0
     error: str = ""
     rate: float = 0.0
+    rises: bool = False
     place: str | None = None
 
 
