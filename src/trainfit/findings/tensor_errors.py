@@ -15,8 +15,8 @@ from trainfit.results.findings import Finding, failure_finding
 
 #: Types of whole numbers, as PyTorch's messages have them.
 _WHOLE: Final = (
-    r"(?:torch\.(?:cuda\.)?)?(?:Byte|Char|Short|Int|Long|Bool|unsigned char|signed char|short|int"
-    r"|long|bool)(?:Tensor)?"
+    r"(?:torch\.(?:cuda\.)?)?(?:Byte|Char|Short|Int|Long|Bool|unsigned char|signed char|short"
+    r"|int|long(?: int)?|bool)(?:Tensor)?"
 )
 #: What of a tensor is asked for of something that is none.
 _OF_TENSORS: Final = (
