@@ -125,6 +125,12 @@ def test_a_log_softmax_over_the_samples(found: Found) -> None:
             torch.zeros(8, 2, dtype=torch.long).to(y.device),
         ),
         lambda output, y: F.binary_cross_entropy(output.sigmoid()[:, 0], y.float()),
+        lambda output, y: F.binary_cross_entropy(  # a mean of experts' probabilities
+            (output.softmax(1) @ output.detach().sigmoid().T).mean(1).clone(), y.float()
+        ),
+        lambda output, y: F.binary_cross_entropy(
+            (output.softmax(1) @ torch.full((4, 1), 0.5).to(y.device)).squeeze(1), y.float()
+        ),
         lambda output, _: F.kl_div(output.log_softmax(1), torch.full_like(output, 0.25)),
         lambda output, y: F.cross_entropy(output[:, :2], y),
         # A contrast of all pairs, of a batch with one.

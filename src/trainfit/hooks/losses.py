@@ -34,8 +34,9 @@ _NEEDS: Final = {
     "kl_div": "log_softmax",
     "binary_cross_entropy": "sigmoid",
 }
-#: Nodes of layers, whose output may be any number.
-_UNBOUNDED: Final = ("Addmm", "Mm", "Linear", "Bmm", "Convolution", "Relu", "LeakyRelu")
+#: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
+#: probabilities.)
+_UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
 #: What is looked at, by its name in torch.nn.functional.
 LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, "binary_cross_entropy")
 
