@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -29,10 +29,22 @@ from trainfit.torch_private.modules import Dropout
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
 _COPIED: Final = 0.5
+#: Frames of hooks between a layer and what it calls, at most.
+_HOOKS: Final = 4
 
 
 def _numel(shapes: Counter[tuple[int, ...]]) -> int:
     return sum(count * math.prod(shape) for shape, count in shapes.items())
+
+
+def _layer_of(frame: FrameType | None) -> Any:
+    """The layer for dropout that calls its function, through hooks; ``None``: none does."""
+    for _ in range(_HOOKS):
+        layer = frame.f_locals.get("self") if frame is not None else None
+        if frame is None or isinstance(layer, Dropout):
+            return layer
+        frame = frame.f_back
+    return None
 
 
 class CoverageWatch:
@@ -260,17 +272,17 @@ class CoverageWatch:
         @functools.wraps(drop)
         def wrapper(x: Any, p: float = 0.5, training: bool = True, *more: Any, **kw: Any) -> Any:
             if self._is_within and training and p and self._dropping_at is None:
-                layer = sys._getframe(1).f_locals.get("self")
-                self._dropping_at = user_frame() if self._is_apart(layer) else call_of_user()
+                is_apart = self._is_apart(_layer_of(sys._getframe(1)))
+                self._dropping_at = user_frame() if is_apart else call_of_user()
             return drop(x, p, training, *more, **kw)
 
         return wrapper
 
     def _is_apart(self, layer: Any) -> bool:
-        """Is it a layer for dropout, and no part of the model that is evaluated?"""
+        """Is it a layer, and no part of the model that is evaluated?"""
         model = self._within() if self._within is not None else None
         return (
-            isinstance(layer, Dropout)
+            layer is not None
             and model is not None
             and all(part is not layer for part in model.modules())
         )
