@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 
 import trainfit
 from trainfit.findings.learning import of_learning
+from trainfit.hooks import ranks as ranks_module
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.losses import scale_of_loss
+from trainfit.hooks.ranks import EpochOrder
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -797,6 +799,24 @@ def test_ranks_whose_epochs_have_one_order() -> None:
         epochs(-1, -1), sampler=lambda samples: DistributedSampler(samples, 2, 0, shuffle=False)
     )
     assert kinds(in_order) == []
+
+
+def test_a_loop_that_nobody_tells_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first epoch that is not over yet: the script's source has to tell."""
+    samples = TensorDataset(torch.randn(64, 16))
+    loader = DataLoader(samples, 8, sampler=DistributedSampler(samples, 2, 0))
+
+    def order(name: str) -> EpochOrder:
+        monkeypatch.setattr(ranks_module, "_SET_EPOCH", name)
+        found = EpochOrder()
+        found.begins(loader, 0)
+        return found
+
+    never = order("set_" + "a_name_that_no_source_has")
+    assert never.same(40) is not None and never.same(4) is None and never.same() is None
+    never.told()
+    assert never.same(40) is None
+    assert order("def test_a_loop_that_nobody").same(40) is None
 
 
 @pytest.mark.usefixtures("rendezvous")

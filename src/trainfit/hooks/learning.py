@@ -141,6 +141,10 @@ class LearningObserver:
         self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
         self._given = 0
 
+    def numbered(self) -> None:
+        """A sampler of several ranks is told the number of an epoch."""
+        self._order.told()
+
     def wrapped(self, wrapper: Any) -> None:
         """A model is wrapped by DistributedDataParallel."""
         self._wrappers.add(wrapper)

@@ -90,6 +90,11 @@ class EpochOrder:
         #: The line of a loop of the script's own, with the batches of a pass.
         self._loop: tuple[str, int] | None = None
         self._same: str | None = None
+        self._is_told = False
+
+    def told(self) -> None:
+        """Some sampler is told the epoch's number."""
+        self._is_told = True
 
     def begins(self, loader: Any, steps: int) -> None:
         """A DataLoader begins to be gone over, after so many optimizer steps."""
@@ -113,7 +118,7 @@ class EpochOrder:
     def same(self, ahead: int = 0) -> str | None:
         """The line that goes over the same order in each epoch: one that did, or whose script
         never tells the epoch's number and goes on for ``ahead`` steps of the optimizer."""
-        if self._same is not None or self._loop is None:
+        if self._same is not None or self._loop is None or self._is_told:
             return self._same
         place, batches = self._loop
         return place if 0 < batches < ahead and not _is_called(_SET_EPOCH) else None
@@ -123,11 +128,13 @@ def _is_called(name: str) -> bool:
     """Is it in a source file of the script's own that is loaded, or is one of them not to be
     read?"""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    try:
-        return any(
-            name in Path(file).read_text(encoding="utf-8", errors="replace")
-            for file in files
-            if file is not None and file.endswith(".py") and not is_library(file)
-        )
-    except OSError:
-        return True
+    for file in files:
+        if isinstance(file, str) and file.endswith(".py") and not is_library(file):
+            with contextlib.suppress(FileNotFoundError):  # of modules that no file has
+                try:
+                    source = Path(file).read_text(encoding="utf-8", errors="replace")
+                except PermissionError:
+                    return True
+                if name in source:
+                    return True
+    return False
