@@ -81,7 +81,8 @@ _UNITS: Final = {
              "events failures first_size last_size processes retries device_allocations_per_step "
              "files frozen loss_divisors looks machines made "
              "cells cheapest fastest best_per_unit "
-             "micro_batches dropped_micro_batches optimized trained_numbers foreign link_width "
+             "made_again micro_batches dropped_micro_batches optimized trained_numbers foreign "
+             "link_width "
              "without_gradient "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
              "repeats sharing sm_count trained_parameters tries",

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, Te
 
 import trainfit
 from trainfit.findings.learning import of_learning
+from trainfit.hooks import ranks as ranks_module
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.losses import scale_of_loss
+from trainfit.hooks.ranks import EpochOrder
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -541,7 +543,7 @@ def head_is_replaced(device: str) -> nn.Module:
 
 
 def head_alone_is_trained(device: str) -> nn.Module:
-    """Without freezing the rest: its gradients are made for nothing, but that is meant."""
+    """Without freezing the rest: its gradients are made for nothing, but it learns as meant."""
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).to(device)
     steps(model, torch.optim.SGD(model[1].parameters(), 0.1), device)
     return model
@@ -704,7 +706,8 @@ def test_a_loss_that_is_a_new_tensor(watched: Callable[..., LearningFacts]) -> N
 
 
 def test_no_part_was_replaced(watched: Callable[..., LearningFacts]) -> None:
-    assert kinds(watched(head_alone_is_trained_with_another_part)) == ["no_gradient"]
+    with_another = watched(head_alone_is_trained_with_another_part)
+    assert kinds(with_another) == ["no_gradient", "gradients_unused"]
 
 
 def test_a_layer_that_was_replaced_after_the_optimizer(
@@ -787,6 +790,71 @@ def test_an_evaluation_before_the_first_step_goes_over_all_data_and_training_doe
 
     found = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
     assert kinds(found) == []
+
+
+def epochs(*numbers: int) -> Callable[..., nn.Module]:
+    """A training of passes over the data, of which the sampler is told the numbers (-1: none)."""
+
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for number in numbers:
+            if number >= 0:
+                loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
+            for (x,) in loader:
+                wrapper(x.cuda()).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return wrapper
+
+    return run
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_ranks_whose_epochs_have_one_order() -> None:
+    def shuffled(samples: Dataset[Any]) -> Any:
+        return DistributedSampler(samples, 2, 0)
+
+    (found,) = of_learning(_on_two_ranks(epochs(-1, -1), sampler=shuffled))
+    assert found.kind == "same_order" and found.place is not None
+    assert kinds(_on_two_ranks(epochs(0, 1), sampler=shuffled)) == []
+    assert kinds(_on_two_ranks(epochs(-1), sampler=shuffled)) == []
+    in_order = _on_two_ranks(
+        epochs(-1, -1), sampler=lambda samples: DistributedSampler(samples, 2, 0, shuffle=False)
+    )
+    assert kinds(in_order) == []
+
+
+def test_a_loop_that_nobody_tells_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first epoch that is not over yet: the script's source has to tell."""
+    samples = TensorDataset(torch.randn(64, 16))
+    loader = DataLoader(samples, 8, sampler=DistributedSampler(samples, 2, 0))
+
+    def order(name: str) -> EpochOrder:
+        monkeypatch.setattr(ranks_module, "_SET_EPOCH", name)
+        found = EpochOrder()
+        found.begins(loader, 0)
+        return found
+
+    never = order("set_" + "a_name_that_no_source_has")
+    assert never.same(40) is not None and never.same(4) is None and never.same() is None
+    never.told()
+    assert never.same(40) is None
+    assert order("def test_a_loop_that_nobody").same(40) is None
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_an_evaluation_may_have_one_order() -> None:
+    def run(wrapper: nn.Module, model: nn.Module, loader: DataLoader[Any]) -> nn.Module:
+        data = TensorDataset(torch.randn(16, 16))
+        valid = DataLoader(data, 8, sampler=DistributedSampler(data, 2, 0))
+        for number in range(2):
+            epochs(number)(wrapper, model, loader)
+            for (x,) in valid:
+                wrapper(x.cuda())
+        return wrapper
+
+    shuffled = _on_two_ranks(run, sampler=lambda samples: DistributedSampler(samples, 2, 0))
+    assert kinds(shuffled) == []
 
 
 @pytest.mark.usefixtures("rendezvous")

@@ -62,7 +62,7 @@ def test_a_schedule_that_is_over_too_soon(make: Make, step: int, error: str) -> 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda it: schedules.CosineAnnealingLR(it, 50),  # it begins again
+        lambda it: schedules.CosineAnnealingLR(it, 500),  # once up again
         lambda it: schedules.CosineAnnealingWarmRestarts(it, 50),
         lambda it: schedules.ExponentialLR(it, 0.999),
         lambda it: schedules.LambdaLR(it, lambda n: max(0, 1 - n / 980)),  # its last steps
@@ -124,3 +124,16 @@ def test_a_schedule_that_waits_for_a_warm_up_by_hand() -> None:
     assert schedule_unused(known, 3, 1000, [optimizer]) is not None
     optimizer.param_groups[0]["lr"] = 1e-4
     assert schedule_unused(known, 3, 1000, [optimizer]) is None
+
+
+def test_a_cosine_that_goes_up_again() -> None:
+    def make(it: torch.optim.Optimizer) -> Any:
+        return schedules.CosineAnnealingLR(it, 50)
+
+    found = end_of(make, 1000)
+    assert found is not None and (found.step, found.of_steps, found.rises) == (50, 1000, True)
+    (said,) = of_learning(LearningFacts(steps=4, schedule=found))
+    assert (said.kind, said.severity) == ("rate_rises", "warning")
+    assert "50 steps of 1000" in said.title
+    assert end_of(make, 60) is None
+    assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 50), 1000) is None

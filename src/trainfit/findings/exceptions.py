@@ -6,7 +6,16 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings import environment, fixes, gpu_errors, habits, outdated, training_errors
+from trainfit.findings import (
+    environment,
+    fixes,
+    gpu_errors,
+    habits,
+    outdated,
+    script_errors,
+    tensor_errors,
+    training_errors,
+)
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -285,4 +294,6 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     environment.gpu_not_seen,
     training_errors.known,
     outdated.known,
+    tensor_errors.known,
+    script_errors.known,
 )

@@ -18,6 +18,8 @@ from trainfit.findings import (
     gpu_errors,
     hangs,
     outdated,
+    script_errors,
+    tensor_errors,
     tracebacks,
     training_errors,
 )
@@ -41,6 +43,8 @@ KINDS: Final = (
     *gpu_errors.KINDS,
     *training_errors.KINDS,
     *outdated.KINDS,
+    *tensor_errors.KINDS,
+    *script_errors.KINDS,
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

@@ -89,8 +89,9 @@ EVALUATED_IN_TRAINING: Final = Habit(
     "model.eval()",
 )
 DROPS_ALWAYS: Final = Habit(
-    "a function does not know the model's mode: its training is True unless it is told",
-    "pass the mode, or use a layer (nn.Dropout), which has it",
+    "a function does not know the model's mode: its training is True unless it is told, and so is "
+    "that of a layer which forward() makes or which is kept in a list",
+    "pass the mode, or make a layer (self.drop = nn.Dropout(p)) in __init__, which has it",
     "F.dropout(x, p, training=self.training)",
 )
 KEPT_GRAPHS: Final = Habit(

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import fixes, habits
+from trainfit.findings.loss_functions import of_misfit
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
-from trainfit.results.text import count, percent
+from trainfit.results.text import count, percent, size
 
 #: A learning rate may be 0 in the first step of a warm-up.
 _LEAST_STEPS: Final = 3
@@ -123,16 +124,46 @@ def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
     if not found:
         return
     names = ", ".join(dict.fromkeys(found))
+    made_again = facts.made_again == len(found)
     yield Finding(
         "not_registered",
         "critical",
         f"{count(len(found), 'tensor')} that the loss depends on are never trained: no optimizer "
         f"has them, and no model ({names})",
         (Evidence("not trained", count(len(found), "tensor")),),
-        "layers in a Python list or dict are no part of a module: parameters(), state_dict() and "
-        "to(device) leave them out",
-        (Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),),
+        "each forward pass makes them anew, with new random numbers"
+        if made_again
+        else "layers in a Python list or dict are no part of a module: parameters(), state_dict() "
+        "and to(device) leave them out",
+        (
+            Fix("make layers once, in __init__ (self.fc = nn.Linear(…)), and call them in forward")
+            if made_again
+            else Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),
+        ),
         confidence="likely",
+    )
+
+
+def _unused_gradients(facts: LearningFacts) -> Iterator[Finding]:
+    """A part that is frozen by leaving it out of the optimizer, a teacher's graph."""
+    found = facts.unused_gradients
+    if not found:
+        return
+    names = ", ".join(found[:_NAMED]) + ", …" * (len(found) > _NAMED)
+    yield Finding(
+        "gradients_unused",
+        "warning" if 2 * facts.unused_bytes > facts.gradient_bytes else "info",
+        f"{count(len(found), 'tensor')} get gradients ({size(facts.unused_bytes)}) that no "
+        f"optimizer uses: {names}",
+        (Evidence("not used", facts.unused_bytes, "bytes"),),
+        "they are left out of the optimizer and not frozen: the backward pass goes through them, "
+        "their gradients stay in memory, and activations are kept for them",
+        (
+            Fix(
+                "requires_grad_(False) of that part before the training, torch.no_grad() around "
+                "its forward pass (a backbone, a teacher); or give them to the optimizer"
+            ),
+        ),
     )
 
 
@@ -193,63 +224,8 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 
 
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
-    """A loss function that gets something else than it is for."""
-    found = facts.misfit
-    if found is None:
-        return
-    if found.activation is None:
-        output, target = found.shapes
-        yield Finding(
-            "loss_broadcast",
-            "critical",
-            f"{found.name} compares each output with every target: outputs are {output}, targets "
-            f"{target}",
-            (Evidence("outputs", output), Evidence("targets", target)),
-            "tensors of different shapes are broadcast against each other: the network learns the "
-            "targets' mean",
-            (Fix("give both one shape: output.squeeze(1), or target.unsqueeze(1)"),),
-            place=Place.parse(found.place),
-        )
-        return
-    if found.one_class:
-        yield Finding(
-            "one_class",
-            "critical",
-            f"{found.name} gets a softmax over a single class, which is always 1",
-            (),
-            "loss and gradients are the same whatever the network gives: nothing is learned",
-            (
-                Fix(
-                    "for two classes one output and binary_cross_entropy_with_logits(output, "
-                    "target.float()), else one output for each class"
-                ),
-            ),
-            place=Place.parse(found.place),
-        )
-        return
-    wants_log = found.name in _OF_LOGARITHMS
-    instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
-    yield Finding(
-        "activation_twice",
-        "critical" if wants_log else "warning",
-        f"{found.name} gets the output of a {found.activation}, and wants "
-        f"{'log-probabilities' if wants_log else 'logits'}",
-        (),
-        "probabilities are read as logarithms: the loss is wrong"
-        if wants_log
-        else f"it applies {_APPLIES.get(found.name, found.activation)} itself: twice, gradients "
-        "are small and the loss cannot get near 0",
-        (Fix(f"give it {instead}; {found.activation} for predictions only"),),
-        place=Place.parse(found.place),
-    )
-
-
-#: Loss functions that want logarithms of probabilities; what the others apply.
-_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
-_APPLIES: Final = {
-    "cross_entropy": "softmax",
-    "binary_cross_entropy_with_logits": "sigmoid",
-}
+    if facts.misfit is not None:
+        yield of_misfit(facts.misfit)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -296,6 +272,21 @@ def _ranks(facts: LearningFacts) -> Iterator[Finding]:
             ),
             confidence="likely",
             place=Place.parse(facts.not_split),
+        )
+    if facts.same_order is not None:
+        yield Finding(
+            "same_order",
+            "warning",
+            "Each epoch goes over the data in the same order, in the same batches",
+            (),
+            "DistributedSampler shuffles by the number of the epoch, which nobody tells it",
+            (
+                Fix(
+                    "sampler.set_epoch(epoch) at the start of each epoch",
+                    line="sampler.set_epoch(epoch)",
+                ),
+            ),
+            place=Place.parse(facts.same_order),
         )
 
 
@@ -410,6 +401,10 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
     if end.error:
         title = f"The learning-rate schedule ends {when}: {end.error}"
         kind, cause = SCHEDULE_ENDS, "it was made for fewer steps than the training has"
+    elif end.rises:
+        title = f"The learning rate is down {when}, then goes up again, and so on"
+        kind = "rate_rises"
+        cause = "CosineAnnealingLR, which has no end, is made for fewer steps than the training has"
     elif end.rate < 0:
         title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
         kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
@@ -418,7 +413,7 @@ def _schedule(facts: LearningFacts) -> Iterator[Finding]:
         kind, cause = "rate_vanishes", "the schedule is for fewer steps than the training has"
     yield Finding(
         kind,
-        "critical",
+        "warning" if end.rises else "critical",
         title,
         (Evidence("schedule", f"{end.step} of {count(end.of_steps, 'step')}"),),
         f"{cause}, or for epochs and is stepped with each batch",
@@ -499,14 +494,15 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 #: Of its findings.
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
-    *("gradients_dropped", "step_repeated", "rate_vanishes", SCHEDULE_ENDS, "not_registered"),
-    *("iterator_restarted", "gradients_not_shared", "data_not_split"),
+    *("gradients_dropped", "step_repeated", "rate_vanishes", "rate_rises", SCHEDULE_ENDS),
+    "not_registered",
+    *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
-    "one_class",
+    *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
     *(_half, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen),
-    *(_anomaly, _accumulation),
+    *(_anomaly, _accumulation, _unused_gradients),
 )

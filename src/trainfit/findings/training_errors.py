@@ -53,7 +53,9 @@ _KNOWN: Final = (
         "The loss has no graph: nothing that led to it needs a gradient",
         "look at what is between the model and the loss: no torch.no_grad(), .detach(), .item(), "
         ".numpy() or argmax; torch.set_grad_enabled(True) after an evaluation; some parameter with "
-        "requires_grad=True (a frozen model under checkpointing: use_reentrant=False)",
+        "requires_grad=True (a frozen model under checkpointing: use_reentrant=False); before "
+        "PyTorch 2.11 an autocast region of its own for a forward pass under no_grad(), whose "
+        "casts of weights it keeps",
     ),
     # torch/csrc/autograd/saved_variable.cpp
     KnownError(
@@ -175,8 +177,9 @@ _KNOWN: Final = (
         "two_devices",
         re.compile(
             r"Expected all tensors to be on the same device"
-            r"|[Ii]nput type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) "
-            r"should be the same"
+            r"|[Ii]nput type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.\w+\)"
+            r"|[Ii]nput type \(torch\.\w+\) and (?:weight|bias) type \(torch\.cuda\.\w+\)"
+            r"|indices should be either on \w+ or on the same device as the indexed tensor"
         ),
         "One operator got tensors on the CPU and on the GPU",
         "move the batch (x = x.to(device), which returns a new tensor) and the whole model; what a "
@@ -230,7 +233,7 @@ _KNOWN: Final = (
             r"|nll_loss\w*\" not implemented for '(?:Int|Float|Double|Half)'"
             r"|floating point type for target with class probabilities"
             r"|result type Float can't be cast to the desired output type Long"
-            r"|multi-target not supported"
+            r"|multi-target not supported|only batches of spatial targets supported"
         ),
         "The targets have not the type or shape that this loss wants",
         "cross_entropy wants classes as y.long() of shape (N), or probabilities as y.float() of "

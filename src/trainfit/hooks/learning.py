@@ -7,7 +7,6 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import re
 import weakref
 from collections import Counter
@@ -18,11 +17,20 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import SequentialSampler
 
-from trainfit.hooks.losses import LossScale, common, leaves_of, misfit, scale_of_loss, shape_of
-from trainfit.hooks.ranks import goes_over_all, length_of, passed_by, ranks
+from trainfit.hooks.losses import (
+    Leaf,
+    LossScale,
+    common,
+    leaves_of,
+    misfit,
+    scale_of_loss,
+    shape_of,
+)
+from trainfit.hooks.owners import Gradients, in_modules, tensors_of, unused_gradients
+from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
-from trainfit.torch_private.modules import BatchNorm, Dropout, is_ready, parameters_of
+from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.tensors import version
 
 #: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
@@ -85,7 +93,8 @@ class LearningObserver:
         self._models: list[weakref.ref[Any]] = []
         self._schedules: list[Schedule] = []
         #: What the second step's loss was computed with, by identity.
-        self._leaves: dict[int, str] | None = None
+        self._leaves: dict[int, Leaf] | None = None
+        self._gradients = Gradients({}, 0)
         self._graphs_at: str | None = None
         self._checkpoint: str | None = None
         self._clipped: str | None = None
@@ -107,6 +116,7 @@ class LearningObserver:
         #: Of models that several ranks train.
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_split: str | None = None
+        self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
         self._half = False
         self._anomaly = False
@@ -124,11 +134,16 @@ class LearningObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
+        self._order.begins(loader, sum(each.steps for each in self._all))
         place = self._place() or ""
         is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
         costs = is_same or getattr(loader, "num_workers", 0) > 0
         self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
         self._given = 0
+
+    def numbered(self) -> None:
+        """A sampler of several ranks is told the number of an epoch."""
+        self._order.told()
 
     def wrapped(self, wrapper: Any) -> None:
         """A model is wrapped by DistributedDataParallel."""
@@ -251,7 +266,7 @@ class LearningObserver:
             micro = self._micro_batches_now()
             self._micro_batches[micro] += 1
             dropped = micro - self._used if self._dropped_at is not None else 0
-            if dropped == micro and any(each.grad is not None for each in _tensors(optimizer)):
+            if dropped == micro and any(each.grad is not None for each in tensors_of(optimizer)):
                 dropped = 0  # others were put in their place (several losses' put together)
             self._dropped[max(0, dropped)] += 1
             if dropped > 0:
@@ -274,7 +289,15 @@ class LearningObserver:
         within = {key for model in called for key in _names(model)}
         foreign = {key for key, had in seen.had.items() if not had and key not in within}
         if called and foreign:
-            self._owned |= _in_modules(foreign)
+            self._owned |= in_modules(foreign)
+
+    def _look_at_unused(self) -> None:
+        """Are there gradients that no optimizer uses? Those that shard parameters compute with
+        others than they have."""
+        called = [model for known in self._models if (model := known()) is not None]
+        if called and ranks() == 1:
+            used = {key for seen in self._all for key in seen.had}
+            self._gradients = unused_gradients(called, used)
 
     def _look_at_data(self) -> None:
         """Does each of several ranks that train one model go over the same data?"""
@@ -297,7 +320,7 @@ class LearningObserver:
         model = self._model() if self._model is not None else None
         if model is not None and not model.training:  # some set the attribute to switch back
             parts = {id(tensor) for tensor in model.parameters()}
-            if all(id(tensor) in parts for tensor in _tensors(optimizer) if tensor.requires_grad):
+            if all(id(tensor) in parts for tensor in tensors_of(optimizer) if tensor.requires_grad):
                 self._wrong_mode = self._evaluating
         self._evaluating = None
 
@@ -308,6 +331,7 @@ class LearningObserver:
             seen.remember(optimizer)
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
             self._look_at_owners(seen)
+            self._look_at_unused()
         if self._passes:
             self._trained_before = True
         self._passes = self._changes = self._calls = self._used = 0
@@ -344,9 +368,9 @@ class LearningObserver:
         dropped = self._dropped.most_common(1)
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
-        loose = [key for key in self._leaves or () if key not in names and key not in had]
+        leaves, gradients = self._leaves or {}, self._gradients
+        loose = [key for key in leaves if key not in names and key not in had]
         all_known = bool(names) and len(self._models) < _MODELS
-        leaves = self._leaves or {}
         left_out = [name for key, name in names.items() if key in leaves and key not in had]
         schedules = self._schedules if ahead else ()
         steps = max((seen.steps for seen in looked), default=0)
@@ -358,7 +382,11 @@ class LearningObserver:
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
             foreign=len(foreign) if all_known else 0,
-            unregistered=tuple((self._leaves or {})[key] for key in loose if are_whole),
+            unregistered=tuple(leaves[key].shape for key in loose if are_whole),
+            made_again=sum(leaves[key].parameter() is None for key in loose),
+            unused_gradients=tuple(names[key] for key in gradients.unused if key in names),
+            unused_bytes=sum(gradients.unused.values()),
+            gradient_bytes=gradients.nbytes,
             left_out=tuple(
                 left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
             ),
@@ -372,6 +400,7 @@ class LearningObserver:
             restarted=self._restarted[0] if self._restarted is not None else None,
             same_batch=self._restarted is not None and self._restarted[1],
             not_split=self._not_split,
+            same_order=self._order.same(ahead if is_whole else 0),
             passed_by=passed_by(self._wrappers, [known() for known in self._models])
             if all_known and looked
             else None,
@@ -402,7 +431,7 @@ class _Optimizer:
     """What was seen of one optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
-        tensors = _tensors(optimizer)
+        tensors = tensors_of(optimizer)
         self.steps = 0
         self.looks = 0
         self.was_due = False
@@ -440,7 +469,7 @@ class _Optimizer:
         self.looks += 1
         self.kept += kept
         self.again += again
-        for tensor in _tensors(optimizer):
+        for tensor in tensors_of(optimizer):
             key = id(tensor)
             self.had[key] = self.had.get(key, False) or tensor.grad is not None
             if key not in self._shapes:
@@ -458,7 +487,7 @@ class _Optimizer:
     def remember(self, optimizer: Any) -> None:
         """One gradient after the step, with its version: is it used again in the next?"""
         self._old = None
-        for tensor in _tensors(optimizer):
+        for tensor in tensors_of(optimizer):
             if tensor.grad is not None:
                 self._old = weakref.ref(tensor.grad), version(tensor.grad)
                 return
@@ -470,7 +499,7 @@ class _Optimizer:
         if self._old is None:
             return None
         gradient, before = self._old[0](), self._old[1]
-        if gradient is None or not any(t.grad is gradient for t in _tensors(optimizer)):
+        if gradient is None or not any(t.grad is gradient for t in tensors_of(optimizer)):
             return None
         return version(gradient) - before
 
@@ -499,17 +528,6 @@ class _Optimizer:
         found = [group.get("eps") for group in optimizer.param_groups]
         small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= _LEAST_HALF / 2]
         return small[0] if small else None
-
-
-def _in_modules(tensors: Collection[int]) -> set[int]:
-    """Those parameters, given by identity, that a module has which lives."""
-    return {
-        id(parameter)
-        for each in gc.get_objects()
-        if issubclass(type(each), torch.nn.Module) and is_ready(each)
-        for parameter in parameters_of(each).values()
-        if id(parameter) in tensors
-    }
 
 
 def _only_vector(looked: Sequence[_Optimizer], names: Mapping[int, str]) -> str | None:
@@ -549,15 +567,6 @@ def _is_zero(rate: Any) -> bool:
     if isinstance(rate, torch.Tensor):
         return rate.device.type == "cpu" and float(rate) == 0
     return bool(rate == 0)
-
-
-def _tensors(optimizer: Any) -> list[Any]:
-    return [
-        tensor
-        for group in optimizer.param_groups
-        for tensor in group["params"]
-        if isinstance(tensor, torch.Tensor)
-    ]
 
 
 def _names(model: Any) -> dict[int, str]:

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import LOOKED_AT
@@ -48,6 +48,7 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
+        (DistributedSampler, "set_epoch", lambda it, *_, **__: it.numbered(), True),
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),

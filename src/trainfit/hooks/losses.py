@@ -3,6 +3,7 @@ function gets what it is for. No value is read."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 
 from trainfit.results.runs.learning import LossMisfit
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_other, softmax_over
+from trainfit.torch_private.tensors import saved_dimension, saved_other, softmax_over
 
 #: Nodes of a loss that are followed back.
 _DEPTH: Final = 8
@@ -27,10 +28,17 @@ _WANTS: Final = {
     "nll_loss": ("Softmax", "Sigmoid"),
     "kl_div": ("Softmax", "Sigmoid"),
 }
-#: A function that wants probabilities, and is given them.
-_OF_PROBABILITIES: Final = "binary_cross_entropy"
+#: Functions that need an activation before them, and that one.
+_NEEDS: Final = {
+    "nll_loss": "log_softmax",
+    "kl_div": "log_softmax",
+    "binary_cross_entropy": "sigmoid",
+}
+#: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
+#: probabilities.)
+_UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
 #: What is looked at, by its name in torch.nn.functional.
-LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, _OF_PROBABILITIES)
+LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, "binary_cross_entropy")
 
 
 def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
@@ -43,25 +51,45 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
         if target.requires_grad or _was_put_in(output):
             return None  # each with each: what the model gives among itself, or by a view
         return LossMisfit(name, shapes=(shape_of(output), shape_of(target)))
+    node = _made_by(output)
+    made = node.name() if node is not None else ""
+    if _is_of_one_class(name, output.shape, node, made):
+        return LossMisfit(name, shapes=(shape_of(output),))
+    if name == "nll_loss" and _goes_elsewhere(output):
+        return LossMisfit(name, shapes=(shape_of(output),), activation=_NEEDS[name])
+    activation = next((each for each in _WANTS.get(name, ()) if made.startswith(each)), None)
+    if activation is not None:
+        return LossMisfit(name, activation=activation.lower())
+    if name in _NEEDS and made.startswith(_UNBOUNDED):
+        return LossMisfit(name, missing=_NEEDS[name])
+    return None
+
+
+def _made_by(output: torch.Tensor) -> Any:
+    """The node that computed a tensor, whatever shape and type it was given then."""
     node = output.grad_fn
     for _ in range(_DEPTH):
         if node is None or not node.name().startswith(_SAME):
             break
         node = node.next_functions[0][0] if node.next_functions else None
-    made = node.name() if node is not None else ""
-    if _is_of_one_class(name, output, node, made):
-        return LossMisfit(name, activation="softmax", one_class=True)
-    if name == _OF_PROBABILITIES:
-        return None
-    activation = next((each for each in _WANTS[name] if made.startswith(each)), None)
-    return LossMisfit(name, activation=activation.lower()) if activation else None
+    return node
 
 
-def _is_of_one_class(name: str, output: torch.Tensor, node: Any, made: str) -> bool:
-    """Is a softmax taken over one number, which always gives 1?"""
+def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> bool:
+    """Is a softmax taken over one number for each of several samples? (A similarity of all pairs of
+    one sample is of one, too.)"""
     if name == "cross_entropy":  # takes it itself, over the second dimension
-        return output.dim() > 1 and output.shape[1] == 1
+        return len(output) > 1 and output[1] == 1 and output[0] > 1
     return made.startswith(("Softmax", "LogSoftmax")) and softmax_over(node) == 1
+
+
+def _goes_elsewhere(output: torch.Tensor) -> bool:
+    """Does the log-softmax that made it go along another dimension than that of the classes?"""
+    node = output.grad_fn
+    if output.dim() < 2 or node is None or not node.name().startswith("LogSoftmax"):
+        return False
+    dim = saved_dimension(node)
+    return dim is not None and dim % output.dim() != 1
 
 
 def _is_meant(output: Sequence[int], target: Sequence[int]) -> bool:
@@ -126,10 +154,16 @@ def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
     return LossScale(frozenset(divisors), True)
 
 
-def leaves_of(node: Any) -> dict[int, str] | None:
-    """The parameters that a graph ends in, by identity, with their shapes; ``None``: it is too
-    large for a look."""
-    found: dict[int, str] = {}
+class Leaf(NamedTuple):
+    """A parameter that a graph ends in: its shape, and itself, as long as it lives."""
+
+    shape: str
+    parameter: weakref.ref[Any]
+
+
+def leaves_of(node: Any) -> dict[int, Leaf] | None:
+    """The parameters that a graph ends in, by identity; ``None``: it is too large for a look."""
+    found: dict[int, Leaf] = {}
     known, waiting = {node}, [node]
     while waiting:
         node = waiting.pop()
@@ -137,7 +171,7 @@ def leaves_of(node: Any) -> dict[int, str] | None:
             continue
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.nn.Parameter):
-            found[id(leaf)] = shape_of(leaf)
+            found[id(leaf)] = Leaf(shape_of(leaf), weakref.ref(leaf))
         following = {each for each, _ in node.next_functions} - known
         known |= following
         waiting += following

@@ -1,14 +1,25 @@
-"""Several ranks that train one model: the data that each goes over, and whether the wrapper that
-averages their gradients is called."""
+"""Several ranks that train one model: the data that each goes over, in which order, and whether the
+wrapper that averages their gradients is called."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch.distributed as dist
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
+from trainfit.simgpu.device.user_location import call_of_user, is_library
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
 
 
@@ -61,3 +72,69 @@ def passed_by(wrappers: Iterable[Any], called: Sequence[Any]) -> str | None:
 def _has(model: Any, wrapper: Any) -> bool:
     """Is a wrapper a model, or within it (torch.compile, a script's own module around it)?"""
     return model is not None and any(part is wrapper for part in model.modules())
+
+
+#: What gives each epoch of a DistributedSampler another order.
+_SET_EPOCH: Final = "set_epoch"
+
+
+class EpochOrder:
+    """Has each epoch of several ranks another order? A DistributedSampler shuffles by its epoch's
+    number, which somebody has to tell it."""
+
+    def __init__(self) -> None:
+        #: Of each data set that was trained on: the seed and the epoch of its last pass.
+        self._trained: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+        #: The pass that was begun last, and the optimizer steps before it.
+        self._begun: tuple[weakref.ref[Any], tuple[int, int], int] | None = None
+        #: The line of a loop of the script's own, with the batches of a pass.
+        self._loop: tuple[str, int] | None = None
+        self._same: str | None = None
+        self._is_told = False
+
+    def told(self) -> None:
+        """Some sampler is told the epoch's number."""
+        self._is_told = True
+
+    def begins(self, loader: Any, steps: int) -> None:
+        """A DataLoader begins to be gone over, after so many optimizer steps."""
+        if self._begun is not None and steps > self._begun[2]:
+            data = self._begun[0]()
+            if data is not None:
+                self._trained[data] = self._begun[1]
+        self._begun = None
+        sampler = getattr(loader, "sampler", None)
+        if type(sampler) is not DistributedSampler or not sampler.shuffle:
+            return
+        with contextlib.suppress(TypeError):  # of a list there are no weak references
+            order = sampler.seed, sampler.epoch
+            place = call_of_user()
+            if self._trained.get(sampler.dataset) == order and self._same is None:
+                self._same = place or ""
+            self._begun = weakref.ref(sampler.dataset), order, steps
+            if place is not None and self._loop is None and not steps:
+                self._loop = place, length_of(loader) or 0
+
+    def same(self, ahead: int = 0) -> str | None:
+        """The line that goes over the same order in each epoch: one that did, or whose script
+        never tells the epoch's number and goes on for ``ahead`` steps of the optimizer."""
+        if self._same is not None or self._loop is None or self._is_told:
+            return self._same
+        place, batches = self._loop
+        return place if 0 < batches < ahead and not _is_called(_SET_EPOCH) else None
+
+
+def _is_called(name: str) -> bool:
+    """Is it in a source file of the script's own that is loaded, or is one of them not to be
+    read?"""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    for file in files:
+        if isinstance(file, str) and file.endswith(".py") and not is_library(file):
+            with contextlib.suppress(FileNotFoundError):  # of modules that no file has
+                try:
+                    source = Path(file).read_text(encoding="utf-8", errors="replace")
+                except PermissionError:
+                    return True
+                if name in source:
+                    return True
+    return False

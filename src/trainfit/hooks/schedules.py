@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
 from trainfit.results.runs.learning import ScheduleEnd, ScheduleUnused
 from trainfit.torch_private.modules import parts_of_schedule
 
@@ -27,6 +29,8 @@ _LEAST_STEPS: Final = 2
 #: its length says that it does.
 _LEAST_IDLE: Final = 3
 _SHORTEST: Final = 20
+#: Waves of a schedule that is made for half of one: fewer may be meant.
+_LEAST_WAVES: Final = 2
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
@@ -110,6 +114,9 @@ def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleE
     each, left = divmod(calls + 1, steps)
     if not each or left > 1:
         return None
+    half = _half_wave(scheduler)
+    if half is not None and _LEAST_WAVES * 2 * half <= each * ahead:
+        return ScheduleEnd(max(1, half // each), ahead, rises=True, place=place)
     with contextlib.suppress(Exception):
         found = _stepped(scheduler, each * ahead - calls)
         if found is not None:
@@ -117,6 +124,13 @@ def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleE
             at = (calls + call) // each
             return dataclasses.replace(end, step=at, of_steps=ahead, place=place)
     return None
+
+
+def _half_wave(scheduler: Any) -> int | None:
+    """Calls after which a cosine schedule, which has no restarts, has come down, and goes up again;
+    ``None``: it is none."""
+    length = scheduler.T_max if type(scheduler) is CosineAnnealingLR else None
+    return length if isinstance(length, int) and length > 0 else None
 
 
 def _stepped(scheduler: Any, calls: int) -> tuple[int, ScheduleEnd] | None:

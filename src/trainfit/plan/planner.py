@@ -17,6 +17,7 @@ from trainfit.hardware.gpu.figures import is_of_desktop
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
+from trainfit.plan.changes.amp_hazards import unscaled
 from trainfit.plan.changes.amp_settings import (
     chosen_setting,
     opposite_amp,
@@ -488,7 +489,12 @@ def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
 def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     """What ends the script, what spoils the learning, and what fills the memory: of a job that
     fits, by mistake."""
-    found = (*fails_later(job.first, job.command), *of_learning(job.first.outcome.learning))
+    outcome = job.first.outcome
+    found = (
+        *fails_later(job.first, job.command),
+        *of_learning(outcome.learning),
+        *unscaled(present.hazards, outcome),
+    )
     recording = recording_of(job.largest)
     shown = job.memory_model.unlimited(Stream.of(recording))
     full = of_full_memory(full_memory(recording, shown))

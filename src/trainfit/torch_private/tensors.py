@@ -138,13 +138,20 @@ def saved_other(node: Any) -> Any:
     return getattr(node, "_saved_other", None)
 
 
+def saved_dimension(node: Any) -> int | None:
+    """The dimension that a node of a softmax goes along, which may be counted from the end;
+    ``None``: not known."""
+    dim = getattr(node, "_saved_dim", None)
+    # It is handed out as a number without a sign.
+    return dim - (1 << 64) if isinstance(dim, int) and dim >= 1 << 63 else dim
+
+
 def softmax_over(node: Any) -> int | None:
     """Numbers that a softmax's node was taken over; ``None``: it is not told."""
-    made, dim = getattr(node, "_input_metadata", None), getattr(node, "_saved_dim", None)
-    if not made or not isinstance(dim, int):
+    made, dim = getattr(node, "_input_metadata", None), saved_dimension(node)
+    if not made or dim is None:
         return None
     sizes = tuple(made[0].shape)
-    dim -= (dim >= 1 << 63) << 64  # it is shown without its sign
     return int(sizes[dim]) if -len(sizes) <= dim < len(sizes) else None
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
 from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
+from trainfit.plan.changes.amp_hazards import unscaled as gradients_unscaled
 from trainfit.plan.changes.amp_settings import is_beaten
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import amp_precisions
@@ -256,6 +257,14 @@ def test_float16_without_a_scaler_gives_way_to_bfloat16_at_equal_speed() -> None
     found = chosen(unscaled(18.0, "fp16"), setting(*OFF), setting(*ON), gpu="RTX 4090")
     assert (found.dtype, found.value) == ("bfloat16", "bf16")
     assert "no GradScaler scales the loss" in found.reason
+
+
+def test_float16_without_a_scaler_is_among_what_is_wrong() -> None:
+    outcome = TraceOutcome("finished", 3, 1.0, autocast_at="train.py:9")
+    (found,) = gradients_unscaled(unscaled(18.0, "fp16").hazards, outcome)
+    assert (found.kind, found.severity) == ("gradients_unscaled", "warning")
+    assert str(found.place) == "train.py:9" and "GradScaler" in found.fixes[0].action
+    assert not list(gradients_unscaled(setting(*ON).hazards, outcome))
 
 
 def test_float16_without_a_scaler_is_kept_where_all_else_is_slower_and_it_is_said() -> None:

@@ -118,6 +118,38 @@ def test_each_evaluation_begins_once(mode: str) -> None:
         assert told == ["evaluation", "training", "evaluation"]
 
 
+class Drops(nn.Module):
+    """Drops values out by a layer of its own, one in a list, and one that it makes each time."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+        self.layer, self.drop, self.others = nn.Linear(2, 2), nn.Dropout(), [nn.Dropout()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        drop = {"own": self.drop, "list": self.others[0], "made": nn.Dropout()}[self.which]
+        return torch.as_tensor(drop(self.layer(x)))
+
+
+@pytest.mark.parametrize(("which", "is_told"), [("own", False), ("list", True), ("made", True)])
+def test_dropout_that_an_evaluation_does_not_switch_off(which: str, is_told: bool) -> None:
+    with Watched() as watched:
+        model = Drops(which)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        watched.watch.called(model)
+        model(torch.ones(1, 2))
+        assert watched.watch.result().dropping_at is None
+        watched.step(1, 1)
+        model.eval()
+        model.drop.train()  # to sample by it
+        with torch.no_grad():
+            watched.watch.called(model)
+            model(torch.ones(1, 2))
+        place = watched.watch.result().dropping_at
+        assert (place is not None) is is_told
+        assert place is None or "test_coverage.py" in place
+
+
 def test_odd_modules_do_no_harm() -> None:
     class Odd(nn.Module):
         def parameters(self, recurse: bool = True):  # type: ignore[no-untyped-def]

@@ -231,3 +231,22 @@ def test_softmax_of_halves_is_whole_in_inference_mode_too(function: Any) -> None
     names = [simulation.recording.strings[i] for i in simulation.recording.op_name[before:]]
     assert result.dtype is torch.float32
     assert names == [f"aten._{function.__name__}.default"]
+
+
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_weights_that_a_pass_without_gradients_cast_are_as_on_the_cpu(
+    sim: Simulation, without: Any
+) -> None:
+    """A later pass of the same region: this PyTorch gives it gradients or not."""
+    outcomes = []
+    for device in ("cpu", "cuda"):
+        layer = nn.Linear(4, 4).to(device)
+        x = torch.ones(2, 4).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            with without():
+                layer(x)
+            try:
+                outcomes.append(layer(x).requires_grad)
+            except RuntimeError as error:
+                outcomes.append("inference" in str(error).lower())
+    assert outcomes[0] == outcomes[1]

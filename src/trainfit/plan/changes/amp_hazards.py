@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,7 @@ from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.results.configuration import amp_hazard
-from trainfit.results.findings import Finding
+from trainfit.results.findings import Finding, Place
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES
 from trainfit.results.runs.trace import TraceOutcome
@@ -252,6 +252,10 @@ _TOLD: Final = 0.1
 _NAMED: Final = 3
 
 
+#: The hazard of float16 whose gradients nobody scales.
+_NO_SCALER: Final = "no scaler"
+
+
 def is_native(dtype: str, gpu: GpuSpec) -> bool:
     """Does the GPU have units that are faster in it? float32 ("off") counts."""
     if dtype == "off":
@@ -287,7 +291,7 @@ def of_run(
     if dtype == "float16" and trains and not seen.scaled and (is_own or not seen.framework):
         made = seen.scaler_at and f"the GradScaler of {place_of(seen.scaler_at)} is switched off"
         yield amp_hazard(
-            "no scaler",
+            _NO_SCALER,
             dtype,
             f"{made or 'no GradScaler scales the loss'}: gradients below 6e-8 become 0 in float16",
             seen.scaler_at or "",
@@ -320,6 +324,19 @@ def of_run(
             "kernels' time",
             share=parts.float32_share,
         )
+
+
+def unscaled(hazards: Iterable[Finding], outcome: TraceOutcome) -> Iterator[Finding]:
+    """What a script learns worse by, of its own precision, with the line that turns it on."""
+    for hazard in hazards:
+        if hazard.kind == _NO_SCALER:
+            yield dataclasses.replace(
+                hazard,
+                kind="gradients_unscaled",
+                severity="warning",
+                cause=UNSCALED.cause,
+                place=hazard.place or Place.parse(outcome.autocast_at),
+            )
 
 
 def _foreign(dtype: str, found: Mapping[str, str], kind: str) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ class ScheduleEnd:
     of_steps: Optimizer steps of the run (of the first epoch, where no more is known).
     error: What it raises then ("ValueError: …"); empty: nothing.
     rate: The learning rate then, where it raises nothing.
+    rises: It goes up again from there, and down, as long as the run lasts.
     place: The user's line that made it, "file:line".
     """
 
@@ -24,6 +25,7 @@ class ScheduleEnd:
     of_steps: int = 0
     error: str = ""
     rate: float = 0.0
+    rises: bool = False
     place: str | None = None
 
 
@@ -53,17 +55,19 @@ class LossMisfit:
     ----------
     name: Of the function, in torch.nn.functional.
     shapes: Of the output and of the target ("64×1"), where they differ and are broadcast to more
-        numbers than each of them has.
+        numbers than each of them has; of the output alone, where it has one class, or where its
+        activation goes along another dimension than that of the classes.
     activation: What made its input, where the function applies it itself, or wants logarithms:
-        "softmax" or "sigmoid".
-    one_class: Is that softmax over a single number, which always gives 1?
+        "softmax" or "sigmoid"; "log_softmax" along another dimension.
+    missing: The activation that it wants before it, where a layer's output comes as it is:
+        "log_softmax" or "sigmoid".
     place: The user's line that called it, "file:line".
     """
 
     name: str
     shapes: tuple[str, ...] = ()
     activation: str | None = None
-    one_class: bool = False
+    missing: str | None = None
     place: str | None = None
 
 
@@ -80,6 +84,10 @@ class LearningFacts:
     foreign: Of those without, how many no model has that was called; 0: unknown as well.
     unregistered: Shapes of parameters that the loss depends on and that neither a model that was
         called has nor an optimizer; none: unknown as well.
+    made_again: Of the unregistered ones, how many each forward pass makes anew.
+    unused_gradients: Names of parameters of called models that get gradients and that no optimizer
+        has, next to others that one has; none: unknown as well.
+    unused_bytes, gradient_bytes: Of all such gradients, and of all of these models.
     left_out: Names of parameters that the loss depends on and that a model has and no optimizer,
         where the optimizer has others that no model has; none: unknown as well.
     gradients_with_graph: The line that called backward(create_graph=True).
@@ -93,6 +101,8 @@ class LearningFacts:
     restarted: The line that makes a new iterator of a DataLoader for one batch, in each step.
     same_batch: That is the first batch of the same order each time.
     not_split: The line that goes over all of the data in each of several ranks.
+    same_order: The line that goes over the data of several ranks in one and the same order in each
+        epoch.
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
@@ -121,6 +131,10 @@ class LearningFacts:
     without_gradient: int = 0
     foreign: int = 0
     unregistered: tuple[str, ...] = ()
+    made_again: int = 0
+    unused_gradients: tuple[str, ...] = ()
+    unused_bytes: int = 0
+    gradient_bytes: int = 0
     left_out: tuple[str, ...] = ()
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
@@ -132,6 +146,7 @@ class LearningFacts:
     restarted: str | None = None
     same_batch: bool = False
     not_split: str | None = None
+    same_order: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
     clipped_late: str | None = None

@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import math
 import sys
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
@@ -24,13 +25,26 @@ from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.phases.loops import Course, course_of, epochs_of
 from trainfit.simgpu.device.user_location import call_of_user, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.torch_private.modules import Dropout
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
 _COPIED: Final = 0.5
+#: Frames of hooks between a layer and what it calls, at most.
+_HOOKS: Final = 4
 
 
 def _numel(shapes: Counter[tuple[int, ...]]) -> int:
     return sum(count * math.prod(shape) for shape, count in shapes.items())
+
+
+def _layer_of(frame: FrameType | None) -> Any:
+    """The layer for dropout that calls its function, through hooks; ``None``: none does."""
+    for _ in range(_HOOKS):
+        layer = frame.f_locals.get("self") if frame is not None else None
+        if frame is None or isinstance(layer, Dropout):
+            return layer
+        frame = frame.f_back
+    return None
 
 
 class CoverageWatch:
@@ -60,6 +74,8 @@ class CoverageWatch:
         self._trains_as_evaluated = False
         #: Does an evaluation go on?
         self._is_within = False
+        #: The model that was called in it last.
+        self._within: weakref.ref[torch.nn.Module] | None = None
         #: Was the model called in this step as an evaluation does, and in each before?
         self._has_inferred = False
         #: Was a copy of it, in the first step?
@@ -121,6 +137,7 @@ class CoverageWatch:
             self._over()
             self.trains_again()
         elif self._is_evaluation(module):
+            self._within = weakref.ref(module)
             self.before_evaluation()
             self._evaluated = self._is_within = True
             self._spans.append([self._called_at, self._called_at])
@@ -248,16 +265,27 @@ class CoverageWatch:
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
 
     def _dropping(self, drop: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a function that drops values out unless it is told not to. Layers do by their mode,
-        which the script has set: some sample by dropout."""
+        """Of a function that drops values out unless it is told not to. Layers of the model do by
+        their mode, which the script has set: some sample by dropout. One that is none of its parts
+        (made in forward, kept in a list) was told nothing."""
 
         @functools.wraps(drop)
         def wrapper(x: Any, p: float = 0.5, training: bool = True, *more: Any, **kw: Any) -> Any:
             if self._is_within and training and p and self._dropping_at is None:
-                self._dropping_at = call_of_user()
+                is_apart = self._is_apart(_layer_of(sys._getframe(1)))
+                self._dropping_at = user_frame() if is_apart else call_of_user()
             return drop(x, p, training, *more, **kw)
 
         return wrapper
+
+    def _is_apart(self, layer: Any) -> bool:
+        """Is it a layer, and no part of the model that is evaluated?"""
+        model = self._within() if self._within is not None else None
+        return (
+            layer is not None
+            and model is not None
+            and all(part is not layer for part in model.modules())
+        )
 
     def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)

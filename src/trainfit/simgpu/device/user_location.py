@@ -115,6 +115,7 @@ _WRAPPERS = tuple(
         ("cuda", "memory.py"),
         ("_tensor.py",),
         ("nn", "functional.py"),
+        ("utils", "data", "dataloader.py"),
     )
 )
 
@@ -123,9 +124,10 @@ def call_of_user() -> str | None:
     """``file:line`` that calls what trainfit stands for now, if that line is the user's own and no
     library's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE)
+        or frame.f_code.co_filename.endswith(_WRAPPERS)
+    ):
         frame = frame.f_back
     if frame is None or is_library(frame.f_code.co_filename):
         return None

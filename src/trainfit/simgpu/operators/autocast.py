@@ -3,11 +3,13 @@
 C++'s AutocastCUDA kernels test ``is_cuda()``, which is false for simulated tensors, so
 Python kernels take their place for the time of the simulation. The weight cache follows
 ATen/autocast_mode.cpp: float32 leaves that require a gradient are cast once and kept until the
-outermost autocast region ends.
+outermost autocast region ends. Newer PyTorch records such a cast where gradients are off, too, so
+that a later forward pass of the region can use it, and keeps none in inference mode.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +26,7 @@ class Autocast:
 
     def __init__(self) -> None:
         self._cache: dict[tuple[int, torch.dtype], tuple[Any, torch.Tensor]] = {}
+        self._records = _records_always()
 
     def install(self, library: torch.library.Library) -> None:
         """Register the kernels; they vanish with the library."""
@@ -134,15 +137,27 @@ class Autocast:
             and tensor.is_leaf
             and not is_view(tensor)
             and torch.is_autocast_cache_enabled()
+            and not (self._records and torch.is_inference_mode_enabled())
         )
         if not caches:
             return tensor.to(dtype)
         key = (id(tensor), dtype)
         found = self._cache.get(key)
         if found is None:
-            found = (tensor, tensor.to(dtype))
+            with torch.set_grad_enabled(self._records or torch.is_grad_enabled()):
+                found = (tensor, tensor.to(dtype))
             self._cache[key] = found
         return found[1]
+
+
+@functools.cache
+def _records_always() -> bool:
+    """Does this PyTorch record a cast that it keeps where gradients are off, too?"""
+    weight = torch.ones(1, 1, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            weight @ weight
+        return (weight @ weight).requires_grad
 
 
 def _eligible(value: Any) -> bool:

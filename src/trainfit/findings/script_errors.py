@@ -1,0 +1,175 @@
+"""Exceptions of a script that uses PyTorch, pandas or Transformers otherwise than they are meant.
+
+The address next to a text is where the library raises it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.tracebacks import ParsedException
+from trainfit.findings.training_errors import KnownError, first_met
+from trainfit.results.findings import Finding, failure_finding
+
+_KNOWN: Final = (
+    # torch/nn/modules/module.py
+    KnownError(
+        "attribute_of_wrapper",
+        re.compile(
+            r"'(?:DistributedDataParallel|DataParallel|FullyShardedDataParallel)' object has no "
+            r"attribute '\w+'"
+        ),
+        "An attribute of the model is asked of the wrapper around it",
+        "model.module.NAME for attributes, methods and state_dict(); call the wrapper itself "
+        "(model(x)) for the forward pass",
+    ),
+    KnownError(
+        "no_forward",
+        re.compile(r'is missing the required "forward" function'),
+        "The module has no forward()",
+        "define forward(self, …) in the class itself: look at its spelling and its indentation",
+    ),
+    KnownError(
+        "no_super",
+        re.compile(r"cannot assign (?:module|parameters?) before Module\.__init__\(\) call"),
+        "A module assigns layers before nn.Module is set up",
+        "super().__init__() as the first line of __init__",
+    ),
+    KnownError(
+        "checkpoint_whole",
+        re.compile(
+            r"Error\(s\) in loading state_dict[\s\S]*Unexpected key\(s\) in state_dict:[^\n]*"
+            r"\"(?:state_dict|model|model_state_dict|optimizer|optimizer_state_dict|epoch)\""
+        ),
+        "The file is a whole checkpoint, with the model's state as one part of it",
+        'model.load_state_dict(checkpoint["state_dict"]), by the name that the message lists',
+    ),
+    # torch/utils/data/dataloader.py
+    KnownError(
+        "loader_options",
+        re.compile(
+            r"option is mutually exclusive with|DataLoader with IterableDataset: expected "
+            r"unspecified|persistent_workers option needs num_workers > 0"
+            r"|prefetch_factor option could only be specified in multiprocessing"
+        ),
+        "Options of the DataLoader exclude each other",
+        "no shuffle= next to a sampler, which gives the order; none of batch_size, shuffle, "
+        "sampler, drop_last next to a batch_sampler; an IterableDataset shuffles itself; "
+        "num_workers of at least 1 for persistent_workers and prefetch_factor",
+    ),
+    # torch/utils/data/sampler.py
+    KnownError(
+        "no_samples",
+        re.compile(r"num_samples should be a positive integer value, but got num_samples=0"),
+        "The data set is empty",
+        "print(len(dataset)): a folder or pattern that matches no file (paths are relative to the "
+        "folder that the command is started in), a filter or a split that leaves nothing",
+    ),
+    # torch/optim/optimizer.py
+    KnownError(
+        "optimizer_tensors",
+        re.compile(r"optimizer can only optimize Tensors|can't optimize a non-leaf Tensor"),
+        "The optimizer is given something else than parameters",
+        "one list of parameters: [*a.parameters(), *b.parameters()]; a tensor of your own as "
+        "nn.Parameter(x.to(device)), not nn.Parameter(x).to(device), which is a copy",
+    ),
+    # multiprocessing/context.py
+    KnownError(
+        "start_method_set",
+        re.compile(r"context has already been set"),
+        "The start method of processes is set twice",
+        'set it once, under if __name__ == "__main__":, or DataLoader(…, '
+        'multiprocessing_context="spawn") for its workers alone',
+    ),
+    # torch/nn/parallel/distributed.py
+    KnownError(
+        "nothing_to_share",
+        re.compile(r"DistributedDataParallel is not needed when a module doesn't have any param"),
+        "DistributedDataParallel is put around a model that is frozen, or has no parameters",
+        "leave it as it is (model.to(device)), or freeze it after it was wrapped only in part",
+    ),
+    # torch/distributed/fsdp/_flat_param.py
+    KnownError(
+        "uneven_shards",
+        re.compile(r"Must flatten tensors with uniform `?(?:dtype|requires_grad)"),
+        "FSDP puts parameters into one, and they differ in type or in whether they are trained",
+        "use_orig_params=True for frozen and trained ones (adapters) together, one dtype for all "
+        "(model.to(torch.bfloat16)); or fully_shard of FSDP2",
+    ),
+    # torchvision/transforms
+    KnownError(
+        "transform_order",
+        re.compile(
+            r"pic should be (?:PIL Image|Tensor) or ndarray|[Ii]mg should be (?:PIL Image|Tensor)"
+            r"|[Ii]nput tensor should be a torch tensor\. Got"
+            r"|Unexpected type <class 'numpy\.ndarray'>"
+        ),
+        "A transform gets another kind of image than it is for",
+        "ToTensor() once, Normalize after it; Image.fromarray(array) before transforms of PIL "
+        "images",
+    ),
+    # transformers/trainer.py, tokenization_utils_base.py
+    KnownError(
+        "no_loss",
+        re.compile(r"The model did not return a loss from the inputs"),
+        "The model gets no labels, so it gives no loss",
+        "a column named labels (label_names= otherwise), and a model with a head for the task "
+        "(AutoModelForSequenceClassification, not AutoModel)",
+    ),
+    KnownError(
+        "ragged_batch",
+        re.compile(r"Unable to create tensor, you should probably activate truncation"),
+        "Samples of one batch have different lengths, or a column is text",
+        "a collator that pads labels as well (DataCollatorForTokenClassification, "
+        "DataCollatorForSeq2Seq; DataCollatorWithPadding pads inputs only), and "
+        "remove_columns=data.column_names in map() so that text is left out",
+    ),
+    # transformers/trainer.py
+    KnownError(
+        "quantized_training",
+        re.compile(r"cannot perform fine-tuning on purely quantized models"),
+        "Quantized weights cannot be trained themselves",
+        "adapters on top of them: get_peft_model(prepare_model_for_kbit_training(model), "
+        "LoraConfig(…)); or load the model without quantization",
+    ),
+)
+#: A pandas table that is asked for a label it has not; a data set without a length.
+_ROW_LABEL: Final = "row_label"
+_NO_LENGTH: Final = "no_length"
+_HAS_NO_LENGTH: Final = re.compile(r"object of type '\w+' has no len\(\)")
+#: Their kinds.
+KINDS: Final = (*(each.kind for each in _KNOWN), _ROW_LABEL, _NO_LENGTH)
+
+
+def known(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """What a library's refusal means."""
+    if _is_row_label(raised):
+        return failure_finding(
+            _ROW_LABEL,
+            "A row of a pandas table is asked for by a label that it has not: after a split, a "
+            "filter or a shuffle the labels have gaps",
+            "",
+            "df.iloc[index] (df[column].iloc[index]), or df = df.reset_index(drop=True) once",
+        )
+    if _HAS_NO_LENGTH.search(raised.message) and _in_package(raised, "torch"):
+        return failure_finding(
+            _NO_LENGTH,
+            "The data set has no __len__, and something asks how many samples it has",
+            "",
+            "def __len__(self) next to __getitem__; a stream of samples is an IterableDataset, "
+            "which is not shuffled and counted",
+        )
+    met = first_met(_KNOWN, raised.message)
+    return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
+
+
+def _is_row_label(raised: ParsedException) -> bool:
+    is_number = raised.message.strip().lstrip("-").isdigit()
+    return raised.type == "KeyError" and is_number and _in_package(raised, "pandas")
+
+
+def _in_package(raised: ParsedException, name: str) -> bool:
+    """Does code of the package raise it?"""
+    return bool(raised.frames) and raised.frames[-1].package == name

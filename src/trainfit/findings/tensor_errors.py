@@ -1,0 +1,274 @@
+"""Exceptions of operators that get tensors of another shape, type or kind than they want.
+
+The address next to a text is where PyTorch (or the library) raises it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.tracebacks import ParsedException
+from trainfit.findings.training_errors import KnownError, first_met
+from trainfit.results.findings import Finding, failure_finding
+
+#: Types of whole numbers, as PyTorch's messages have them.
+_WHOLE: Final = (
+    r"(?:torch\.(?:cuda\.)?)?(?:Byte|Char|Short|Int|Long|Bool|unsigned char|signed char|short"
+    r"|int|long(?: int)?|bool)(?:Tensor)?"
+)
+#: What of a tensor is asked for of something that is none.
+_OF_TENSORS: Final = (
+    r"(?:size|dim|shape|view|squeeze|log_softmax|backward|argmax|detach|item|float)"
+)
+
+_KNOWN: Final = (
+    # aten/src/ATen/native/LossNLL.cpp
+    KnownError(
+        "classes_dimension",
+        re.compile(r"Expected target size \[[\d, ]+\], got \[[\d, ]+\]"),
+        "The loss takes another dimension for the classes: they come right after the batch",
+        "output.transpose(1, 2), so that (batch, length, classes) becomes (batch, classes, "
+        "length), or output.flatten(0, 1) with y.flatten()",
+    ),
+    # aten/src/ATen/native/TensorShape.cpp, TensorUtils.cpp
+    KnownError(
+        "not_contiguous",
+        re.compile(r"view size is not compatible with input tensor's size and stride"),
+        "view() is asked of a tensor whose numbers lie in another order in memory, after "
+        "transpose, permute or a slice",
+        ".reshape(…) instead of .view(…), or .contiguous() before it; check that it mixes no "
+        "dimensions that belong apart",
+    ),
+    KnownError(
+        "reshape_size",
+        re.compile(r"shape '\[[-\d, ]*\]' is invalid for input of size \d+"),
+        "view() or reshape() asks for another number of elements than there are",
+        "x.size(0) in place of a batch size that is written out (the last batch is smaller), and "
+        "x.flatten(1) before a linear layer whose in_features are by the size of the data",
+    ),
+    # torch/csrc/utils/python_arg_parser.cpp; what recurrent layers and models of libraries give
+    KnownError(
+        "several_outputs",
+        re.compile(
+            r"must be Tensor, not (?:tuple|\w*Outputs?\w*)\b"
+            rf"|'(?:tuple|\w*Outputs?\w*)' object has no attribute '{_OF_TENSORS}'"
+        ),
+        "Several tensors are where one is wanted: a module's outputs, or a whole batch",
+        "take the one that is meant: output, _ = lstm(x) of recurrent layers and attention (in "
+        "nn.Sequential a module of your own that does so), model(**batch).logits of Transformers', "
+        "output, aux = model(x) of Inception in training (or aux_logits=False); x, y = batch",
+    ),
+    KnownError(
+        "no_output",
+        re.compile(
+            rf"must be Tensor, not NoneType|'NoneType' object has no attribute '{_OF_TENSORS}'"
+        ),
+        "None is where a tensor is wanted: most often forward() ends without return",
+        "return the result from forward(); of Transformers' models give labels where .loss is "
+        "wanted",
+    ),
+    KnownError(
+        "batch_of_list",
+        re.compile(
+            r"must be Tensor, not (?:list|str|dict)\b"
+            r"|'(?:list|tuple|dict|str)' object has no attribute '(?:to|cuda)'"
+        ),
+        "The batch has a list, a dict or text where a tensor is wanted: collation makes tensors of "
+        "numbers and tensors only, and of lists one for each position",
+        "return tensors from the data set (torch.tensor(labels), text as token ids), and move "
+        "each part: {name: each.to(device) for name, each in batch.items()}",
+    ),
+    # aten/src/ATen/native/Scalar.cpp, TensorShape.cpp
+    KnownError(
+        "bool_of_tensor",
+        re.compile(r"Boolean value of Tensor with more than one value is ambiguous"),
+        "Several numbers are asked for one yes or no",
+        "make a loss first, and call it then: criterion = nn.CrossEntropyLoss(), "
+        "criterion(output, y) (its constructor takes options); of conditions .any(), .all() or "
+        "torch.where; x is not None instead of if x",
+    ),
+    KnownError(
+        "sizes_to_join",
+        re.compile(r"Sizes of tensors must match except in dimension \d+"),
+        "torch.cat joins tensors that differ in another dimension, too",
+        "of a skip connection: sizes that each halving divides (pad them), or "
+        "F.interpolate(x, size=skip.shape[-2:]) before it; of sequences: pad to one length; dim=…",
+    ),
+    # aten/src/ATen/ExpandUtils.cpp, TensorIterator.cpp
+    KnownError(
+        "sizes_differ",
+        re.compile(
+            r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\)"
+            r"|output with shape \[[\d, ]+\] doesn't match the broadcast shape \[[\d, ]+\]"
+        ),
+        "Two tensors that are put together number by number differ in size",
+        "look at both shapes at this line: tokens beyond the model's positions (truncation=True, "
+        "max_length=…), grey images normalized by three channels' means "
+        '(image.convert("RGB")), a shortcut whose stride or channels differ (a 1×1 convolution)',
+    ),
+    # aten/src/ATen/native/Convolution.cpp, Pool.h, ReflectionPad.cpp
+    KnownError(
+        "input_too_small",
+        re.compile(
+            r"Kernel size can't be greater than actual input size|Output size is too small"
+            r"|Padding size should be less than the corresponding input dimension"
+        ),
+        "What a layer gets is smaller than its kernel: layers before it have halved it too often",
+        "larger images, fewer poolings or strides, padding=…, or nn.AdaptiveAvgPool2d before the "
+        "last layer; channels come before height and width",
+    ),
+    # torch/nn/modules/batchnorm.py, aten/src/ATen/native/Convolution.cpp, torch/nn/modules/rnn.py
+    KnownError(
+        "dimensions_differ",
+        re.compile(
+            r"expected \d+D(?: or \d+D)? input \(got \d+D input\)"
+            r"|Expected \d+D \(unbatched\) or \d+D \(batched\) input"
+            r"|input must have \d+ dimensions, got \d+"
+        ),
+        "A layer gets a tensor of another number of dimensions",
+        "BatchNorm1d after linear layers, BatchNorm2d after convolutions; x.unsqueeze(0) of one "
+        "sample, x.unsqueeze(1) where the channel is missing, x.flatten(1) before linear layers",
+    ),
+    # aten/src/ATen/WrapDimUtils.h (c10/core/WrapDimMinimal.cpp)
+    KnownError(
+        "no_such_dimension",
+        re.compile(r"Dimension out of range \(expected to be in range of"),
+        "A tensor has fewer dimensions than this line takes it to have",
+        "squeeze() also removes the batch's dimension where a batch (the last one) has one sample: "
+        "squeeze(1) or flatten(1); unsqueeze(0) makes a batch of one sample",
+    ),
+    # aten/src/ATen/native/LossNLL.cpp
+    KnownError(
+        "batch_squeezed",
+        re.compile(r"size mismatch \(got input: \[\d+\], target: \[\d+\]\)"),
+        "The output of a batch with one sample has lost the batch's dimension",
+        "squeeze(1) or flatten(1) instead of squeeze(), which removes every dimension of size 1",
+    ),
+    KnownError(
+        "single_number",
+        re.compile(
+            r"invalid index of a 0-dim tensor|iteration over a 0-d tensor|len\(\) of a 0-d tensor"
+        ),
+        "A tensor that is a single number is indexed or gone over",
+        "loss.item() instead of loss[0] or loss.data[0]; squeeze(1) instead of squeeze(), which "
+        "leaves a number of a batch with one sample",
+    ),
+    # torch/csrc/autograd/saved_variable.cpp, aten/src/ATen/core/VariableFallbackKernel.cpp
+    KnownError(
+        "inference_tensor",
+        re.compile(
+            r"Inference tensors cannot be saved for backward"
+            r"|Inplace update to inference tensor outside InferenceMode"
+            r"|Inference tensors do not track version counter"
+        ),
+        "What was computed under torch.inference_mode() is used in training",
+        "torch.no_grad() instead of inference_mode() there, or x.clone() of it outside",
+    ),
+    # aten/src/ATen/TensorUtils.cpp, TensorAdvancedIndexing.cpp, Onehot.cpp
+    KnownError(
+        "index_type",
+        re.compile(
+            r"'indices' to have (?:one of the following )?scalar types?:? Long"
+            r"|tensors used as indices must be|Expected dtype int(?:32/int)?64 for index"
+            r"|one_hot is only applicable to index tensor"
+        ),
+        "Indices are given as floating-point numbers",
+        "x.long() for an embedding, gather, scatter or one_hot; in the data set "
+        "torch.tensor(ids, dtype=torch.long)",
+    ),
+    KnownError(
+        "index_beyond",
+        re.compile(
+            r"index -?\d+ is out of bounds for dimension \d+ with size \d+"
+            r"|Class values must be smaller than num_classes"
+        ),
+        "An index is beyond the end of its dimension",
+        "number classes from 0, and make the table, one_hot or scatter as wide as the largest one "
+        "+ 1; on a GPU the same is a device-side assert",
+    ),
+    # aten/src/ATen/native/Convolution.cpp, ReduceOps.cpp, torch/csrc/autograd
+    KnownError(
+        "whole_numbers",
+        re.compile(
+            rf"[Ii]nput type \({_WHOLE}\) and (?:weight|bias) type"
+            rf"|the same dtype,? but got:? {_WHOLE} (?:and|!=)"
+            r"|could not infer output dtype\. Input dtype must be either a floating"
+            r"|[Oo]nly Tensors of floating point (?:and complex )?dtype can require gradients"
+            r"|Expected a floating point or complex tensor as input\. Got"
+            r"|\w+\" not implemented for '(?:Byte|Char|Short|Int|Long|Bool)'"
+        ),
+        "Whole numbers are where floating-point ones are needed",
+        "x.float() (images: x.float() / 255) in the data set or before the model; an accuracy is "
+        "(output.argmax(1) == y).float().mean()",
+    ),
+    # AT_DISPATCH of an operator (aten/src/ATen/Dispatch.h)
+    KnownError(
+        "type_unsupported",
+        re.compile(
+            r"\"\w+\" not implemented for '(?:Half|BFloat16|Float8\w+)'"
+            r"|Low precision dtypes not supported"
+        ),
+        "This operator does not compute in 16 bits, on this device at least",
+        "model and data to the GPU where they are meant to be there; else x.float() before it "
+        '(torch.autocast("cuda", enabled=False) around it), or dtype=torch.float32',
+    ),
+    # aten/src/ATen/native/Loss.cpp
+    KnownError(
+        "no_probabilities",
+        re.compile(r"all elements of (?:input|target) should be between 0 and 1"),
+        "BCELoss gets numbers that are no probabilities",
+        "BCEWithLogitsLoss on the output without a sigmoid; targets 0 or 1",
+    ),
+    # torch/csrc/autograd/functions/utils, python_anomaly_mode.cpp
+    KnownError(
+        "nan_in_backward",
+        re.compile(r"Function '\w+' returned nan values in its \d+th output"),
+        "A backward pass gave NaN, which anomaly mode reports",
+        "its forward pass is in the trace above: sqrt, log, a norm or a division at 0 "
+        "(torch.sqrt(x + 1e-8), clamp(min=…), before torch.where as well); float16 that overflows: "
+        "bfloat16, or GradScaler without anomaly mode",
+    ),
+    # torch/csrc/autograd/VariableTypeUtils.h
+    KnownError(
+        "view_in_place",
+        re.compile(r"is a view and is being modified inplace"),
+        "A part of a tensor (unbind, split, chunk) is changed in place",
+        "x = x + y instead of x += y, or .clone() of the part before it is changed",
+    ),
+    # torch/csrc/autograd/python_engine.cpp, engine.cpp
+    KnownError(
+        "gradient_of_unused",
+        re.compile(r"One of the differentiated Tensors (?:does not require grad|appears to not)"),
+        "torch.autograd.grad is asked for a gradient of what the result does not depend on",
+        "x.requires_grad_() before the forward pass, and compute with that x itself (no copy, no "
+        "detach()); allow_unused=True where it is meant",
+    ),
+    # aten/src/ATen/Context.cpp
+    KnownError(
+        "not_deterministic",
+        re.compile(
+            r"does not have a deterministic implementation|Deterministic behavior was enabled with"
+        ),
+        "An operator has no deterministic form, and use_deterministic_algorithms(True) wants one",
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment for matmuls; else "
+        "torch.use_deterministic_algorithms(True, warn_only=True)",
+    ),
+    # torch/csrc/utils/tensor_new.cpp
+    KnownError(
+        "text_as_numbers",
+        re.compile(r"too many dimensions 'str'"),
+        "A tensor is to be made of text",
+        "number the classes ({name: i for i, name in enumerate(sorted(names))}); text through a "
+        "tokenizer",
+    ),
+)
+#: Their kinds.
+KINDS: Final = tuple(each.kind for each in _KNOWN)
+
+
+def known(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """What an operator that refuses its tensors means."""
+    met = first_met(_KNOWN, raised.message)
+    return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)

@@ -1,0 +1,218 @@
+"""What operators, PyTorch and other libraries refuse: real exceptions, each with its explanation,
+and others that look alike."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from trainfit.findings.failure import KINDS, of_exception
+
+HALF_IMAGE = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+LINEAR = nn.Linear(4, 2)
+SAMPLES = TensorDataset(torch.zeros(4, 3))
+
+
+class Lists(Dataset[Any]):
+    """A sample is a list."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return [index, index + 1]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+class Unsized(Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return index
+
+
+class Early(nn.Module):
+    def __init__(self) -> None:
+        self.layer = nn.Linear(1, 1)
+
+
+def classes(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long)
+
+
+def whole_checkpoint() -> None:
+    nn.Linear(2, 2).load_state_dict({"epoch": 1, "state_dict": {}})
+
+
+def inferred() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with torch.inference_mode():
+        features = torch.ones(3)
+    (weight * features).sum().backward()
+
+
+def changed_part() -> None:
+    one, _ = (torch.ones(2, 3, requires_grad=True) * 2).unbind()
+    one += 1
+
+
+def nan_found() -> None:
+    x = torch.zeros(1, requires_grad=True)
+    with torch.autograd.detect_anomaly():
+        (torch.sqrt(x) * 0).backward()
+
+
+def unused_gradient() -> None:
+    x = torch.ones(1, requires_grad=True)
+    torch.autograd.grad((x * 2).sum(), torch.ones(1))
+
+
+REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("classes_dimension", lambda: F.cross_entropy(torch.zeros(4, 20, 7), classes(4, 20))),
+    ("target_type", lambda: F.cross_entropy(torch.zeros(2, 3, 4, 4), classes(2, 1, 4, 4))),
+    ("not_contiguous", lambda: torch.zeros(2, 3, 4).permute(0, 2, 1).view(2, -1)),
+    ("reshape_size", lambda: torch.zeros(3, 5).view(-1, 4)),
+    ("several_outputs", lambda: nn.Sequential(nn.LSTM(4, 4), LINEAR)(torch.zeros(1, 2, 4))),
+    ("several_outputs", lambda: F.cross_entropy((torch.zeros(1, 2),), classes(1))),  # type: ignore[arg-type]
+    ("no_output", lambda: F.cross_entropy(None, classes(1))),  # type: ignore[arg-type]
+    ("batch_of_list", lambda: next(iter(DataLoader(Lists(), 2))).to("cpu")),
+    ("bool_of_tensor", lambda: nn.CrossEntropyLoss(torch.zeros(2, 3), torch.zeros(2))),  # type: ignore[arg-type]
+    ("sizes_to_join", lambda: torch.cat([torch.zeros(1, 2, 101), torch.zeros(1, 2, 100)], 1)),
+    ("sizes_differ", lambda: torch.zeros(1, 600) + torch.zeros(1, 512)),
+    ("sizes_differ", lambda: torch.zeros(1, 4, 4).sub_(torch.zeros(3, 1, 1))),
+    ("input_too_small", lambda: nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 2, 2))),
+    ("input_too_small", lambda: F.max_pool2d(torch.zeros(1, 1, 1, 1), 2)),
+    ("dimensions_differ", lambda: nn.BatchNorm2d(4)(torch.zeros(2, 4))),
+    ("dimensions_differ", lambda: nn.Conv2d(1, 1, 3)(torch.zeros(4, 4))),
+    ("no_such_dimension", lambda: torch.zeros(1, 10).squeeze().argmax(1)),
+    ("batch_squeezed", lambda: F.cross_entropy(torch.zeros(1, 10).squeeze(), classes(1))),
+    ("single_number", lambda: torch.zeros(())[0]),
+    ("single_number", lambda: list(torch.zeros(()))),
+    ("inference_tensor", inferred),
+    ("index_type", lambda: nn.Embedding(4, 2)(torch.zeros(3))),
+    ("index_type", lambda: torch.zeros(4)[torch.zeros(2)]),
+    ("index_beyond", lambda: F.one_hot(torch.tensor([3]), 3)),
+    ("index_beyond", lambda: torch.zeros(2, 3).gather(1, torch.tensor([[3]]))),
+    ("whole_numbers", lambda: nn.Conv2d(3, 1, 3)(HALF_IMAGE)),
+    ("whole_numbers", lambda: nn.Linear(3, 1)(torch.zeros(2, 3).long())),
+    ("whole_numbers", lambda: (torch.zeros(3) == 0).mean()),
+    ("whole_numbers", lambda: torch.zeros(3).long().requires_grad_()),
+    ("type_unsupported", lambda: torch.linalg.inv(torch.eye(2).bfloat16())),
+    ("no_probabilities", lambda: F.binary_cross_entropy(torch.full((2,), 3.0), torch.zeros(2))),
+    ("nan_in_backward", nan_found),
+    ("view_in_place", changed_part),
+    ("gradient_of_unused", unused_gradient),
+    ("text_as_numbers", lambda: torch.tensor(["cat", "dog"])),
+    ("attribute_of_wrapper", lambda: nn.DataParallel(nn.Linear(1, 1)).weight),
+    ("no_forward", lambda: nn.Module()(1)),
+    ("no_super", Early),
+    ("checkpoint_whole", whole_checkpoint),
+    ("loader_options", lambda: DataLoader(SAMPLES, shuffle=True, sampler=[0])),
+    ("loader_options", lambda: DataLoader(Stream(), shuffle=True)),
+    ("loader_options", lambda: DataLoader(SAMPLES, persistent_workers=True)),
+    ("loader_options", lambda: DataLoader(SAMPLES, batch_sampler=[[0]], drop_last=True)),
+    ("no_samples", lambda: DataLoader(TensorDataset(torch.zeros(0)), shuffle=True)),
+    ("no_length", lambda: DataLoader(Unsized(), shuffle=True)),
+    ("optimizer_tensors", lambda: torch.optim.SGD([[torch.zeros(1)]], 0.1)),  # type: ignore[arg-type]
+    ("optimizer_tensors", lambda: torch.optim.SGD([nn.Parameter(torch.ones(1)) * 2], 0.1)),
+)  # fmt: skip
+
+
+def explained(function: Callable[[], Any]) -> str | None:
+    """The kind of the finding about what it raises."""
+    try:
+        function()
+    except Exception:
+        found = of_exception(traceback.format_exc())
+    else:
+        raise AssertionError("it raised nothing")
+    assert found is None or found.kind in KINDS
+    return found.kind if found else None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "refused"), REFUSED)
+def test_a_refusal_is_explained(kind: str, refused: Callable[[], Any]) -> None:
+    assert explained(refused) == kind
+
+
+#: On a GPU, or of libraries.
+SAID = (
+    ("two_devices", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) "
+                    "should be the same"),
+    ("two_devices", "indices should be either on cpu or on the same device as the indexed tensor "
+                    "(cpu)"),
+    ("whole_numbers", "Input type (torch.cuda.ByteTensor) and weight type (torch.cuda.FloatTensor) "
+                      "should be the same"),
+    ("type_unsupported", '"addmm_impl_cpu_" not implemented for \'Half\''),
+    ("several_outputs", "cross_entropy_loss(): argument 'input' (position 1) must be Tensor, not "
+                        "InceptionOutputs"),
+    ("attribute_of_wrapper", "'DistributedDataParallel' object has no attribute 'fc'"),
+    ("uneven_shards", "Must flatten tensors with uniform `requires_grad` when "
+                      "`use_orig_params=False`"),
+    ("not_deterministic", "adaptive_avg_pool2d_backward_cuda does not have a deterministic "
+                          "implementation, but you set 'torch.use_deterministic_algorithms(True)'"),
+    ("transform_order", "pic should be PIL Image or ndarray. Got <class 'torch.Tensor'>"),
+    ("no_loss", "The model did not return a loss from the inputs, only the following keys: logits"),
+    ("quantized_training", "You cannot perform fine-tuning on purely quantized models."),
+    ("start_method_set", "context has already been set"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "said"), SAID)
+def test_what_a_library_says_is_explained(kind: str, said: str) -> None:
+    found = of_exception(f"Traceback (most recent call last):\nRuntimeError: {said}\n")
+
+    assert found is not None
+    assert found.kind == kind
+
+
+#: As pandas raises it in a worker; and what looks like it.
+IN_PANDAS = """Traceback (most recent call last):
+  File "/home/anna/train.py", line 30, in <module>
+    for x, y in loader:
+KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/home/anna/train.py", line 12, in __getitem__
+    return self.table["label"][index]
+  File "/opt/venv/lib/python3.12/site-packages/pandas/core/series.py", line 1133, in __getitem__
+    return self._get_value(key)
+  File "/opt/venv/lib/python3.12/site-packages/pandas/core/indexes/base.py", line 3819, in get_loc
+    raise KeyError(key) from err
+KeyError: 413
+"""
+
+
+def test_a_row_by_its_label_is_explained() -> None:
+    found = of_exception(IN_PANDAS)
+
+    assert found is not None
+    assert found.kind == "row_label"
+    assert of_exception(IN_PANDAS.replace("413", "'colour'")) is None
+    assert of_exception(IN_PANDAS.replace("pandas/core", "mine/core")) is None
+
+
+def of_its_own() -> None:
+    raise KeyError(413)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        of_its_own,
+        lambda: len(3),  # type: ignore[arg-type]
+        lambda: "cat".size,  # type: ignore[attr-defined]
+        lambda: [].append_all,  # type: ignore[attr-defined]
+    ],
+)
+def test_an_error_of_the_script_s_own_logic_is_not(raised: Callable[[], Any]) -> None:
+    assert explained(raised) is None
