@@ -91,3 +91,16 @@ def test_a_detector_samples_as_many_boxes_as_it_says() -> None:
             mask[places(labels, count)] = 1
             masks.append(mask)
         assert torch.where(masks[0] | masks[1])[0].shape == (512,)
+
+
+@pytest.mark.parametrize("size", [(2, 8), (64, 8192)])
+def test_a_mask_of_ones_is_known_whatever_it_is_made_like(size: tuple[int, int]) -> None:
+    """Transformers asks whether a mask leaves anything out: without, attention has none."""
+    with trainfit.simulate("H100 SXM") as simulated:
+        ids = torch.randint(0, 100, size, device="cuda")
+        assert (torch.ones_like(ids).to(torch.bool)).all().item() is True
+        assert (ids.new_ones(size) == 1).all().item() is True
+        assert torch.full_like(ids, 3).min().item() == 3
+        assert ids.new_full(size, 3).max().item() == 3
+        assert bool(torch.zeros_like(ids).any()) is False
+        assert not simulated.recording.header["assumptions"]

@@ -56,8 +56,12 @@ _SET_IN_EACH = {aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tens
 _SET_BEFORE = {private.to_copy.default, aten.clone.default}
 _SET_IF_NOT_ZERO = {aten.ne.Scalar, aten.gt.Scalar}
 
-#: Of zeros, whatever the operand holds.
-_SET_NOWHERE = {aten.zeros_like.default, aten.new_zeros.default}
+#: Of one number everywhere, whatever the operand holds: that number, or which argument it is.
+_FILLED = {
+    aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+    aten.ones_like.default: 1, aten.new_ones.default: 1,
+}  # fmt: skip
+_FILLED_WITH = {aten.full_like.default: 1, aten.new_full.default: 2}
 
 #: Of a number that nobody knows, but that is finite: is it below an operand that is infinite? The
 #: best loss so far begins there.
@@ -68,7 +72,7 @@ _IS_BELOW = {
 
 #: What is looked at though not every operand is known.
 PARTLY_KNOWN = frozenset(
-    {*DECIDED, *_IS_BELOW, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_SET_NOWHERE}
+    {*DECIDED, *_IS_BELOW, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_FILLED, *_FILLED_WITH}
 )
 
 #: Write at places that this argument has an index each for.
@@ -175,6 +179,9 @@ class Values:
         """Follow one of ``PARTLY_KNOWN`` of which not every operand is known."""
         if type(out) is not SimulatedTensor:
             return
+        if func in _FILLED or func in _FILLED_WITH:
+            self._fill(func, args, out)
+            return
         if func in DECIDED and worth_keeping(out._meta):
             self._decide(func, args, out)
         if func in _IS_BELOW and out.numel() == 1:
@@ -184,8 +191,6 @@ class Values:
 
     def _set_after(self, func: Any, args: Any, numel: int) -> int | None:
         """How many of ``numel`` elements are not zero after one of ``PARTLY_KNOWN``, at most."""
-        if func in _SET_NOWHERE:
-            return 0
         if func in _SET_IF_NOT_ZERO and args[1] != 0:
             return None
         if func in _IS_BELOW and func not in _SET_IF_NOT_ZERO:
@@ -202,6 +207,15 @@ class Values:
         if func in _SET_IN_EACH:
             return min(known, default=None)
         return sum(known) if len(known) == len(counts) else None
+
+    def _fill(self, func: Any, args: Any, out: SimulatedTensor) -> None:
+        """A mask like a batch that nobody knows; of floats, only a few are followed."""
+        number = _FILLED[func] if func in _FILLED else args[_FILLED_WITH[func]]
+        if worth_keeping(out._meta):
+            with no_dispatch():
+                self.write(out, torch.full(out._spec.size, number, dtype=out._spec.dtype))
+        elif not out._spec.dtype.is_floating_point and not out._spec.dtype.is_complex:
+            out._life.fill = number
 
     def _decide(self, func: Any, args: Any, out: SimulatedTensor) -> None:
         wanted = DECIDED[func]
