@@ -94,7 +94,16 @@ def probe_of(workload: Workload, readings: Readings, fitted: Fitted | None) -> P
         others_cores=_mean_told(run.others_cores for run in runs),
         disturbed={TITLES[name]: cores for name, cores in readings.disturbed().items()},
         collecting=_collecting(runs),
+        core_wait_s=_core_wait_s(ones, float(wall.mean())) if len(wall) else None,
     )
+
+
+def _core_wait_s(runs: Sequence[Run], fetch_s: float) -> float | None:
+    """Of a fetch of so long, what it waited for a core, by what the workers of whole runs did."""
+    told = [run for run in runs if run.core_waits_s]
+    worked = sum(float(records[:, WALL].sum()) for run in told for records in run.fetches)
+    waited = sum(sum(run.core_waits_s) for run in told)
+    return fetch_s * min(1.0, waited / worked) if worked > 0 else None
 
 
 def _collecting(runs: Sequence[Run]) -> float | None:

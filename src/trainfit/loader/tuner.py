@@ -83,6 +83,23 @@ def run_seconds(batch_s: float, fastest: float, seconds: float) -> float:
     return max(min(RUN_S, _RUN_SHARE * seconds), min(batches * batch_s, seconds / 2))
 
 
+def workers_tried(probe: Probe, cores: float, *, is_busy: bool) -> int:
+    """The most workers that are tried: two a core, and more where batches mostly wait.
+
+    Where other processes keep the cores busy (``is_busy``), no more than compute at a time: what
+    taking turns costs was not measured. Waiting for a core is no waiting there; where the kernel
+    does not tell it from any other, that is one a core.
+    """
+    waiting = 1.0
+    if probe.fetch_s and probe.fetch_cpu_s is not None:
+        computes = (probe.fetch_cpu_s + (probe.core_wait_s or 0.0)) / probe.fetch_s
+        waiting = 1 / max(computes, 1 / _WAITING_A_CORE)
+    if not is_busy:
+        return max(2, round(max(_WORKERS_A_CORE, waiting) * cores))
+    is_told = probe.core_wait_s is not None
+    return max(2, math.ceil(cores), round(waiting * cores) if is_told else 0)
+
+
 def _shared_bytes() -> int | None:
     """What of this process' memory forked workers share, until they write to it."""
     try:
@@ -168,20 +185,10 @@ class Tuner:
         )
 
     def _most_workers(self) -> int:
-        """Two a core, and more where batches mostly wait; no more than are asked for.
-
-        Where other processes keep the cores busy, one a core: waiting for these looks like any
-        other, and what taking turns costs was not measured.
-        """
-        probe = self._measured.probe
-        each: float = _WORKERS_A_CORE
-        if probe.fetch_s and probe.fetch_cpu_s is not None:
-            works = max(probe.fetch_cpu_s / probe.fetch_s, 1 / _WAITING_A_CORE)
-            each = max(each, 1 / works)
-        most = max(2, round(each * self._machine.usable_cores))
-        cores = max(2, math.ceil(self._machine.usable_cores))
-        busy = cores if self._measured.stays_busy else None
-        for bound in (self._spec.max_workers, self._measured.bounds.workers, busy):
+        """As many as are worth a try, and no more than are asked for."""
+        busy = self._measured.stays_busy
+        most = workers_tried(self._measured.probe, self._machine.usable_cores, is_busy=busy)
+        for bound in (self._spec.max_workers, self._measured.bounds.workers):
             most = most if bound is None else min(most, bound)
         return most
 

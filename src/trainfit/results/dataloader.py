@@ -95,6 +95,8 @@ class Probe:
     seconds: float = 0.0
     float_bytes: int | None = None
     """Of ``batch_bytes``, those of tensors of 32-bit floating point."""
+    core_wait_s: float | None = None
+    """Of ``fetch_s``, what the worker waited for a core that others had; ``None``: not told."""
     core_speed: float | None = None
     """The cores' mean speed in the probe's runs, as a share of their full speed, which all
     other numbers are of; ``None``: not seen."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +18,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from helpers_probe import GIB, MIB, machine, probe
 from trainfit.hardware.machine.limits import OWN_FILES
+from trainfit.loader.measure.records import COLUMNS, CPU, WALL, Run
+from trainfit.loader.probe import _core_wait_s
 from trainfit.loader.search import growth, infeasible, needs, oversubscribed
+from trainfit.loader.tuner import workers_tried
 from trainfit.results.dataloader import LoaderSettings
 
 
@@ -193,3 +198,29 @@ def test_more_of_anything_takes_no_less(
         assert more.shm_bytes >= one.shm_bytes
         assert more.main_files >= one.main_files
         assert more.worker_files >= one.worker_files
+
+
+@pytest.mark.parametrize(
+    ("computes_s", "core_wait_s", "is_busy", "most"),
+    [
+        (0.114, None, False, 4),  # two a core
+        (0.012, None, False, 16),  # a network, or a disk: eight a core
+        (0.012, None, True, 2),  # it may wait for a core
+        (0.012, 0.0, True, 16),  # it does not
+        (0.030, 0.060, True, 3),  # for half of the time that it has no core
+        (0.040, 0.080, True, 2),  # always
+    ],
+)
+def test_more_workers_are_tried_where_they_wait_for_anything_but_a_core(
+    computes_s: float, core_wait_s: float | None, is_busy: bool, most: int
+) -> None:
+    found = probe(fetch_s=0.120, fetch_cpu_s=computes_s, core_wait_s=core_wait_s)
+    assert workers_tried(found, 2.0, is_busy=is_busy) == most
+
+
+def test_the_probe_tells_what_its_workers_waited_for_a_core() -> None:
+    records = np.zeros((10, COLUMNS))
+    records[:, WALL], records[:, CPU] = 0.1, 0.02
+    run = Run(LoaderSettings(1), 0.0, fetches=(records,), core_waits_s=(0.5,))
+    assert _core_wait_s([run], 0.1) == pytest.approx(0.05)
+    assert _core_wait_s([dataclasses.replace(run, core_waits_s=())], 0.1) is None
