@@ -104,3 +104,15 @@ def test_a_mask_of_ones_is_known_whatever_it_is_made_like(size: tuple[int, int])
         assert ids.new_full(size, 3).max().item() == 3
         assert bool(torch.zeros_like(ids).any()) is False
         assert not simulated.recording.header["assumptions"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_large_mask_that_leaves_nothing_out_is_known(number: int) -> None:
+    with trainfit.simulate("H100 SXM") as simulated:
+        mask = torch.full((16, 1 << 15), number).to("cuda")
+        assert bool(mask.to(torch.bool).all()) is bool(number)
+        assert not simulated.recording.header["assumptions"]
+        padded = torch.ones(16, 1 << 15, dtype=torch.int64)
+        padded[3, -5:] = 0
+        assert bool(padded.to("cuda").to(torch.bool).all()) is False
+        assert simulated.recording.header["assumptions"]

@@ -129,6 +129,12 @@ def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
         return host.fill_(1 if meta.dtype.is_floating_point or meta.dtype.is_complex else 0)
 
 
+#: Types of attention masks, the elements of the largest that is looked at, and of its beginning.
+_OF_MASKS: Final = (torch.bool, torch.int32, torch.int64)
+_LARGEST_MASK: Final = 1 << 24
+_BEGINNING: Final = 64
+
+
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
     """Host to device: the host casts, then the bytes are copied."""
     source = _without_class(source)
@@ -142,9 +148,24 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
             )
             meta = func(plain, **meta_keywords(kwargs))
         result = engine.adopt(meta)
-    if source.device.type == "cpu" and worth_keeping(source):
-        engine.values.write(result, source)
+    if source.device.type == "cpu":
+        if worth_keeping(source):
+            engine.values.write(result, source)
+        else:
+            result._life.fill = _one_number(source)
     return result
+
+
+def _one_number(source: torch.Tensor) -> int | None:
+    """What each element of a large mask is, if that is one number: nothing of the batch is left
+    out by it. Others are told apart by their beginning already."""
+    if source.dtype not in _OF_MASKS or source.numel() > _LARGEST_MASK:
+        return None
+    with no_dispatch():
+        first = source.flatten()[:1]
+        beginning = source.flatten()[:_BEGINNING]
+        is_one = bool((beginning == first).all()) and bool((source == first).all())
+        return int(first) if is_one else None
 
 
 def _without_class(tensor: torch.Tensor) -> torch.Tensor:
