@@ -192,8 +192,9 @@ def test_a_failure_after_some_steps(tmp_path: Path) -> None:
 
 def test_an_unknown_error_is_told_and_not_explained(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, HALVES, "{}['no']")
-    assert not any(each.severity == "critical" for each in result.findings)
-    assert any("the run ended by KeyError: 'no'" in note for note in result.notes)
-    assert "The run failed:" not in printed
+    (failed,) = (each for each in result.findings if each.severity == "critical")
+    assert (failed.kind, failed.title) == ("script_error", "KeyError: 'no'")
+    assert failed.place is not None and "train.py:9" in failed.cause
+    assert printed.splitlines()[0].startswith("The run failed: KeyError: 'no'")
     done = trainfit("simulate", "--gpu", "T4", "--steps", "6", "train.py", "{}['no']", cwd=tmp_path)
     assert "KeyError: 'no'" in error_line(done) and "trainfit: cause" not in done.stderr

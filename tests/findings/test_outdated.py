@@ -36,10 +36,6 @@ def an_array_of_one() -> object:
     return int(numpy.ones(1))
 
 
-def a_loss() -> object:
-    return torch.tensor(1.0)[0]
-
-
 def a_function() -> object:
     class Old(torch.autograd.Function):
         def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -76,7 +72,6 @@ def torch_six() -> object:
                 reason="older versions convert it",
             ),
         ),
-        (a_loss, "loss.item()"),
         (a_function, "@staticmethod"),
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),

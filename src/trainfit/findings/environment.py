@@ -1,15 +1,19 @@
-"""Exceptions of an environment: packages that do not match PyTorch, a GPU that it does not see.
+"""Exceptions of an environment: packages that are missing, that do not match PyTorch, or that are
+newer than the script; a GPU that PyTorch does not see.
 
-Why it is so is a matter of the machine, at which `trainfit doctor` looks.
+Of the last, why it is so is a matter of the machine, at which `trainfit doctor` looks. Repositories
+of papers name the versions that they were written for, and run with newer ones.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
+from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
 
 #: torch/_library (torchvision's extension was not loaded), torchvision/extension.py.
@@ -103,3 +107,179 @@ def _package(raised: ParsedException) -> str:
     imported = [each.package for each in reversed(raised.frames)]
     names = [name for name in (*named, *imported) if name not in ("", "torch", "numpy")]
     return names[0] if names else "a package"
+
+
+# ---
+# A script that was written for older libraries, and packages that are missing. Each name is one
+# that the library had and has no longer, with what took its place.
+
+
+_MISSING: Final = re.compile(r"No module named '([\w.]+)'")
+#: Modules that an installed package no longer has: what took their place.
+_MOVED: Final = {
+    "torchvision.models.utils": "torch.hub.load_state_dict_from_url",
+    "torch.utils.serialization": "t7 files: torch.save of a newer Torch, or the package torchfile",
+    "torchtext.legacy": "a plain Dataset and collate_fn; torchtext 0.11 was the last with it",
+    "pytorch_lightning.metrics": "the package torchmetrics",
+    "sklearn.externals": "import joblib",
+    "tensorflow.contrib": "what stands in tensorflow.keras, or tensorflow 1",
+    "keras.utils.np_utils": "keras.utils.to_categorical",
+    "distutils": "pip install setuptools, which has it still",
+    "imp": "importlib",
+}
+#: Modules that are installed under another name.
+_DISTRIBUTIONS: Final = {
+    "cv2": "opencv-python-headless",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+#: Packages that pip does not bring: why, and what stands in their place.
+_NOT_BROUGHT: Final = {
+    "warpctc_pytorch": (
+        "is built from source",
+        "torch.nn.CTCLoss is PyTorch's own; it wants log_softmax(…) of the outputs, and blank=0",
+    ),
+    "apex": (
+        "is built from source",
+        "torch.autocast and torch.amp.GradScaler are PyTorch's own, AdamW(fused=True), and "
+        "nn.parallel.DistributedDataParallel",
+    ),
+    "torchtext": (
+        "is made no longer (0.18 was the last, for PyTorch 2.3)",
+        "a plain Dataset and a collate_fn that pads; or the versions that the script names, in an "
+        "environment of their own",
+    ),
+}
+
+_KNOWN: Final = (
+    # torch 2.0
+    KnownError(
+        "outdated",
+        re.compile(r"No module named 'torch\._six'"),
+        "PyTorch 2 and newer have no copy of six any longer",
+        "str, int and math.inf for string_classes, int_classes and inf; collections.abc for "
+        "container_abcs",
+    ),
+    # torch/utils/data/dataloader.py: _BaseDataLoaderIter has __next__ alone
+    KnownError(
+        "outdated",
+        re.compile(r"object has no attribute 'next'"),
+        "An iterator's next() is gone since Python 3 and PyTorch 1.13",
+        "next(iterator) instead of iterator.next()",
+    ),
+    # numpy/__init__.py: __former_attrs__, __expired_attributes__
+    KnownError(
+        "outdated",
+        re.compile(
+            r"module 'numpy' has no attribute '(?:int|float|bool|object|complex|str|long|unicode)'"
+        ),
+        "NumPy 1.24 and newer have no aliases of Python's types",
+        "int, float, bool, object instead of np.int, np.float, np.bool, np.object; or pip install "
+        "'numpy<1.24' (on a Python that it is built for)",
+    ),
+    KnownError(
+        "outdated",
+        re.compile(r"was removed in the NumPy 2\.0 release|np\.\w+ is removed in NumPy 2"),
+        "NumPy 2 has this name no longer",
+        "the name that the message gives, or pip install 'numpy<2'",
+    ),
+    # numpy/_core/src/multiarray/common.c, of NumPy 2.4
+    KnownError(
+        "outdated",
+        re.compile(r"only 0-dimensional arrays can be converted to Python scalars"),
+        "NumPy 2.4 and newer make no number of an array of one element",
+        "int(a[0]) or a.item() instead of int(a), or pip install 'numpy<2.4'",
+    ),
+    # torch/csrc/autograd/python_function.cpp
+    KnownError(
+        "outdated",
+        re.compile(r"Legacy autograd function with non-static forward method is deprecated"),
+        "A torch.autograd.Function with state of its own is no longer called",
+        "@staticmethod forward(ctx, …) and backward(ctx, …), called as Name.apply(…)",
+    ),
+    # PIL/Image.py of Pillow 10
+    KnownError(
+        "outdated",
+        re.compile(r"module 'PIL\.Image' has no attribute '(?:ANTIALIAS|LINEAR|CUBIC)'"),
+        "Pillow 10 and newer have other names of their filters",
+        "Image.LANCZOS, Image.BILINEAR, Image.BICUBIC instead of ANTIALIAS, LINEAR, CUBIC",
+    ),
+    KnownError(
+        "outdated",
+        re.compile(r"'(?:FreeTypeFont|ImageDraw)' object has no attribute '(?:getsize|textsize)'"),
+        "Pillow 10 and newer measure texts otherwise",
+        "font.getbbox(text)[2:] instead of getsize, draw.textbbox((0, 0), text) for textsize",
+    ),
+    # collections/__init__.py of Python 3.10
+    KnownError(
+        "outdated",
+        re.compile(
+            r"module 'collections' has no attribute '(?:Iterable|Mapping|Sequence|Callable)'"
+            r"|cannot import name '(?:Iterable|Mapping|Sequence|Callable)' from 'collections'"
+        ),
+        "Python 3.10 and newer have it in collections.abc",
+        "from collections.abc import …",
+    ),
+    # transformers/optimization.py up to 4.5x
+    KnownError(
+        "outdated",
+        re.compile(r"cannot import name 'AdamW' from 'transformers"),
+        "transformers has no AdamW of its own any longer",
+        "from torch.optim import AdamW",
+    ),
+    # torch/optim/lr_scheduler.py
+    KnownError(
+        "outdated",
+        re.compile(
+            r"(?:LR|LROnPlateau)\.__init__\(\) got an unexpected keyword argument 'verbose'"
+        ),
+        "PyTorch's schedules have no verbose any longer",
+        "leave verbose out, and print scheduler.get_last_lr()",
+    ),
+    # scipy.misc, up to 1.2
+    KnownError(
+        "outdated",
+        re.compile(r"'scipy\.misc'|module 'scipy' has no attribute 'misc'"),
+        "SciPy reads and resizes no images any longer",
+        "imageio.imread and PIL's Image.resize instead of scipy.misc",
+    ),
+)
+
+
+def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """What an import that fails, or a name that a library had once, means."""
+    if met := first_met(_KNOWN, raised.message):
+        return failure_finding("outdated", met[0].title, "", met[0].fix)
+    missing = _MISSING.search(raised.message)
+    if raised.type != "ModuleNotFoundError" or missing is None:
+        return None
+    module = missing[1]
+    for moved, instead in _MOVED.items():
+        if module == moved or module.startswith(f"{moved}."):
+            title = f"The installed version has no module {moved} any longer"
+            return failure_finding("outdated", title, "", f"instead: {instead}")
+    name = module.partition(".")[0]
+    if name in _NOT_BROUGHT:
+        why, instead = _NOT_BROUGHT[name]
+        return failure_finding(
+            "package_missing", f"{name} is not installed, and {why}", "", instead
+        )
+    if module != name:  # of a package that is there
+        return None
+    if Path(name).is_dir() or Path(f"{name}.py").is_file():
+        return failure_finding(
+            "package_missing",
+            f"{name} lies in this folder, where Python does not look for a script of another",
+            "",
+            "pip install -e . if there is a setup.py or pyproject.toml, or PYTHONPATH=. before "
+            "the command",
+        )
+    return failure_finding(
+        "package_missing",
+        f"{name} is not installed for the Python that runs the script",
+        "",
+        f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
+        "or the option that does without it",
+    )

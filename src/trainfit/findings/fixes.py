@@ -118,11 +118,11 @@ PINNING: Final = (
     "itself; on CUDA also check that this much memory can be locked"
 )
 OWN_ERROR: Final = (
-    "mend what this line is given; `python -m pdb -c continue SCRIPT` stops there and shows the "
+    "fix what this line is given; `python -m pdb -c continue SCRIPT` stops there and shows the "
     "variables"
 )
 OWN_ERROR_IN_WORKER: Final = (
-    "mend what this line is given; with num_workers=0 `python -m pdb -c continue SCRIPT` stops "
+    "fix what this line is given; with num_workers=0 `python -m pdb -c continue SCRIPT` stops "
     "there and shows the sample"
 )
 EXITED: Final = (

@@ -158,7 +158,7 @@ def restarted_workers(workers: int | None = None) -> str:
 
 #: An object that is made again does not know the workers of the last one.
 MADE_AGAIN: Final = Habit(
-    "The DataLoader is made anew each time: its workers are started, and get the data set, for a "
+    "The DataLoader is made again each time: its workers are started, and get the data set, for a "
     "few batches",
     "make the DataLoader once, before the loop, with persistent_workers=True, and go over that one "
     "in each epoch; of single batches: one iterator over all of them, and next() of it",

@@ -131,7 +131,7 @@ def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
         f"{count(len(found), 'tensor')} that the loss depends on are never trained: no optimizer "
         f"has them, and no model ({names})",
         (Evidence("not trained", count(len(found), "tensor")),),
-        "each forward pass makes them anew, with new random numbers"
+        "each forward pass makes new ones, with other random numbers"
         if made_again
         else "layers in a Python list or dict are no part of a module: parameters(), state_dict() "
         "and to(device) leave them out",

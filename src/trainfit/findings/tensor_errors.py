@@ -28,7 +28,7 @@ _KNOWN: Final = (
     KnownError(
         "classes_dimension",
         re.compile(r"Expected target size \[[\d, ]+\], got \[[\d, ]+\]"),
-        "The loss takes another dimension for the classes: they come right after the batch",
+        "The classes are in another dimension than the loss expects: right after the batch",
         "output.transpose(1, 2), so that (batch, length, classes) becomes (batch, classes, "
         "length), or output.flatten(0, 1) with y.flatten()",
     ),
@@ -86,7 +86,7 @@ _KNOWN: Final = (
         re.compile(r"Boolean value of Tensor with more than one value is ambiguous"),
         "Several numbers are asked for one yes or no",
         "make a loss first, and call it then: criterion = nn.CrossEntropyLoss(), "
-        "criterion(output, y) (its constructor takes options); of conditions .any(), .all() or "
+        "criterion(output, y) (its constructor has options); of conditions .any(), .all() or "
         "torch.where; x is not None instead of if x",
     ),
     KnownError(
@@ -135,7 +135,7 @@ _KNOWN: Final = (
     KnownError(
         "no_such_dimension",
         re.compile(r"Dimension out of range \(expected to be in range of"),
-        "A tensor has fewer dimensions than this line takes it to have",
+        "A tensor has fewer dimensions than this line expects",
         "squeeze() also removes the batch's dimension where a batch (the last one) has one sample: "
         "squeeze(1) or flatten(1); unsqueeze(0) makes a batch of one sample",
     ),
@@ -265,7 +265,7 @@ _KNOWN: Final = (
     ),
 )
 #: Their kinds.
-KINDS: Final = tuple(each.kind for each in _KNOWN)
+KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:

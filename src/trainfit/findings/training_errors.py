@@ -413,7 +413,7 @@ _KNOWN: Final = (
     ),
 )
 #: Their kinds.
-KINDS: Final = tuple(each.kind for each in _KNOWN)
+KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
 #: Of these the message itself says what it is about.
 _TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder")
 _LONGEST: Final = 100

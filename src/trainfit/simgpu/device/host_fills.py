@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.device.unwritten import unwritten
+from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import leaves_of, no_dispatch
 
 aten = torch.ops.aten
@@ -31,7 +32,7 @@ _EACH: Final = frozenset(
     (aten.mul_.Scalar, aten.add_.Scalar, aten.mul_.Tensor, aten.add_.Tensor,
      aten.erfinv_.default, aten.clamp_.default)
 )  # fmt: skip
-_COPIES: Final = frozenset((aten._to_copy.default, aten.clone.default))
+_COPIES: Final = frozenset((private.to_copy.default, aten.clone.default))
 #: What asks a tensor for its shape and type alone.
 _LIKE: Final = frozenset(
     (aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default,
