@@ -218,7 +218,9 @@ def _function(called: Callable[..., Any]) -> FunctionType:
 
 
 def _unseen(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook whose own frame warnings pass over."""
+    """A hook whose own frame warnings pass over; not where a debugger or coverage goes by files."""
+    if sys.gettrace() is not None:
+        return hook
     if type(hook) is FunctionType and not hook.__code__.co_filename.endswith(_UNSEEN):
         name = hook.__code__.co_filename + _UNSEEN
         hook.__code__ = hook.__code__.replace(co_filename=name)
