@@ -279,7 +279,7 @@ def _adapters(memory: FullMemory) -> Iterator[Finding]:
     yield Finding(
         "adapter_copies",
         "warning" if share >= _MUCH else "info",
-        f"{size(copies)} are copies of layers' inputs in the type of their adapters",
+        f"{size(copies)} are copies of layers' inputs for their adapters",
         (Evidence("copies", copies, "bytes"),),
         "the adapters have another type (PEFT makes them float32) than the model: each adapted "
         "layer keeps a copy of its input for the backward pass",

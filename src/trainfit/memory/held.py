@@ -85,15 +85,36 @@ def _held(
 
 
 def _is_for_adapter(recording: Recording, operator: int) -> bool:
-    """Does a layer cast its input there for an adapter of its own, as PEFT's LoRA layers do?"""
-    if not 0 <= operator < len(recording.op_name) - 1:
+    """Does a layer cast its input there for an adapter of its own, as PEFT's LoRA layers do?
+
+    Under autocast the adapter casts it back at once, after its weights, and that copy is kept.
+    """
+    if not 0 <= operator < len(recording.op_name) - 1 or not _is_cast(recording, operator):
         return False
-    if _short(recording.strings[int(recording.op_name[operator])]) != "_to_copy":
+    if _enters_adapter(recording, operator, operator + 1):
+        return True
+    if _is_cast(recording, operator + 1):
         return False
-    layer, following = (int(recording.op_module[place]) for place in (operator, operator + 1))
-    if layer < 0 or following < 0:
+    before, adapter = operator - 1, int(recording.op_module[operator])
+    while before > 0 and int(recording.op_module[before]) == adapter:
+        if not _is_cast(recording, before):
+            return False
+        before -= 1
+    return (
+        before >= 0 and _is_cast(recording, before) and _enters_adapter(recording, before, operator)
+    )
+
+
+def _is_cast(recording: Recording, operator: int) -> bool:
+    return _short(recording.strings[int(recording.op_name[operator])]) == "_to_copy"
+
+
+def _enters_adapter(recording: Recording, operator: int, following: int) -> bool:
+    """Is an operator of a layer followed by one of its adapter?"""
+    layer, adapter = (int(recording.op_module[place]) for place in (operator, following))
+    if layer < 0 or adapter < 0:
         return False
-    return recording.strings[following].startswith(f"{recording.strings[layer]}.lora_")
+    return recording.strings[adapter].startswith(f"{recording.strings[layer]}.lora_")
 
 
 def _own_scratch(recording: Recording) -> frozenset[int]:

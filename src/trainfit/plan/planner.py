@@ -444,7 +444,7 @@ def _built(
         allocator=allocator_trial(command, job.memory_model, chosen),
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
-        findings=(
+        findings=_distinct(
             *_findings(job, present),
             *of_habits(job.recording.makeup),
             *of_gpus(gpus, present.configuration.step_s),
@@ -504,6 +504,15 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         graphs_at = job.first.outcome.learning.gradients_with_graph
         full = (*of_steps(job.pattern, job.memory_model, graphs_at), *full)
     return (*found, *full)
+
+
+def _distinct(*findings: Finding) -> tuple[Finding, ...]:
+    """Each once: the memory of an epoch's end may be that of its steps."""
+    found: list[Finding] = []
+    for each in findings:
+        if each not in found:
+            found.append(each)
+    return tuple(found)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

@@ -156,3 +156,16 @@ def test_copies_for_adapters_of_another_type() -> None:
     assert copies.value == 4 * 8192 * 1024 * 4
     assert found.share > 0.2 and found.severity == "warning"  # which a screen has room for
     assert "adapter_copies" not in findings(_adapters, torch.bfloat16)
+
+
+def _adapters_under_autocast(kind: torch.dtype) -> None:
+    with torch.autocast("cuda", torch.bfloat16):
+        _adapters(kind)
+
+
+def test_autocast_keeps_what_it_casts_back_for_adapters() -> None:
+    """In 16 bits: each layer's own, though the input of several layers is the same."""
+    found = findings(_adapters_under_autocast, torch.float32)["adapter_copies"]
+    (copies,) = found.evidence
+    assert copies.value == 4 * 8192 * 1024 * 2
+    assert "adapter_copies" not in findings(_adapters_under_autocast, torch.bfloat16)
