@@ -569,6 +569,7 @@ def test_what_an_exception_was_raised_from() -> None:
         ("torch.nn.BCELoss are unsafe to autocast.\nMany models …", "unsafe_autocast"),
         ("No inf checks were recorded for this optimizer.", "scaler_unused"),
         ("Attempted step but _scale is None.  This may indicate …", "scaler_unused"),
+        ("No inf checks were recorded prior to update.", "scaler_skipped"),
         (
             "unscale_() has already been called on this optimizer since the last update().",
             "scaler_order",

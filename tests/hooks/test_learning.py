@@ -584,16 +584,63 @@ def pairs_compared(device: str) -> None:
         optimizer.step()
 
 
+def scaled_step(device: str) -> None:
+    model = net(device)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler(device)
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(model(data(device)).mean()).backward()
+        optimizer.step()
+
+
+def unscaled_by_hand(device: str) -> None:
+    model = net(device)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler(device)
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(model(data(device)).mean()).backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(scaler.get_scale())
+        optimizer.step()
+
+
+def scaled_for_a_fused_optimizer(device: str) -> None:
+    model = net(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler(device)
+    for _ in range(4):
+        optimizer.zero_grad()
+        scaler.scale(model(data(device)).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def critic_kept(device: str) -> None:
+    """The critic's gradients are those of all losses so far."""
+    generator, critic = net(device), nn.Linear(1, 1).to(device)
+    for_generator = torch.optim.SGD(generator.parameters(), 0.1)
+    for_critic = torch.optim.SGD(critic.parameters(), 0.1)
+    for _ in range(4):
+        made = generator(data(device))
+        critic(made.detach()).mean().backward()
+        for_critic.step()
+        for_generator.zero_grad()
+        critic(made).mean().backward()
+        for_generator.step()
+
+
 HEALTHY = (healthy, zeroed_by_hand, dropped_by_hand, warm_up, evaluates, frozen_batch_norm)
 FAULTY = (no_gradient, clipped_scaled, small_eps, gradients_kept, rate_zero, anomaly_mode)
 MORE_FAULTY = (
     *(evaluation_mode, mostly_frozen, loss_not_divided, gradients_dropped, rate_vanishes),
     *(step_repeated, not_registered, loss_broadcast, activation_twice, clipped_late),
-    *(iterator_restarted, one_class),
+    *(iterator_restarted, one_class, scaled_step),
 )
 MORE_HEALTHY = (
     *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
     *(several_classes, iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
+    *(unscaled_by_hand, scaled_for_a_fused_optimizer),
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 
@@ -646,6 +693,12 @@ def test_the_fault_alone_is_found(
     watched: Callable[..., LearningFacts], training: Training
 ) -> None:
     assert kinds(watched(training)) == [training.__name__]  # type: ignore[attr-defined]
+
+
+def test_one_of_two_optimizers_keeps_its_gradients(watched: Callable[..., LearningFacts]) -> None:
+    (found,) = of_learning(watched(critic_kept))
+    assert found.kind == "gradients_kept"
+    assert found.title.startswith("Gradients of 1×1, … are never set to zero")
 
 
 def test_a_schedule_that_has_ended(watched: Callable[..., LearningFacts]) -> None:

@@ -3,6 +3,7 @@ gradients that nobody uses: seen on the CPU and on the simulated device; nothing
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,40 +27,49 @@ Found = Callable[..., tuple[Finding, ...]]
 @pytest.fixture(params=["cpu", "cuda"])
 def found(request: pytest.FixtureRequest) -> Iterator[Found]:
     """Runs steps of models, one after the other, and tells the findings."""
-
-    def run(
-        *models: nn.Module,
-        loss: Loss = lambda output, _: output.mean(),
-        trained: Callable[[], Any] | None = None,
-        step: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> tuple[Finding, ...]:
-        device = request.param
-        patches = PatchSet()
-        observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
-        remove = install(lambda: observer, patches)
-        try:
-            for model in models:
-                model.to(device)
-            parameters = trained() if trained is not None else models[0].parameters()
-            optimizer = torch.optim.SGD(parameters, 0.1)
-            targets = torch.zeros(8, dtype=torch.long).to(device)
-            for _ in range(4):
-                for model in models:
-                    observer.called(model)
-                x = torch.randn(8, 16).to(device)
-                loss(step(x) if step is not None else models[0](x), targets).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return of_learning(observer.facts())
-        finally:
-            remove()
-            patches.restore()
-
     if request.param == "cpu":
-        yield run
+        yield functools.partial(_findings, "cpu", lambda _: None)
     else:
-        with trainfit.simulate("T4"):
-            yield run
+        with trainfit.simulate("T4") as simulation:
+            yield functools.partial(_findings, "cuda", simulation.on_arithmetic)
+
+
+@pytest.fixture
+def simulated() -> Iterator[Found]:
+    """Likewise of what is seen on the simulated device only."""
+    with trainfit.simulate("T4") as simulation:
+        yield functools.partial(_findings, "cuda", simulation.on_arithmetic)
+
+
+def _findings(
+    device: str,
+    on_arithmetic: Callable[[Callable[..., None]], None],
+    *models: nn.Module,
+    loss: Loss = lambda output, _: output.mean(),
+    trained: Callable[[], Any] | None = None,
+    step: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> tuple[Finding, ...]:
+    patches = PatchSet()
+    observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
+    remove = install(lambda: observer, patches, on_arithmetic)
+    try:
+        for model in models:
+            model.to(device)
+            model.register_forward_hook(lambda module, _, output: observer.returned(module, output))
+        parameters = trained() if trained is not None else models[0].parameters()
+        optimizer = torch.optim.SGD(parameters, 0.1)
+        targets = torch.zeros(8, dtype=torch.long).to(device)
+        for _ in range(4):
+            for model in models:
+                observer.called(model)
+            x = torch.randn(8, 16).to(device)
+            loss(step(x) if step is not None else models[0](x), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return of_learning(observer.facts())
+    finally:
+        remove()
+        patches.restore()
 
 
 def kinds(findings: tuple[Finding, ...]) -> list[str]:
@@ -103,6 +113,63 @@ def test_one_class(found: Found) -> None:
     (finding,) = found(net(1), loss=F.cross_entropy)
     assert finding.kind == "one_class"
     assert "8×1" in finding.title and "single class" in finding.title
+
+
+def test_logits_that_a_relu_cuts_off(found: Found) -> None:
+    for loss in (
+        lambda output, y: F.cross_entropy(output.relu(), y),
+        lambda output, y: F.binary_cross_entropy_with_logits(F.relu(output[:, 0]), y.float()),
+    ):
+        (finding,) = found(net(), loss=loss)
+        assert finding.kind == "activation_clips" and finding.severity == "warning"
+    # SqueezeNet's last layers, and a layer whose small slope lets gradients through.
+    for loss in (
+        lambda output, y: F.cross_entropy(output.relu()[:, :, None].mean(2), y),
+        lambda output, y: F.cross_entropy(F.leaky_relu(output), y),
+    ):
+        assert found(net(), loss=loss) == ()
+
+
+def _mean_square(difference: torch.Tensor) -> torch.Tensor:
+    return (difference**2).mean()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, y: _mean_square(output - y),
+        lambda output, y: _mean_square(y - output),
+        lambda output, y: 2 * (output.squeeze(1) - y[:, None]).abs().sum(1).mean() / 8,
+        lambda output, y: torch.sqrt(_mean_square(output - y)) + output.abs().mean(),
+        lambda output, y: torch.linalg.norm(output - y),
+        lambda output, y: -(y * output.sigmoid().log()).mean(),
+        lambda output, y: _mean_square(output.gather(1, y.long()[:, None]) - y),
+    ],
+)
+def test_a_loss_by_hand_that_broadcasts(simulated: Found, loss: Loss) -> None:
+    (finding,) = simulated(net(1), loss=lambda output, y: loss(output, y.float()))
+    assert finding.kind == "loss_broadcast"
+    assert finding.title.startswith(
+        "The loss compares each output with every target: outputs are 8"
+    )
+    assert finding.place is not None and finding.place.file.endswith("test_losses.py")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output, y: _mean_square(output - y[:, None]),
+        lambda output, y: _mean_square(output[:, 0] - y),
+        # Each with each on purpose: as it is written, and weighted by pairs.
+        lambda output, y: _mean_square(output[:, 0][:, None] - y),
+        lambda output, y: (torch.eye(8, device=y.device) * (output - y).abs()).mean(),
+        lambda output, y: torch.exp(-((output - y) ** 2)).sum(1).log().mean(),
+        lambda output, _: _mean_square(output - output[:, 0]),
+        lambda output, y: _mean_square(output - y[:1]),
+    ],
+)
+def test_a_loss_by_hand_of_one_shape_or_of_pairs(simulated: Found, loss: Loss) -> None:
+    assert simulated(net(1), loss=lambda output, y: loss(output, y.float())) == ()
 
 
 def test_a_log_softmax_over_the_samples(found: Found) -> None:
@@ -200,3 +267,32 @@ def test_gradients_that_somebody_uses(found: Found) -> None:
     # Copies of another precision are what the optimizer has.
     copies = [nn.Parameter(each.detach().clone()) for each in student.parameters()]
     assert "gradients_unused" not in kinds(found(student, trained=lambda: copies))
+
+
+def test_a_teacher_whose_graph_nobody_uses(found: Found) -> None:
+    def finding_of(
+        teacher: nn.Module, distil: Callable[[nn.Module, torch.Tensor], torch.Tensor]
+    ) -> tuple[Finding, ...]:
+        student = net()
+        return found(
+            student,
+            teacher,
+            step=lambda x: student(x) + distil(teacher, x),
+            loss=F.cross_entropy,
+        )
+
+    large = nn.Sequential(nn.Linear(16, 60_000), nn.Linear(60_000, 4))
+    (finding,) = finding_of(large, lambda teacher, x: teacher(x).detach())
+    assert finding.kind == "graph_unused" and finding.severity == "warning"
+    assert "no_grad" in finding.fixes[0].action and finding.place is not None
+    (finding,) = finding_of(net(), lambda teacher, x: teacher(x).detach())
+    assert finding.severity == "info"
+    # Not of one that is called without gradients, is frozen, or whose input's are asked for.
+    assert finding_of(net(), torch.no_grad()(lambda teacher, x: teacher(x))) == ()
+    assert finding_of(net().requires_grad_(False), lambda teacher, x: teacher(x)) == ()
+
+    def sensitivity(teacher: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x.requires_grad_()
+        return torch.autograd.grad(teacher(x).sum(), x)[0][:, :4]
+
+    assert finding_of(net(), sensitivity) == ()

@@ -160,10 +160,35 @@ def _unused_gradients(facts: LearningFacts) -> Iterator[Finding]:
         "their gradients stay in memory, and activations are kept for them",
         (
             Fix(
-                "requires_grad_(False) of that part before the training, torch.no_grad() around "
-                "its forward pass (a backbone, a teacher); or give them to the optimizer"
+                "requires_grad_(False) of that part before the training; torch.no_grad() around "
+                "its forward pass, too, if nothing before it is trained (a backbone, a teacher; "
+                "not a perceptual loss); or give them to the optimizer"
             ),
         ),
+    )
+
+
+def _graph_unused(facts: LearningFacts) -> Iterator[Finding]:
+    """A teacher, a target network."""
+    if facts.graph_unused is None:
+        return
+    name, place, is_small = facts.graph_unused
+    yield Finding(
+        "graph_unused",
+        "info" if is_small else "warning",
+        f"{name} is called with gradients on and gets none: its activations are kept for no "
+        "backward pass",
+        (),
+        "its parameters need gradients, what it gives is detached or not part of the loss, and no "
+        "optimizer has them (a teacher, a target network)",
+        (
+            Fix(
+                "with torch.no_grad(): around that call, or requires_grad_(False) of the model "
+                "before the training",
+                line="with torch.no_grad():",
+            ),
+        ),
+        place=Place.parse(place),
     )
 
 
@@ -316,15 +341,39 @@ def _half(facts: LearningFacts) -> Iterator[Finding]:
         )
 
 
+def _scaled(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.steps_scaled < 2:
+        return
+    yield Finding(
+        "scaled_step",
+        "critical",
+        "The optimizer steps on gradients that the GradScaler has scaled (by 65536 as a rule) and "
+        "nothing unscales",
+        (Evidence("with scaled gradients", count(facts.steps_scaled, "step")),),
+        "optimizer.step() is called instead of scaler.step(optimizer), which unscales and leaves "
+        "steps with inf out",
+        (
+            Fix(
+                "scaler.step(optimizer); scaler.update()",
+                line="scaler.step(optimizer); scaler.update()",
+            ),
+        ),
+    )
+
+
 def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
     if facts.kept_gradients < 2:
         return
+    of = f" of {facts.kept_of}, …" if facts.kept_of else ""
     yield Finding(
         "gradients_kept",
         "critical",
-        "Gradients are never set to zero: each step uses the sum of all gradients so far",
+        f"Gradients{of} are never set to zero: each step uses the sum of all gradients so far",
         (Evidence("with old gradients", count(facts.kept_gradients, "step")),),
-        "zero_grad() is not called between steps",
+        "zero_grad() of its optimizer is not called between its steps, and another's backward pass "
+        "adds to them, too"
+        if of
+        else "zero_grad() is not called between steps",
         (Fix("optimizer.zero_grad() after optimizer.step()", line="optimizer.zero_grad()"),),
     )
 
@@ -495,7 +544,7 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
 KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", "rate_rises", SCHEDULE_ENDS),
-    "not_registered",
+    *("not_registered", "scaled_step", "activation_clips", "graph_unused"),
     *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
@@ -503,6 +552,18 @@ KINDS: Final = (
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
-    *(_half, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused, _mode, _frozen),
-    *(_anomaly, _accumulation, _unused_gradients),
+    *(
+        _half,
+        _scaled,
+        _zeroing,
+        _dropped,
+        _repeated,
+        _rate,
+        _vanishing,
+        _schedule,
+        _unused,
+        _mode,
+        _frozen,
+    ),
+    *(_anomaly, _accumulation, _unused_gradients, _graph_unused),
 )

@@ -44,8 +44,8 @@ def of_misfit(found: LossMisfit) -> Finding:
     return Finding(
         "loss_broadcast",
         "critical",
-        f"{found.name} compares each output with every target: outputs are {output}, targets "
-        f"{target}",
+        f"{found.name or 'The loss'} compares each output with every target: outputs are "
+        f"{output}, targets {target}",
         (Evidence("outputs", output), Evidence("targets", target)),
         "tensors of different shapes are broadcast against each other: the network learns the "
         "targets' mean",
@@ -89,6 +89,17 @@ _BY_ITSELF: Final = {
 
 
 def _activated_twice(found: LossMisfit, activation: str) -> Finding:
+    if activation == "relu":
+        return Finding(
+            "activation_clips",
+            "warning",
+            f"{found.name} gets the output of a relu, and wants logits, which may be below 0",
+            (),
+            "what the last layer gives below 0 is cut off and gets no gradient: no class can be "
+            "made less likely than that",
+            (Fix("no relu after the last layer"),),
+            place=Place.parse(found.place),
+        )
     wants_log = found.name in _OF_LOGARITHMS
     instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
     return Finding(

@@ -91,6 +91,12 @@ _KNOWN: Final = (
         "of this optimizer got a gradient: see that it has those of the model that runs",
     ),
     KnownError(
+        "scaler_skipped",
+        re.compile(r"No inf checks were recorded prior to update"),
+        "scaler.update() came without a step by the scaler: optimizer.step() used scaled gradients",
+        "scaler.step(optimizer) instead of optimizer.step(), then scaler.update()",
+    ),
+    KnownError(
         "scaler_order",
         re.compile(
             r"unscale_\(\) (?:has already been called|is being called after step)"

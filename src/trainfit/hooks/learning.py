@@ -10,7 +10,7 @@ import dataclasses
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -20,34 +20,45 @@ from torch.utils.data import SequentialSampler
 from trainfit.hooks.losses import (
     Leaf,
     LossScale,
+    broadcast_in,
     common,
+    has_graph,
     leaves_of,
+    mark_broadcast,
     misfit,
     scale_of_loss,
-    shape_of,
 )
-from trainfit.hooks.owners import Gradients, in_modules, tensors_of, unused_gradients
+from trainfit.hooks.optimizer_looks import (
+    ObservedOptimizer,
+    only_vector,
+    steps_at_zero,
+    vanished_rate,
+)
+from trainfit.hooks.owners import (
+    Gradients,
+    in_modules,
+    tensors_of,
+    unused_gradients,
+    without_gradients,
+)
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
-from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
-from trainfit.torch_private.tensors import version
 
-#: Steps of an optimizer that are looked at one by one; of later ones the 8th, the 16th and so on.
-_FIRST: Final = 4
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
 _MODELS: Final = 4
 _NAMES: Final = 3
 #: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
 _RESTARTS: Final = 3
+#: Bytes of a model whose activations are hardly worth a word.
+_SMALL: Final = 1 << 20
 #: The look after which it is asked, once, whose tensors got no gradient.
 _LOOK_AT_OWNERS: Final = 2
 _AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: A limit that no gradient of a training that learns reaches: its norm is only measured.
 _ONLY_MEASURED: Final = 1e4
-#: float16's smallest number, half of which rounds to 0.
-_LEAST_HALF: Final = 2.0**-24
 
 
 class LearningObserver:
@@ -69,13 +80,19 @@ class LearningObserver:
         self._place = place
         self._looked = looked
         self._counts_in_place = counts_in_place
-        self._seen: weakref.WeakKeyDictionary[Any, _Optimizer] = weakref.WeakKeyDictionary()
-        self._all: list[_Optimizer] = []
+        self._seen: weakref.WeakKeyDictionary[Any, ObservedOptimizer] = weakref.WeakKeyDictionary()
+        self._all: list[ObservedOptimizer] = []
         self._passes = 0
-        self._changes = 0
+        #: Backward passes, and other changes of gradients, of the whole run.
+        self._passed = self._changed = 0
         self._zeroed = False
+        self._has_zeroed = False
         self._scaled = False
         self._unscaled = False
+        #: Steps with gradients that were scaled and not unscaled; and whether any ever were, or
+        #: whether the script asked for the scale.
+        self._steps_scaled = 0
+        self._unscales = False
         self._calls = 0
         self._batches: Counter[int] = Counter()
         self._is_fed = False
@@ -95,6 +112,11 @@ class LearningObserver:
         #: What the second step's loss was computed with, by identity.
         self._leaves: dict[int, Leaf] | None = None
         self._gradients = Gradients({}, 0)
+        #: Models that gave something with a graph after the first step, by identity, and where; and
+        #: one of them that gets no gradient. Are gradients of chosen tensors asked for?
+        self._with_graph: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._graph_unused: tuple[str, str, bool] | None = None
+        self._chooses = False
         self._graphs_at: str | None = None
         self._checkpoint: str | None = None
         self._clipped: str | None = None
@@ -118,6 +140,8 @@ class LearningObserver:
         self._not_split: str | None = None
         self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
+        #: Was something broadcast that may be a loss?
+        self._is_broadcast = False
         self._half = False
         self._anomaly = False
         self.awake = True
@@ -131,6 +155,13 @@ class LearningObserver:
         self._calls += 1
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
+
+    def returned(self, module: Any, output: Any) -> None:
+        """An outermost module with parameters gave ``output``."""
+        known = self._with_graph
+        is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
+        if is_new and has_graph(output):
+            known[id(module)] = weakref.ref(module), self._place() or ""
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
@@ -160,6 +191,7 @@ class LearningObserver:
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
         """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
         self._passes += 1
+        self._passed += 1
         self._used += 1
         if self._clipping is not None and self._trained_before:
             self._clipped_late = self._clipped_late or self._clipping
@@ -167,12 +199,18 @@ class LearningObserver:
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if self._rootless is None and _has_no_graph(root):
             self._rootless = self._place() or ""
+        if self._is_broadcast and self._misfit is None and isinstance(root, torch.Tensor):
+            self._misfit = broadcast_in(root.grad_fn)
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
             if self._trained_before and self._leaves is None:
                 self._leaves = leaves_of(root.grad_fn)
         if with_graph and self._graphs_at is None:
             self._graphs_at = self._place() or ""
+
+    def chooses(self) -> None:
+        """Gradients of chosen tensors are asked for: others get none of that backward pass."""
+        self._chooses = True
 
     def scheduled(self, scheduler: Any) -> None:
         """A schedule of learning rates is made."""
@@ -184,8 +222,17 @@ class LearningObserver:
 
     def unscaled(self) -> None:
         """A GradScaler unscaled the gradients."""
-        self._unscaled = True
-        self._changes += self._counts_in_place
+        self._unscaled = self._unscales = True
+        self._changed += self._counts_in_place
+
+    def steps_scaler(self) -> None:
+        """A GradScaler makes the step, or is asked for its scale, by which a script unscales."""
+        self._unscales = True
+
+    def computed(self, left: Any, right: Any, result: Any) -> None:
+        """A difference or a product of two tensors was computed."""
+        if self._misfit is None and mark_broadcast(left, right, result, self._place):
+            self._is_broadcast = True
 
     def comparing(self, name: str, output: Any, target: Any) -> None:
         """A loss function of torch.nn.functional is called."""
@@ -197,7 +244,7 @@ class LearningObserver:
     def clipping(self, limit: Any = None) -> None:
         """Gradients are clipped to a limit, by norm or value (a huge one: they are only
         measured)."""
-        self._changes += 1
+        self._changed += 1
         if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
             self._clipping = self._place() or ""
         if self._scaled and not self._unscaled and self._clipped is None:
@@ -205,7 +252,11 @@ class LearningObserver:
 
     def zeroed(self, owner: Any) -> None:
         """Gradients were set to zero or dropped, by zero_grad of an optimizer or a module."""
-        self._zeroed = True
+        self._zeroed = self._has_zeroed = True
+        for optimizer, seen in self._seen.items():
+            # A model's own zero_grad is of any of them.
+            if owner is optimizer or not isinstance(owner, torch.optim.Optimizer):
+                seen.zeroed = True
         if self._used and self._is_only(owner):
             self._used, self._dropped_at = 0, self._place() or ""
 
@@ -252,15 +303,18 @@ class LearningObserver:
         self._look_at_iterator()
         seen = self._seen.get(optimizer)
         if seen is None:
-            seen = self._seen[optimizer] = _Optimizer(optimizer)
+            seen = self._seen[optimizer] = ObservedOptimizer(optimizer)
             self._all.append(seen)
             self._look_at_data()
         if seen.is_due():
             added = seen.added(optimizer) if not self._zeroed else None
-            kept = self._passes > 0 and added == self._passes + self._changes
+            # Where some are set to zero by a method, no other is by hand.
+            kept = seen.keeps(optimizer, self._passed, self._changed)
+            kept = kept and (len(self._all) == 1 or self._has_zeroed)
             seen.look(optimizer, kept=kept, again=seen.had_passes and self._passes == 0 == added)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
+            self._steps_scaled += self._scaled and not self._unscaled
         seen.had_passes = self._passes > 0
         if self._passes:
             micro = self._micro_batches_now()
@@ -282,7 +336,7 @@ class LearningObserver:
                 self._restarted = self._begun
             self._begun = None
 
-    def _look_at_owners(self, seen: _Optimizer) -> None:
+    def _look_at_owners(self, seen: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
         part that was replaced the optimizer alone holds them."""
         called = [model for known in self._models if (model := known()) is not None]
@@ -298,6 +352,16 @@ class LearningObserver:
         if called and ranks() == 1:
             used = {key for seen in self._all for key in seen.had}
             self._gradients = unused_gradients(called, used)
+            self._look_at_graphs(used)
+
+    def _look_at_graphs(self, used: set[int]) -> None:
+        """Does a model record a graph that no backward pass goes through?"""
+        for known, place in () if self._chooses else self._with_graph.values():
+            model = known()
+            if model is not None and without_gradients(model, used):
+                is_small = sum(each.nbytes for each in model.parameters()) < _SMALL
+                self._graph_unused = type(model).__name__, place, is_small
+                return
 
     def _look_at_data(self) -> None:
         """Does each of several ranks that train one model go over the same data?"""
@@ -334,7 +398,9 @@ class LearningObserver:
             self._look_at_unused()
         if self._passes:
             self._trained_before = True
-        self._passes = self._changes = self._calls = self._used = 0
+        self._passes = self._calls = self._used = 0
+        if seen is not None:
+            seen.over(self._passed, self._changed)
         self._batches.clear()
         self._dropped_at = None
         self._zeroed = self._scaled = self._unscaled = False
@@ -390,9 +456,10 @@ class LearningObserver:
             left_out=tuple(
                 left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
             ),
+            graph_unused=self._graph_unused,
             gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
-            trained_vector=_only_vector(looked, names),
+            trained_vector=only_vector(looked, names),
             trained_numbers=sum(seen.trained_numbers() for seen in looked),
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
@@ -408,11 +475,13 @@ class LearningObserver:
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,
+            steps_scaled=0 if self._unscales or len(self._all) > 1 else self._steps_scaled,
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),
+            kept_of=_kept_of(looked, names),
             used_again=sum(seen.again for seen in looked),
-            zero_rates=_steps_at_zero(looked),
-            vanished_rate=_vanished(looked),
+            zero_rates=steps_at_zero(looked),
+            vanished_rate=vanished_rate(looked),
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole
@@ -427,130 +496,12 @@ class LearningObserver:
         )
 
 
-class _Optimizer:
-    """What was seen of one optimizer."""
-
-    def __init__(self, optimizer: Any) -> None:
-        tensors = tensors_of(optimizer)
-        self.steps = 0
-        self.looks = 0
-        self.was_due = False
-        #: Had its last step a backward pass of its own? Later ones of a CUDA graph have none.
-        self.had_passes = False
-        self.kept = self.again = 0
-        self.zero_rates = 0
-        self.largest_rate = 0.0
-        self.vanished: list[float] = []
-        self.had: dict[int, bool] = {}
-        self.numbers = sum(tensor.numel() for tensor in tensors)
-        self.frozen = sum(not tensor.requires_grad for tensor in tensors)
-        self.is_half = any(tensor.dtype == torch.float16 for tensor in tensors)
-        self.small_eps = self._small_eps(optimizer) if self.is_half else None
-        self._shapes: dict[int, tuple[str, int, bool]] = {}
-        self._old: tuple[weakref.ref[Any], int] | None = None
-
-    def is_due(self) -> bool:
-        """Whether this step is looked at."""
-        self.was_due = self.is_next_due
-        self.steps += 1
-        return self.was_due
-
-    @property
-    def is_next_due(self) -> bool:
-        """Whether the next step is looked at."""
-        number = self.steps + 1
-        return number <= _FIRST or not number & (number - 1)
-
-    def will_be_due(self) -> bool:
-        return self.steps < _FIRST
-
-    def look(self, optimizer: Any, *, kept: bool, again: bool) -> None:
-        """At the gradients that the step is about to use."""
-        self.looks += 1
-        self.kept += kept
-        self.again += again
-        for tensor in tensors_of(optimizer):
-            key = id(tensor)
-            self.had[key] = self.had.get(key, False) or tensor.grad is not None
-            if key not in self._shapes:
-                self._shapes[key] = shape_of(tensor), tensor.numel(), tensor.requires_grad
-        rates = [group.get("lr") for group in optimizer.param_groups]
-        self.zero_rates += bool(rates) and all(_is_zero(rate) for rate in rates)
-        known = [float(rate) for rate in rates if isinstance(rate, int | float)]
-        if known and len(known) == len(rates):
-            self.largest_rate = max(self.largest_rate, *known)
-            if max(known) < VANISHED * self.largest_rate:
-                self.vanished.append(max(known))
-            else:
-                self.vanished.clear()  # of a schedule that begins again
-
-    def remember(self, optimizer: Any) -> None:
-        """One gradient after the step, with its version: is it used again in the next?"""
-        self._old = None
-        for tensor in tensors_of(optimizer):
-            if tensor.grad is not None:
-                self._old = weakref.ref(tensor.grad), version(tensor.grad)
-                return
-
-    def added(self, optimizer: Any) -> int | None:
-        """How often the remembered gradient was changed since: each backward pass does once, and so
-        does whatever unscales or clips; setting it to zero would once more. ``None``: it is gone.
-        """
-        if self._old is None:
-            return None
-        gradient, before = self._old[0](), self._old[1]
-        if gradient is None or not any(t.grad is gradient for t in tensors_of(optimizer)):
-            return None
-        return version(gradient) - before
-
-    def is_within(self, tensors: Collection[int]) -> bool:
-        """Are all of its tensors among these, by identity?"""
-        return all(key in tensors for key in self.had)
-
-    def without(self) -> list[tuple[int, str]]:
-        """Tensors that need a gradient and never had one."""
-        return [
-            (key, self._shapes[key][0])
-            for key, had in self.had.items()
-            if not had and self._shapes[key][2]
-        ]
-
-    def trained(self) -> list[tuple[int, str]]:
-        """Tensors that had a gradient, with their shapes."""
-        return [(key, self._shapes[key][0]) for key, had in self.had.items() if had]
-
-    def trained_numbers(self) -> int:
-        return sum(self._shapes[key][1] for key, had in self.had.items() if had)
-
-    @staticmethod
-    def _small_eps(optimizer: Any) -> float | None:
-        """An eps that is 0 in float16, in which Adam's step divides where parameters are so."""
-        found = [group.get("eps") for group in optimizer.param_groups]
-        small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= _LEAST_HALF / 2]
-        return small[0] if small else None
-
-
-def _only_vector(looked: Sequence[_Optimizer], names: Mapping[int, str]) -> str | None:
-    """The only tensor that is trained next to frozen ones, where it has one dimension."""
-    trained = [each for seen in looked for each in seen.trained()]
-    if len(trained) != 1 or not any(seen.frozen for seen in looked):
-        return None
-    (key, shape), *_ = trained
-    return names.get(key, shape) if "×" not in shape else None
-
-
-def _steps_at_zero(looked: Sequence[_Optimizer]) -> int:
-    """Steps of each optimizer, where every one of them had a learning rate of 0."""
-    if any(seen.zero_rates < seen.looks for seen in looked):
-        return 0
-    return min((seen.zero_rates for seen in looked), default=0)
-
-
-def _vanished(looked: Sequence[_Optimizer]) -> float | None:
-    """The last learning rate of each optimizer, where it has been next to nothing for looks."""
-    if not looked or any(len(seen.vanished) < 2 for seen in looked):
-        return None
-    return max(seen.vanished[-1] for seen in looked)
+def _kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str:
+    """A tensor whose gradients are kept while those of other optimizers are not."""
+    keeps = [seen for seen in looked if seen.kept > 1]
+    if len(keeps) == len(looked):
+        return ""
+    return next((names.get(key, shape) for seen in keeps for key, shape in seen.trained()), "")
 
 
 def _has_no_graph(loss: Any) -> bool:
@@ -561,12 +512,6 @@ def _has_no_graph(loss: Any) -> bool:
         and loss.requires_grad
         and loss.grad_fn is None
     )
-
-
-def _is_zero(rate: Any) -> bool:
-    if isinstance(rate, torch.Tensor):
-        return rate.device.type == "cpu" and float(rate) == 0
-    return bool(rate == 0)
 
 
 def _names(model: Any) -> dict[int, str]:

@@ -30,17 +30,25 @@ _Tell = Callable[..., None]
 _SCHEDULERS = lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler
 
 
-def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Callable[[], None]:
+def install(
+    observed: Callable[[], LearningObserver],
+    patches: PatchSet,
+    on_arithmetic: Callable[[Callable[..., None]], None] = lambda _: None,
+) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called.
 
-    ``observed`` gives the observer: a process that was forked off has another.
+    ``observed`` gives the observer: a process that was forked off has another. A simulated device
+    tells what it is given by ``on_arithmetic`` of two tensors and their difference or product.
     """
     tell = _Careful(observed)
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
+        (torch.autograd, "grad", lambda it, *_, **__: it.chooses(), True),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
+        (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
+        (scaler, "get_scale", _of_scaler(LearningObserver.steps_scaler), True),
         (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
@@ -56,6 +64,12 @@ def install(observed: Callable[[], LearningObserver], patches: PatchSet) -> Call
     )
     for owner, name, told, always in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told, always))
+
+    def computed(*tensors: Any) -> None:
+        if observed().awake:
+            tell(LearningObserver.computed, *tensors)
+
+    on_arithmetic(computed)
 
     def stepping(optimizer: Any, *_: Any) -> None:
         if observed().awake:
@@ -80,9 +94,12 @@ def _backward(
     grad_tensors: Any = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    *_: Any,
-    **__: Any,
+    grad_variables: Any = None,
+    inputs: Any = None,
+    **_: Any,
 ) -> None:
+    if inputs is not None:
+        observer.chooses()
     observer.backward(tensors, with_graph=create_graph)
 
 

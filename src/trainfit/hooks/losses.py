@@ -4,7 +4,7 @@ function gets what it is for. No value is read."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -15,6 +15,8 @@ from trainfit.torch_private.tensors import saved_dimension, saved_other, softmax
 
 #: Nodes of a loss that are followed back.
 _DEPTH: Final = 8
+#: Nodes of a loss with several terms that are looked at.
+_TERMS: Final = 100
 #: Nodes of a graph up to which its leaves are looked for.
 _NODES: Final = 20_000
 #: Nodes that pass a loss on as it is.
@@ -23,8 +25,8 @@ _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Res
 ELEMENTWISE: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 #: Functions that want logits or log-probabilities, and the nodes that make something else of them.
 _WANTS: Final = {
-    "cross_entropy": ("Softmax", "Sigmoid"),
-    "binary_cross_entropy_with_logits": ("Sigmoid", "Softmax"),
+    "cross_entropy": ("Softmax", "Sigmoid", "Relu"),
+    "binary_cross_entropy_with_logits": ("Sigmoid", "Softmax", "Relu"),
     "nll_loss": ("Softmax", "Sigmoid"),
     "kl_div": ("Softmax", "Sigmoid"),
 }
@@ -62,6 +64,59 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
         return LossMisfit(name, activation=activation.lower())
     if name in _NEEDS and made.startswith(_UNBOUNDED):
         return LossMisfit(name, missing=_NEEDS[name])
+    return None
+
+
+# ---
+# Losses that a script computes itself.
+
+#: Where a node keeps what :func:`mark_broadcast` saw; it goes with the node.
+_MARK: Final = "trainfit_broadcast"
+#: Nodes that put numbers together, that change each by itself, and that may do so with a number.
+_REDUCE: Final = ("Mean", "Sum", "LinalgVectorNorm", "Norm")
+_BY_ITSELF: Final = ("Pow", "Abs", "Neg", "Add", "Sqrt", *_SAME)
+_BY_NUMBER: Final = ("Mul", "Div")
+
+
+def mark_broadcast(left: Any, right: Any, result: Any, place: Callable[[], str | None]) -> bool:
+    """Were outputs of N×1 and targets of N, or the reverse, broadcast to N×N? Then its node is
+    marked; the graph is not kept."""
+    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return False
+    if left.dim() + right.dim() != 3 or left.requires_grad == right.requires_grad:
+        return False
+    output, target = (left, right) if left.requires_grad else (right, left)
+    number = max(output.shape[0], target.shape[0])
+    if number < 2 or {output.shape, target.shape} != {(number,), (number, 1)}:
+        return False
+    made, node = output.grad_fn, result.grad_fn
+    if node is None or made is None or made.name().startswith("Unsqueeze"):
+        return False  # each with each, as it is written
+    node.metadata[_MARK] = shape_of(output), shape_of(target), place()
+    return True
+
+
+def broadcast_in(node: Any) -> LossMisfit | None:
+    """The first marked node that a loss puts together number by number."""
+    waiting, known = [(node, True)], {node}
+    while waiting and len(known) <= _TERMS:
+        node, is_one = waiting.pop()
+        if node is None:
+            continue
+        name = node.name()
+        if not is_one and (marked := node.metadata.get(_MARK)):
+            output, target, place = marked
+            return LossMisfit("", shapes=(output, target), place=place)
+        if name.startswith(_REDUCE):
+            is_one = False
+        elif name.startswith(_BY_NUMBER):
+            if not is_one and _number(saved_other(node)) is None:
+                continue  # weighted one by one
+        elif not name.startswith(_BY_ITSELF):
+            continue
+        following = [each for each, _ in node.next_functions if each not in known]
+        known.update(following)
+        waiting += [(each, is_one) for each in following]
     return None
 
 
@@ -178,6 +233,16 @@ def leaves_of(node: Any) -> dict[int, Leaf] | None:
         if len(known) > _NODES:
             return None
     return found
+
+
+def has_graph(output: Any) -> bool:
+    """Has what a model gives, or the first level of what is in it, a graph?"""
+    if isinstance(output, torch.Tensor):
+        return output.grad_fn is not None
+    parts = output.values() if isinstance(output, Mapping) else output
+    if not isinstance(output, Mapping | list | tuple):
+        return False
+    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in parts)
 
 
 def shape_of(tensor: Any) -> str:

@@ -57,8 +57,26 @@ def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Gradients:
     is_little = sum(unused.values()) < _LEAST * total
     if not unused or is_little or not any(key in used for key in within):
         return Gradients({}, total)
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.optim.Optimizer):
-            for tensor in tensors_of(each):
-                unused.pop(id(tensor), None)
+    for key in _optimized():
+        unused.pop(key, None)
     return Gradients(unused, total)
+
+
+def without_gradients(model: Any, used: Collection[int]) -> bool:
+    """Has no parameter of a model a gradient, though some need one, nor an optimizer (``used``, by
+    identity, or another that lives)?"""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters or any(each.grad is not None or id(each) in used for each in parameters):
+        return False
+    optimized = _optimized()
+    return not any(id(each) in optimized for each in parameters)
+
+
+def _optimized() -> set[int]:
+    """Tensors of all optimizers that live, by identity."""
+    return {
+        id(tensor)
+        for each in gc.get_objects()
+        if issubclass(type(each), torch.optim.Optimizer)
+        for tensor in tensors_of(each)
+    }

@@ -124,7 +124,7 @@ class Script:
         if not self._over:
             self._end()
 
-    def _after_call(self) -> None:
+    def _after_call(self, *_: Any) -> None:
         if self._inference.only_infers():
             self._end()
 

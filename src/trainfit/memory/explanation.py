@@ -79,6 +79,7 @@ def summarize(
         structured_notes=tuple(complete((), header.get("notes") or (), assumptions)),
         protection=_told(Protection, header.get("protection")),
         coverage=_told(Coverage, header.get("coverage")),
+        findings=_told_findings(recording),
     )
 
 
@@ -206,9 +207,16 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
 
 
 def _findings(recording: Recording, shown: Replay, *, fits: bool) -> tuple[Finding, ...]:
-    """What fills the memory; of a job that fits, what should not be there."""
+    """What the run was found to do wrong, and what fills the memory; of a job that fits, what
+    should not be there."""
     found = of_full_memory(full_memory(recording, shown))
-    return tuple(each for each in found if not fits or each.kind != MOSTLY)
+    full = (each for each in found if not fits or each.kind != MOSTLY)
+    return (*_told_findings(recording), *full)
+
+
+def _told_findings(recording: Recording) -> tuple[Finding, ...]:
+    """What the recorded run was found to do wrong."""
+    return _told(tuple[Finding, ...], recording.header.get("findings")) or ()
 
 
 def second_run(first: Source) -> tuple[str, str]:

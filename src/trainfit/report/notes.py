@@ -118,27 +118,29 @@ def _dropped(protection: Protection) -> str:
 
 
 _TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
-#: How much more dispensable the others are.
-_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
+#: How much more dispensable a finding and its fix are, and its cause and place.
+_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 0, "info": 34}
+_WHY_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
 
 
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
     """The findings as they come; a screen has up to two fixes of those it has room for, ``detail``
     of the critical ones."""
-    return items([_item(each, detail + _LESS[each.severity]) for each in findings], "finding")
+    return items([_item(each, detail) for each in findings], "finding")
 
 
 def _item(finding: Finding, detail: int) -> Item:
+    why = detail + _WHY_LESS[finding.severity]
     fixes = [
         ("fix" if not number else "or", _fix(fix.action, fix.cost), WHOLE * (number > 1))
         for number, fix in enumerate(finding.fixes)
     ]
-    place = ("at", str(finding.place) if finding.place is not None else "", detail)
+    place = ("at", str(finding.place) if finding.place is not None else "", why)
     return Item(
         finding.title,
         tone=_TONES[finding.severity],
-        rows=rows(("cause", finding.cause, detail), place, *fixes),
-        detail=detail,
+        rows=rows(("cause", finding.cause, why), place, *fixes),
+        detail=detail + _LESS[finding.severity],
     )
 
 

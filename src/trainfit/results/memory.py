@@ -152,7 +152,8 @@ class RecordingSummary(Metered):
     ``pattern`` says how memory goes on from step to step, ``notes`` what the figures rest on,
     ``step`` what an optimizer step consists of.
     ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
-    ``generation`` is of the text that a script generates (``None``: it does not).
+    ``generation`` is of the text that a script generates (``None``: it does not), ``findings`` what
+    the run does wrong.
     """
 
     METRICS: ClassVar = METRICS
@@ -179,6 +180,7 @@ class RecordingSummary(Metered):
     structured_notes: tuple[Note, ...] = ()
     coverage: Coverage | None = None
     generation: Generation | None = None
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -152,9 +153,12 @@ class Runner:
             self._simulation.cycle.counts_every_pass = self._spec.count == "backwards"
             self._simulation.on_step(self._after_step)
             self._loaders.after_batch = self._after_batch
+            self._interventions.after_call(self._learning.returned)
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
-            unhook_learning = learning_hooks.install(lambda: self._learning, self._patches)
+            unhook_learning = learning_hooks.install(
+                lambda: self._learning, self._patches, self._simulation.on_arithmetic
+            )
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
                 end = run_script(target, arguments)
@@ -297,7 +301,7 @@ class Runner:
         with contextlib.suppress(OSError):  # a full disk is no reason to end it
             recording.save(path)
 
-    def _after_call(self) -> None:
+    def _after_call(self, *_: Any) -> None:
         """A model was called: a step where calls are counted, else maybe the last of an
         inference that would go on and on."""
         if self._generation.is_counting:

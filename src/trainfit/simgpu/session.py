@@ -195,6 +195,10 @@ class Simulation:
         self._memory.flush()
         return self._recorder.step_uses()
 
+    def on_arithmetic(self, callback: Callable[[Any, Any, Any], None]) -> None:
+        """Call it with two tensors and their difference or product, as the script computes them."""
+        self.engine.on_arithmetic = callback
+
     def on_step(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(steps)`` after each training step."""
         self._on_step.append(callback)

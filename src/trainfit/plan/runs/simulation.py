@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from trainfit.findings.habits import of_steps as of_habits
+from trainfit.findings.learning import of_learning
 from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command
@@ -134,7 +136,8 @@ def _described(
     values: Mapping[str, str],
     out_of_memory: str | None,
 ) -> Recording:
-    """The recording with what is known of its command: batch size, script, words, end."""
+    """The recording with what is known of its command: batch size, script, words, end, and what is
+    wrong with it."""
     header = recording.header.copy()
     if out_of_memory is not None:
         header["out_of_memory"] = out_of_memory
@@ -143,6 +146,8 @@ def _described(
         header["protection"] = json.loads(as_json(protection))
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
+    findings = (*of_learning(trace.outcome.learning), *of_habits(recording.makeup))
+    header["findings"] = json.loads(as_json(findings))
     if warning := trace.outcome.context.warning():
         header["notes"] = [warning, *(header.get("notes") or ())]
     header["script"], header["template"] = command.name, line_of(command.words)

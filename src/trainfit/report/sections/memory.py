@@ -253,6 +253,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
             ),
         ),
         (
+            *section("What is wrong", finding_items(summary.findings, detail=1)),
             *section(
                 f"Memory on {summary.gpu} ({INTERVALS})",
                 figures_table({"this run": summary.memory}),

@@ -53,12 +53,12 @@ class LossMisfit:
 
     Attributes
     ----------
-    name: Of the function, in torch.nn.functional.
+    name: Of the function, in torch.nn.functional; empty: the script computes its loss itself.
     shapes: Of the output and of the target ("64×1"), where they differ and are broadcast to more
         numbers than each of them has; of the output alone, where it has one class, or where its
         activation goes along another dimension than that of the classes.
     activation: What made its input, where the function applies it itself, or wants logarithms:
-        "softmax" or "sigmoid"; "log_softmax" along another dimension.
+        "softmax" or "sigmoid"; "relu"; "log_softmax" along another dimension.
     missing: The activation that it wants before it, where a layer's output comes as it is:
         "log_softmax" or "sigmoid".
     place: The user's line that called it, "file:line".
@@ -90,6 +90,8 @@ class LearningFacts:
     unused_bytes, gradient_bytes: Of all such gradients, and of all of these models.
     left_out: Names of parameters that the loss depends on and that a model has and no optimizer,
         where the optimizer has others that no model has; none: unknown as well.
+    graph_unused: Of a model that is called with gradients on and whose parameters get none, nor
+        have an optimizer: its class, the line that calls it, and whether it is small.
     gradients_with_graph: The line that called backward(create_graph=True).
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
@@ -110,7 +112,10 @@ class LearningFacts:
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
     scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
+    steps_scaled: Steps with gradients that a GradScaler had scaled, in a run that never unscaled
+        any and never asked for the scale.
     kept_gradients: Steps that began with the gradients of the step before.
+    kept_of: The first tensor of those, where another optimizer's gradients are set to zero.
     used_again: Steps that used the gradients of the step before once more, as they were.
     zero_rates: Steps at which each learning rate was 0.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
@@ -136,6 +141,7 @@ class LearningFacts:
     unused_bytes: int = 0
     gradient_bytes: int = 0
     left_out: tuple[str, ...] = ()
+    graph_unused: tuple[str, str, bool] | None = None
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None
@@ -153,7 +159,9 @@ class LearningFacts:
     clipped_scaled: str | None = None
     scaler_on_half: bool = False
     small_eps: float | None = None
+    steps_scaled: int = 0
     kept_gradients: int = 0
+    kept_of: str = ""
     used_again: int = 0
     zero_rates: int = 0
     vanished_rate: float | None = None

@@ -88,6 +88,7 @@ class RecordingHeader(KnownHeader, total=False):
     notes: list[str] | None
     protection: dict[str, Any] | None
     coverage: dict[str, Any] | None
+    findings: list[dict[str, Any]]
     command: str | None
     step: dict[str, Any] | None
     generation: dict[str, Any] | None

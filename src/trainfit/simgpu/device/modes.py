@@ -37,6 +37,7 @@ _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
+_ARITHMETIC = {torch.sub, torch.mul, torch.Tensor.sub, torch.Tensor.mul}
 #: What reads a tensor's memory without an operator.
 _READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
 _to_cuda = torch.Tensor.cuda
@@ -117,6 +118,10 @@ class FunctionMode(TorchFunctionMode):
             return self._trusting(func, args, kwargs)
         if several_gpus() and func in _WRITES:
             args = _on_one_gpu(*args)
+        if func in _ARITHMETIC and len(args) == 2:
+            result = call(self._engine, func, args, kwargs)
+            self._engine.on_arithmetic(args[0], args[1], result)
+            return result
         if func in _COMPARES:
             return self._close(call(self._engine, func, args, kwargs))
         return call(self._engine, func, args, kwargs)

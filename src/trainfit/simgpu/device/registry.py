@@ -174,5 +174,7 @@ class Hooks:
         self.on_launch: LaunchListener = lambda *_: None
         #: Called after each operator that a thread of several runs (`communication.replicas`).
         self.on_done: Callable[[], None] = lambda: None
+        #: Is told of two tensors of the device and their difference or product.
+        self.on_arithmetic: Callable[[Any, Any, Any], None] = lambda *_: None
         #: Is told when random numbers are drawn on the device.
         self.on_random: Callable[[], None] = lambda: None

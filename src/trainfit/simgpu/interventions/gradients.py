@@ -52,7 +52,7 @@ class NoGradInEvaluation(Intervention):
             torch.set_grad_enabled(False)
             self.changed += 1
 
-    def _leave(self, module: torch.nn.Module) -> None:
+    def _leave(self, module: torch.nn.Module, _: Any) -> None:
         if self._before:
             torch.set_grad_enabled(self._before.pop())
 
@@ -90,7 +90,7 @@ class ForwardGrad(Intervention):
         torch.set_grad_enabled(self._on)
         self.changed += 1
 
-    def _leave(self, module: torch.nn.Module) -> None:
+    def _leave(self, module: torch.nn.Module, _: Any) -> None:
         if self._before:
             torch.set_grad_enabled(self._before.pop())
 

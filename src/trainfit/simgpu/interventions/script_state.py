@@ -155,7 +155,7 @@ class Scene:
     to the lists of callbacks: ``on_parameters(parameters)`` may replace what an optimizer is
     given; ``on_optimizer(optimizer)`` comes when one was made, ``on_model(module)`` before
     the first optimizer of a model is; ``on_call(module)`` before every call of an outermost
-    module with parameters and ``after_call(module)`` behind it; ``on_batch(batch)`` may
+    module with parameters and ``after_call(module, output)`` behind it; ``on_batch(batch)`` may
     replace what a DataLoader gives. ``at_end()`` takes away what an intervention hooked itself.
     """
 
@@ -171,7 +171,7 @@ class Scene:
         self.on_optimizer: list[Callable[[MadeOptimizer], None]] = []
         self.on_model: list[Callable[[torch.nn.Module], None]] = []
         self.on_call: list[Callable[[torch.nn.Module], None]] = []
-        self.after_call: list[Callable[[torch.nn.Module], None]] = []
+        self.after_call: list[Callable[[torch.nn.Module, Any], None]] = []
         self.on_batch: list[Callable[[Any], Any]] = []
         self.at_end: list[Callable[[], None]] = []
         self._stack: list[torch.nn.Module] = []
@@ -299,12 +299,12 @@ class Scene:
             for callback in self.on_call:
                 callback(module)
 
-    def _leave(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+    def _leave(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if self._stack:
             self._stack.pop()
             if not self._stack and has_parameters(module):
                 for callback in self.after_call:
-                    callback(module)
+                    callback(module, output)
 
 
 def _looked_at(

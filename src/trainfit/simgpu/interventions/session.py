@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -104,9 +105,9 @@ class Interventions:
         """Optimizers that the script made."""
         return len(self._scene.optimizers)
 
-    def after_call(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after every call of a model."""
-        self._scene.after_call.append(lambda module: callback())
+    def after_call(self, callback: Callable[[torch.nn.Module, Any], None]) -> None:
+        """Call ``callback`` after every call of a model, with what it gave."""
+        self._scene.after_call.append(callback)
 
     def before_call(self, callback: Callable[[torch.nn.Module], None]) -> None:
         """Call ``callback`` before every call of a model, as the script left it: before
