@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,10 @@ _SOURCES = 5
 _LEAST_LEFT, _ALIKE = 1 << 20, 1.1
 
 _Group = tuple[int, int, int, int, int]
+
+
+#: A container that holds this share of what the steps left behind holds it all.
+_MOST_OF: Final = 0.9
 
 
 def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
@@ -40,6 +45,7 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
     else:
         judgement = judge(uses, parts)
     grows = judgement.course == "growing"
+    more = _until_bound(recording, len(uses), judgement) if grows else None
     return StepPattern(
         course=judgement.course,
         steps=len(uses),
@@ -48,10 +54,11 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         settled_from=judgement.first,
         period=judgement.period,
         growth_bytes_per_step=judgement.growth_bytes,
-        steps_until_full=_until_full(recording, uses, judgement, reserved_bytes),
+        steps_until_full=_until_full(recording, uses, judgement, reserved_bytes, more),
         sources=_sources(recording) if grows else (),
         unit="model call" if calls else "optimizer step",
         text_calls=text.new_tokens if text is not None else None,
+        grows_by_bytes=more,
     )
 
 
@@ -139,14 +146,34 @@ def _source(recording: Recording, group: _Group, nbytes: int) -> GrowthSource:
     )
 
 
+def _until_bound(recording: Recording, steps: int, judgement: CourseFinding) -> int | None:
+    """What memory grows by until the container that keeps it is full; ``None``: none with a bound
+    has all of it."""
+    growth, buffer = judgement.growth_bytes, recording.header.get("buffer")
+    if not growth or buffer is None:
+        return None
+    nbytes, elements, left = buffer
+    if nbytes < _MOST_OF * growth * (steps - 1):
+        return None
+    a_step = max(1, round(growth * elements / nbytes))
+    return growth * left // a_step
+
+
 def _until_full(
-    recording: Recording, uses: list[StepUse], judgement: CourseFinding, reserved_bytes: int
+    recording: Recording,
+    uses: list[StepUse],
+    judgement: CourseFinding,
+    reserved_bytes: int,
+    more: int | None,
 ) -> int | None:
-    """Steps until the GPU is full, from the start; about: the cache's slack counts as used."""
+    """Steps until the GPU is full, from the start; about: the cache's slack counts as used.
+    ``None``: it never is."""
     growth = judgement.growth_bytes
     if not growth:
         return None
     header = recording.header
     others = header.get("other_processes_bytes") or 0
     free = header["gpu_memory_bytes"] - others - header["context_bytes"] - reserved_bytes
+    if more is not None and more <= free:
+        return None
     return len(uses) + max(free, 0) // growth

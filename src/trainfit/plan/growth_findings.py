@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from trainfit.findings.out_of_memory import TENSORS_KEPT
 from trainfit.memory.growth import left_by_epochs
-from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.plan.sizing.memory_model import Growth
 from trainfit.results.findings import EPOCH_GROWTH, Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import GrowthSource, StepPattern
@@ -38,21 +38,42 @@ _NO_CIRCLE = Fix(
 )
 
 
+_ON_CPU = Fix(
+    "keep the buffer on the CPU (images as uint8) and move the batch that is drawn from it; or a "
+    "smaller maxlen"
+)
+
+
 def of_steps(
-    pattern: StepPattern, model: MemoryModel, graphs_at: str | None = None
+    pattern: StepPattern, growth: Growth, graphs_at: str | None = None
 ) -> Iterator[Finding]:
-    """What each optimizer step leaves behind, where that is too much for a long training.
+    """What each optimizer step leaves behind, where ``growth`` is too much for a long training.
 
     ``graphs_at`` is the line of a backward pass that makes graphs of the gradients, if one does.
     """
-    growth = Growth.of(pattern, model)
     if not growth.unfit or not pattern.sources:
         return
     said = f"Memory grows by {size(growth.bytes_per_step)} with each optimizer step"
+    if pattern.grows_by_bytes is not None:
+        yield _buffer(said, pattern, pattern.grows_by_bytes)
+        return
     found = _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
     if graphs_at is not None and found.place == Place.parse(graphs_at):
         found = dataclasses.replace(found, cause=_IN_A_CIRCLE, fixes=(_NO_CIRCLE,))
     yield found
+
+
+def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:
+    """Of what keeps tensors up to a number of them."""
+    fits = pattern.steps_until_full is None
+    found = _finding(
+        TENSORS_KEPT,
+        f"{said}, until the deque that keeps it is full: by {size(more)}"
+        + ("" if fits else ", which the GPU does not have"),
+        pattern.sources,
+        _ON_CPU,
+    )
+    return dataclasses.replace(found, severity="info" if fits else "critical")
 
 
 def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Finding]:

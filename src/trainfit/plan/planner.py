@@ -63,6 +63,7 @@ from trainfit.plan.sizing.generation import generation
 from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
 from trainfit.plan.sizing.laws import Batches
 from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
+from trainfit.plan.sizing.memory_model import Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.ranks import ranks_of, replicas_of
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
@@ -502,7 +503,8 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         full = tuple(each for each in full if each.kind in MISTAKES)
     if all(each.kind != TENSORS_KEPT for each in full):
         graphs_at = job.first.outcome.learning.gradients_with_graph
-        full = (*of_steps(job.pattern, job.memory_model, graphs_at), *full)
+        growth = Growth.of(job.pattern, job.memory_model)
+        full = (*of_steps(job.pattern, growth, graphs_at), *full)
     return (*found, *full)
 
 

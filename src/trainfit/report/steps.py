@@ -95,6 +95,8 @@ def _growing(pattern: StepPattern) -> str:
     )
     if pattern.steps_until_full is not None:
         text += f"; the GPU would be full after about {pattern.steps_until_full:,} steps"
+    elif pattern.grows_by_bytes is not None:
+        text += f"; it ends with {size(pattern.grows_by_bytes)} more, when what keeps it is full"
     if pattern.sources:
         text += f"; the script keeps {_source(pattern.sources[0])}"
     return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from trainfit.hooks import learning_hooks
+from trainfit.hooks.buffers import largest_buffer
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
@@ -518,6 +519,8 @@ class Runner:
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
                 recording.header["evaluations"] = self._coverage.evaluations()
+                if (buffer := largest_buffer()) is not None:
+                    recording.header["buffer"] = list(buffer)
                 recording.check()
             except (IndexError, ValueError, RuntimeError):
                 continue

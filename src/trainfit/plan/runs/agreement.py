@@ -69,7 +69,7 @@ def agreement(
     _require(first.outcome, outcome, spec.rank)
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
-        return Agreement(words, _fails(outcome, spec.rank))
+        return Agreement(words, _fails(outcome, spec.rank, writes=_writes(first.outcome)))
     _compare_end(end, batch, runs, spec.rank)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
     return Agreement(words, _uneven(first.outcome, outcome, spec.rank), spec.rank, other)
@@ -152,9 +152,15 @@ def _name(place: str | None) -> str:
     return Path(place or "").name
 
 
-def _fails(outcome: TraceOutcome, rank: int) -> tuple[Finding, ...]:
-    """A rank whose script raises where that of rank 0 goes on."""
-    if outcome.status != "failed":
+def _writes(outcome: TraceOutcome) -> bool:
+    """Did a rank write files, which no other sees?"""
+    return outcome.protection is not None and outcome.protection.files > 0
+
+
+def _fails(outcome: TraceOutcome, rank: int, *, writes: bool) -> tuple[Finding, ...]:
+    """A rank whose script raises where that of rank 0 goes on. A file that is not there may be one
+    that rank 0 ``writes``."""
+    if outcome.status != "failed" or (writes and "FileNotFoundError" in what_happened(outcome)):
         return ()
     return (
         Finding(

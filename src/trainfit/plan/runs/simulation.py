@@ -14,6 +14,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
+from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
@@ -25,6 +26,7 @@ from trainfit.plan.runs.failures import (
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
+from trainfit.plan.sizing.memory_model import Growth
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.gpus import DeviceConstants
@@ -108,6 +110,10 @@ def simulate_command(
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
+    if summary.pattern is not None:
+        growth = Growth.on(summary.pattern, 0)
+        kept = of_steps(summary.pattern, growth, outcome.learning.gradients_with_graph)
+        summary = dataclasses.replace(summary, findings=(*summary.findings, *kept))
     if trace.interrupt is not None:
         return summary, recording, trace.interrupt
     failure = None if full else shortfall(trace, command)
@@ -147,7 +153,7 @@ def _described(
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
     findings = (*of_learning(trace.outcome.learning), *of_habits(recording.makeup))
-    header["findings"] = json.loads(as_json(findings))
+    header["findings"] = [json.loads(as_json(each)) for each in findings]
     if warning := trace.outcome.context.warning():
         header["notes"] = [warning, *(header.get("notes") or ())]
     header["script"], header["template"] = command.name, line_of(command.words)

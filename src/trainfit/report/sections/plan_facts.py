@@ -73,6 +73,8 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
+    if now.fits and (more := until_bound(result)):
+        there += f" at first, {size(now.memory.device_bytes + more)} once its buffer is full"
     later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
     if now.fits and later:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."
@@ -148,6 +150,14 @@ def _batches(result: PlanResult) -> str:
         return f"{largest}, recommended {best}{amp}{_speed(result)}."
     why = ": none leaves the safety margin" if best == 0 else ""
     return f"{largest}, none recommended{why}."
+
+
+def until_bound(result: PlanResult) -> int:
+    """Bytes that memory grows by until what keeps it is full, where that fits."""
+    pattern = result.pattern
+    if pattern is None or pattern.steps_until_full is not None:
+        return 0
+    return pattern.grows_by_bytes or 0
 
 
 def full_after(result: PlanResult) -> str | None:

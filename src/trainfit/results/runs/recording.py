@@ -65,14 +65,16 @@ class RecordingHeader(KnownHeader, total=False):
     the context, ``notes`` what a result has to say of the profile and of these. ``protection`` is
     what kept the script from changing files
     (:class:`~trainfit.results.runs.script.Protection`), ``coverage`` what was among the steps
-    (:class:`~trainfit.results.runs.steps.Coverage`), ``step`` what one consists of
-    (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where none was counted).
+    (:class:`~trainfit.results.runs.steps.Coverage`), ``findings`` what is wrong with it, ``step``
+    what one consists of (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where
+    none was counted).
     ``generation`` is of the text that its calls make
     (:class:`~trainfit.results.runs.generation.GeneratedText`).
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
-    each (without a value: it was not told). ``read`` are the allocations that hold what was read
-    from a file straight to the GPU.
+    each (without a value: it was not told). ``buffer`` is the largest container with a bound that
+    keeps tensors: its bytes, its elements, and how many more it has room for. ``read`` are the
+    allocations that hold what was read from a file straight to the GPU.
     """
 
     batch_size: int | None
@@ -96,6 +98,7 @@ class RecordingHeader(KnownHeader, total=False):
     ranks: int | None
     sharing: int | None
     evaluations: list[Any] | None
+    buffer: list[int] | None
     read: list[Any] | None
 
 

@@ -85,7 +85,8 @@ class StepPattern:
     ``steps_until_full`` counts from the start, and is ``None`` where nothing grows. ``unit`` is
     what the script does instead of optimizer steps where it does not train. ``text_calls`` are the
     calls to the end of a generated text, where figures are for that (``None``: they are for the
-    simulated steps).
+    simulated steps). ``grows_by_bytes`` is what it grows by in all, where what it keeps has a bound
+    (a deque with ``maxlen``).
     """
 
     course: Course
@@ -99,6 +100,7 @@ class StepPattern:
     sources: tuple[GrowthSource, ...] = ()
     unit: Literal["optimizer step", "model call"] = "optimizer step"
     text_calls: int | None = None
+    grows_by_bytes: int | None = None
 
 
 # ---
