@@ -118,9 +118,9 @@ def _dropped(protection: Protection) -> str:
 
 
 _TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
-#: How much more dispensable a finding and its fix are, and its cause and place.
+#: How much more dispensable than critical ones are a finding with its place and fix, and its cause.
 _LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 0, "info": 34}
-_WHY_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
+_CAUSE_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
 
 
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
@@ -130,17 +130,18 @@ def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
 
 
 def _item(finding: Finding, detail: int) -> Item:
-    why = detail + _WHY_LESS[finding.severity]
+    own = detail + _LESS[finding.severity]
+    cause = ("cause", finding.cause, detail + _CAUSE_LESS[finding.severity])
+    place = ("at", str(finding.place) if finding.place is not None else "", own)
     fixes = [
         ("fix" if not number else "or", _fix(fix.action, fix.cost), WHOLE * (number > 1))
         for number, fix in enumerate(finding.fixes)
     ]
-    place = ("at", str(finding.place) if finding.place is not None else "", why)
     return Item(
         finding.title,
         tone=_TONES[finding.severity],
-        rows=rows(("cause", finding.cause, why), place, *fixes),
-        detail=detail + _LESS[finding.severity],
+        rows=rows(cause, place, *fixes),
+        detail=own,
     )
 
 
