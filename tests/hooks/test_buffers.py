@@ -16,7 +16,7 @@ from trainfit.findings.learning import of_learning
 from trainfit.hooks.buffers import Buffer, largest_buffer
 from trainfit.memory.explanation import summarize
 from trainfit.memory.growth import step_pattern
-from trainfit.plan.growth_findings import of_steps
+from trainfit.plan.growth_findings import of_steps, with_growth
 from trainfit.plan.sizing.memory_model import Growth
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.files.decoding import as_json
@@ -74,6 +74,7 @@ def test_what_is_said_of_a_buffer() -> None:
     (fits,) = of_steps(pattern, Growth(1024, 0))
     assert fits.severity == "info" and "until the deque that keeps it is full" in fits.title
     assert "CPU" in fits.fixes[0].action
+    assert with_growth(summarize(_trained_with_buffer(1000)[1], "run")).findings == (fits,)
     (full,) = of_steps(dataclasses.replace(pattern, steps_until_full=9), Growth(1024, 0))
     assert full.severity == "critical" and full.title.endswith("which the GPU does not have")
 

@@ -9,6 +9,7 @@ from trainfit.findings.out_of_memory import TENSORS_KEPT
 from trainfit.memory.growth import left_by_epochs
 from trainfit.plan.sizing.memory_model import Growth
 from trainfit.results.findings import EPOCH_GROWTH, Evidence, Finding, Fix, Place
+from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import GrowthSource, StepPattern
 from trainfit.results.text import count, size
@@ -61,6 +62,14 @@ def of_steps(
     if graphs_at is not None and found.place == Place.parse(graphs_at):
         found = dataclasses.replace(found, cause=_IN_A_CIRCLE, fixes=(_NO_CIRCLE,))
     yield found
+
+
+def with_growth(summary: RecordingSummary) -> RecordingSummary:
+    """The figures of a recording, with what each of its steps leaves behind."""
+    if summary.pattern is None:
+        return summary
+    found = of_steps(summary.pattern, Growth.on(summary.pattern, 0))
+    return dataclasses.replace(summary, findings=(*summary.findings, *found))
 
 
 def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:

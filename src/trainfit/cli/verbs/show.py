@@ -11,6 +11,7 @@ from trainfit.cli.automation import formatted, gated
 from trainfit.cli.output import print_plan, print_subject
 from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
+from trainfit.plan.growth_findings import with_growth
 from trainfit.report.blocks import Entry
 from trainfit.report.page import subject_of
 from trainfit.report.sections.memory import recording_subject
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     path: Path = options.file
     result = read(path)
     if isinstance(result, Recording):
-        summary = summarize(result, str(path))
+        summary = with_growth(summarize(result, str(path)))
         code = gated(options, summary, 0)
         if (form := formatted(summary, options)) is not None:
             print(form)

@@ -17,6 +17,7 @@ from trainfit.cli.common import (
 from trainfit.cli.job import chosen_device, read_command
 from trainfit.cli.output import output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.plan.growth_findings import with_growth
 from trainfit.plan.job_detail import with_generation
 from trainfit.plan.runs.failures import ScriptError, with_stand_ins
 from trainfit.plan.runs.simulation import simulate_command
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             summary, recording, failure = made(parsed)
         except ScriptError as error:
             summary, recording, failure = made(with_stand_ins(parsed, error, progress))
-    summary = with_generation(summary, whole(recording))
+    summary = with_growth(with_generation(summary, whole(recording)))
     print_subject(summary, options, recording_subject)
     if failure is not None:
         raise failure

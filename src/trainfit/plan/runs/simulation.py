@@ -14,7 +14,6 @@ from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
@@ -26,7 +25,6 @@ from trainfit.plan.runs.failures import (
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
-from trainfit.plan.sizing.memory_model import Growth
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.gpus import DeviceConstants
@@ -110,10 +108,6 @@ def simulate_command(
             raise
     assert recording is not None
     summary = summarize(recording, str(output), settings=settings, out_of_memory=full)
-    if summary.pattern is not None:
-        growth = Growth.on(summary.pattern, 0)
-        kept = of_steps(summary.pattern, growth, outcome.learning.gradients_with_graph)
-        summary = dataclasses.replace(summary, findings=(*summary.findings, *kept))
     if trace.interrupt is not None:
         return summary, recording, trace.interrupt
     failure = None if full else shortfall(trace, command)
