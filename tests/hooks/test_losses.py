@@ -19,6 +19,7 @@ from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Found = Callable[..., tuple[Finding, ...]]
@@ -28,22 +29,22 @@ Found = Callable[..., tuple[Finding, ...]]
 def found(request: pytest.FixtureRequest) -> Iterator[Found]:
     """Runs steps of models, one after the other, and tells the findings."""
     if request.param == "cpu":
-        yield functools.partial(_findings, "cpu", lambda _: None)
+        yield functools.partial(_findings, "cpu", None)
     else:
         with trainfit.simulate("T4") as simulation:
-            yield functools.partial(_findings, "cuda", simulation.on_arithmetic)
+            yield functools.partial(_findings, "cuda", simulation)
 
 
 @pytest.fixture
 def simulated() -> Iterator[Found]:
     """Likewise of what is seen on the simulated device only."""
     with trainfit.simulate("T4") as simulation:
-        yield functools.partial(_findings, "cuda", simulation.on_arithmetic)
+        yield functools.partial(_findings, "cuda", simulation)
 
 
 def _findings(
     device: str,
-    on_arithmetic: Callable[[Callable[..., None]], None],
+    simulation: Simulation | None,
     *models: nn.Module,
     loss: Loss = lambda output, _: output.mean(),
     trained: Callable[[], Any] | None = None,
@@ -51,7 +52,8 @@ def _findings(
 ) -> tuple[Finding, ...]:
     patches = PatchSet()
     observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
-    remove = install(lambda: observer, patches, on_arithmetic)
+    told = () if simulation is None else (simulation.on_arithmetic, simulation.on_view)
+    remove = install(lambda: observer, patches, *told)
     try:
         for model in models:
             model.to(device)
@@ -296,3 +298,25 @@ def test_a_teacher_whose_graph_nobody_uses(found: Found) -> None:
         return torch.autograd.grad(teacher(x).sum(), x)[0][:, :4]
 
     assert finding_of(net(), sensitivity) == ()
+
+
+def test_a_view_that_is_to_swap_dimensions(simulated: Found) -> None:
+    def of(view: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Finding, ...]:
+        return simulated(net(24), loss=lambda output, _: view(output).square().mean())
+
+    for view in (
+        lambda x: x.view(8, 6, 4).view(8, 4, 6),  # heads and positions
+        lambda x: x.view(8, 6, 2, 2).view(8, 4, 6),  # channels and pixels
+        lambda x: torch.reshape(x, (24, 8)),
+    ):
+        (finding,) = of(view)
+        assert finding.kind == "view_for_transpose" and finding.severity == "warning"
+        assert finding.place is not None and finding.place.file.endswith("test_losses.py")
+    for view in (
+        lambda x: x.view(8, 2, 12).transpose(1, 2).reshape(12, 16),
+        lambda x: x.view(8, 4, 6).transpose(1, 2).reshape(8, 1, 6, 4).view(48, 4),
+        lambda x: x.view(2, 4, 24).view(8, 24).view(8, 6, 4).view(8, 6, 2, 2),
+        lambda x: x.view(1, 8, 24).view(8, 24, 1).view(8, 1, 24),
+        lambda x: x.view(8, 4, 3, 2).view(8, 4, 6).view(8, 24),
+    ):
+        assert of(view) == ()

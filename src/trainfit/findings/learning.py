@@ -192,6 +192,23 @@ def _graph_unused(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _swapped(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.swapped is None:
+        return
+    source, result, place = facts.swapped
+    yield Finding(
+        "view_for_transpose",
+        "warning",
+        f"A view of {source} as {result} mixes its dimensions: it does not swap them",
+        (Evidence("of", source), Evidence("as", result)),
+        "view and reshape keep the order of numbers in memory, so that each row has numbers of "
+        "several samples, positions or channels",
+        (Fix("transpose(…) or permute(…) to swap dimensions, and view or reshape after that"),),
+        confidence="likely",
+        place=Place.parse(place),
+    )
+
+
 def _frozen(facts: LearningFacts) -> Iterator[Finding]:
     """Most of what the optimizer has is frozen."""
     if not facts.frozen or not facts.all_numbers:
@@ -545,6 +562,7 @@ KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", "rate_rises", SCHEDULE_ENDS),
     *("not_registered", "scaled_step", "activation_clips", "graph_unused"),
+    "view_for_transpose",
     *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
@@ -566,4 +584,5 @@ _RULES: Final = (
         _frozen,
     ),
     *(_anomaly, _accumulation, _unused_gradients, _graph_unused),
+    _swapped,
 )

@@ -27,6 +27,7 @@ from trainfit.hooks.losses import (
     mark_broadcast,
     misfit,
     scale_of_loss,
+    shape_of,
 )
 from trainfit.hooks.optimizer_looks import (
     ObservedOptimizer,
@@ -43,6 +44,7 @@ from trainfit.hooks.owners import (
 )
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.schedules import Schedule, schedule_end, schedule_unused
+from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
 
@@ -142,6 +144,8 @@ class LearningObserver:
         self._misfit: LossMisfit | None = None
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
+        #: Shapes of a view that seems to swap dimensions, and its line.
+        self._swapped: tuple[str, str, str] | None = None
         self._half = False
         self._anomaly = False
         self.awake = True
@@ -233,6 +237,11 @@ class LearningObserver:
         """A difference or a product of two tensors was computed."""
         if self._misfit is None and mark_broadcast(left, right, result, self._place):
             self._is_broadcast = True
+
+    def viewed(self, source: Any, result: Any) -> None:
+        """The script made a view of a tensor, or a tensor of another shape."""
+        if self._swapped is None and seems_swapped(source.shape, result.shape):
+            self._swapped = shape_of(source), shape_of(result), self._place() or ""
 
     def comparing(self, name: str, output: Any, target: Any) -> None:
         """A loss function of torch.nn.functional is called."""
@@ -457,6 +466,7 @@ class LearningObserver:
                 left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
             ),
             graph_unused=self._graph_unused,
+            swapped=self._swapped,
             gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=only_vector(looked, names),

@@ -34,11 +34,13 @@ def install(
     observed: Callable[[], LearningObserver],
     patches: PatchSet,
     on_arithmetic: Callable[[Callable[..., None]], None] = lambda _: None,
+    on_view: Callable[[Callable[..., None]], None] = lambda _: None,
 ) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called.
 
     ``observed`` gives the observer: a process that was forked off has another. A simulated device
-    tells what it is given by ``on_arithmetic`` of two tensors and their difference or product.
+    tells what it is given by ``on_arithmetic`` of two tensors and their difference or product, and
+    by ``on_view`` of tensors and their views.
     """
     tell = _Careful(observed)
     scaler = grad_scaler.GradScaler
@@ -69,7 +71,12 @@ def install(
         if observed().awake:
             tell(LearningObserver.computed, *tensors)
 
+    def viewed(*tensors: Any) -> None:
+        if observed().awake:
+            tell(LearningObserver.viewed, *tensors)
+
     on_arithmetic(computed)
+    on_view(viewed)
 
     def stepping(optimizer: Any, *_: Any) -> None:
         if observed().awake:

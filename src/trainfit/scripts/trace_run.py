@@ -158,7 +158,10 @@ class Runner:
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
             unhook_learning = learning_hooks.install(
-                lambda: self._learning, self._patches, self._simulation.on_arithmetic
+                lambda: self._learning,
+                self._patches,
+                self._simulation.on_arithmetic,
+                self._simulation.on_view,
             )
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)

@@ -199,6 +199,10 @@ class Simulation:
         """Call it with two tensors and their difference or product, as the script computes them."""
         self.engine.on_arithmetic = callback
 
+    def on_view(self, callback: Callable[[Any, Any], None]) -> None:
+        """Call it with a tensor and its view, or copy of another shape, that the script makes."""
+        self.engine.on_view = callback
+
     def on_step(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(steps)`` after each training step."""
         self._on_step.append(callback)

@@ -92,6 +92,7 @@ class LearningFacts:
         where the optimizer has others that no model has; none: unknown as well.
     graph_unused: Of a model that is called with gradients on and whose parameters get none, nor
         have an optimizer: its class, the line that calls it, and whether it is small.
+    swapped: Shapes of a tensor and of a view of it that seems to swap dimensions, and the line.
     gradients_with_graph: The line that called backward(create_graph=True).
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
@@ -142,6 +143,7 @@ class LearningFacts:
     gradient_bytes: int = 0
     left_out: tuple[str, ...] = ()
     graph_unused: tuple[str, str, bool] | None = None
+    swapped: tuple[str, str, str] | None = None
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None

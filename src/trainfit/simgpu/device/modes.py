@@ -28,6 +28,7 @@ from trainfit.simgpu.device.tensor import (
     several_gpus,
     wrapped,
 )
+from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.simgpu.patching import PatchSet, in_child
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import TorchDispatchMode
@@ -38,6 +39,7 @@ _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
 _ARITHMETIC = {torch.sub, torch.mul, torch.Tensor.sub, torch.Tensor.mul}
+_VIEWS = {torch.reshape, torch.Tensor.reshape, torch.Tensor.view}
 #: What reads a tensor's memory without an operator.
 _READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
 _to_cuda = torch.Tensor.cuda
@@ -121,6 +123,11 @@ class FunctionMode(TorchFunctionMode):
         if func in _ARITHMETIC and len(args) == 2:
             result = call(self._engine, func, args, kwargs)
             self._engine.on_arithmetic(args[0], args[1], result)
+            return result
+        if func in _VIEWS:
+            result = call(self._engine, func, args, kwargs)
+            if isinstance(args[0], DeviceTensor) and called_by_user():
+                self._engine.on_view(args[0], result)
             return result
         if func in _COMPARES:
             return self._close(call(self._engine, func, args, kwargs))

@@ -176,5 +176,7 @@ class Hooks:
         self.on_done: Callable[[], None] = lambda: None
         #: Is told of two tensors of the device and their difference or product.
         self.on_arithmetic: Callable[[Any, Any, Any], None] = lambda *_: None
+        #: … and of a tensor that the script itself makes a view of, and that.
+        self.on_view: Callable[[Any, Any], None] = lambda *_: None
         #: Is told when random numbers are drawn on the device.
         self.on_random: Callable[[], None] = lambda: None

@@ -62,6 +62,20 @@ def user_frame() -> str | None:
     return frame_of_user(sys._getframe(1))
 
 
+def called_by_user() -> bool:
+    """Is the innermost frame outside of PyTorch and trainfit the user's, no other library's?"""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_folders_of_torch()):
+        frame = frame.f_back
+    return frame is not None and not is_library(frame.f_code.co_filename)
+
+
+@functools.cache
+def _folders_of_torch() -> tuple[str, ...]:
+    """Trainfit's own, and PyTorch's, which only a run that has it asks for."""
+    return _PACKAGE, str(Path(sys.modules["torch"].__file__ or "").parent) + os.sep
+
+
 def place_of_user() -> tuple[str, int] | None:
     """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
     frame: FrameType | None = sys._getframe(2)
