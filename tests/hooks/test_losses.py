@@ -314,7 +314,7 @@ def test_a_view_that_is_to_swap_dimensions(simulated: Found) -> None:
         assert finding.place is not None and finding.place.file.endswith("test_losses.py")
     for view in (
         lambda x: x.view(8, 2, 12).transpose(1, 2).reshape(12, 16),
-        lambda x: x.view(8, 4, 6).transpose(1, 2).reshape(8, 1, 6, 4).view(48, 4),
+        lambda x: x.view(8, 4, 6).transpose(1, 2).reshape(8, 1, 6, 4).reshape(48, 4),
         lambda x: x.view(2, 4, 24).view(8, 24).view(8, 6, 4).view(8, 6, 2, 2),
         lambda x: x.view(1, 8, 24).view(8, 24, 1).view(8, 1, 24),
         lambda x: x.view(8, 4, 3, 2).view(8, 4, 6).view(8, 24),
