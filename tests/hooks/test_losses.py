@@ -320,3 +320,15 @@ def test_a_view_that_is_to_swap_dimensions(simulated: Found) -> None:
         lambda x: x.view(8, 4, 3, 2).view(8, 4, 6).view(8, 24),
     ):
         assert of(view) == ()
+
+
+def test_a_number_that_float16_does_not_have(simulated: Found) -> None:
+    def of(eps: float, dtype: torch.dtype = torch.float16) -> tuple[Finding, ...]:
+        return simulated(
+            net(), loss=lambda output, _: (output.to(dtype).sigmoid() + eps).log().float().mean()
+        )
+
+    (finding,) = of(1e-8)
+    assert finding.kind == "eps_lost" and "1e-08 is 0 in float16" in finding.title
+    assert finding.place is not None and finding.place.file.endswith("test_losses.py")
+    assert of(1e-4) == of(6e-8) == of(1e-8, torch.bfloat16) == of(1e-8, torch.float32) == ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import fixes, habits
-from trainfit.findings.loss_functions import of_misfit
+from trainfit.findings.loss_functions import of_lost_eps, of_misfit
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent, size
@@ -268,6 +268,8 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
     if facts.misfit is not None:
         yield of_misfit(facts.misfit)
+    if facts.eps_lost is not None:
+        yield of_lost_eps(*facts.eps_lost)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -562,7 +564,7 @@ KINDS: Final = (
     *("no_gradient", "clipped_scaled", "small_eps", "scaler_on_half", "gradients_kept"),
     *("gradients_dropped", "step_repeated", "rate_vanishes", "rate_rises", SCHEDULE_ENDS),
     *("not_registered", "scaled_step", "activation_clips", "graph_unused"),
-    "view_for_transpose",
+    *("view_for_transpose", "eps_lost"),
     *("iterator_restarted", "gradients_not_shared", "data_not_split", "same_order"),
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),

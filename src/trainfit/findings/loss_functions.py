@@ -54,6 +54,23 @@ def of_misfit(found: LossMisfit) -> Finding:
     )
 
 
+def of_lost_eps(eps: float, place: str) -> Finding:
+    """The finding of a small number that float16 does not have."""
+    return Finding(
+        "eps_lost",
+        "warning",
+        f"{eps:g} is 0 in float16, to which it is added: a logarithm or a division after it gives "
+        "inf or NaN where the rest is 0",
+        (Evidence("added", eps), Evidence("smallest float16", 2.0**-24)),
+        "autocast leaves that operator in the type of its input, float16",
+        (
+            Fix("x.float() before it (the loss in float32), or bfloat16"),
+            Fix("1e-4 instead"),
+        ),
+        place=Place.parse(place),
+    )
+
+
 def _not_activated(found: LossMisfit) -> Finding:
     """A layer's output where probabilities or their logarithms are wanted."""
     instead, does = _BY_ITSELF[found.name]

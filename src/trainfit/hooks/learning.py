@@ -23,6 +23,7 @@ from trainfit.hooks.losses import (
     broadcast_in,
     common,
     has_graph,
+    is_lost,
     leaves_of,
     mark_broadcast,
     misfit,
@@ -144,6 +145,8 @@ class LearningObserver:
         self._misfit: LossMisfit | None = None
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
+        #: A number that was added to float16, where it is 0, and the line.
+        self._eps_lost: tuple[float, str] | None = None
         #: Shapes of a view that seems to swap dimensions, and its line.
         self._swapped: tuple[str, str, str] | None = None
         self._half = False
@@ -234,7 +237,9 @@ class LearningObserver:
         self._unscales = True
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
-        """A difference or a product of two tensors was computed."""
+        """A sum, a difference or a product was computed."""
+        if self._eps_lost is None and is_lost(left, right):
+            self._eps_lost = right, self._place() or ""
         if self._misfit is None and mark_broadcast(left, right, result, self._place):
             self._is_broadcast = True
 
@@ -467,6 +472,7 @@ class LearningObserver:
             ),
             graph_unused=self._graph_unused,
             swapped=self._swapped,
+            eps_lost=self._eps_lost,
             gradients_with_graph=self._graphs_at,
             without_names=tuple(names.get(key, shape) for key, shape in without[:_NAMES]),
             trained_vector=only_vector(looked, names),

@@ -39,8 +39,8 @@ def install(
     """Hook from now on, until ``patches`` is restored and what is returned is called.
 
     ``observed`` gives the observer: a process that was forked off has another. A simulated device
-    tells what it is given by ``on_arithmetic`` of two tensors and their difference or product, and
-    by ``on_view`` of tensors and their views.
+    tells what it is given by ``on_arithmetic`` of sums, differences and products, and what by
+    ``on_view`` of tensors and their views.
     """
     tell = _Careful(observed)
     scaler = grad_scaler.GradScaler

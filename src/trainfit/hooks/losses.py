@@ -70,6 +70,8 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
 # ---
 # Losses that a script computes itself.
 
+#: float16's smallest number, half of which rounds to 0.
+_LEAST_HALF: Final = 2.0**-24
 #: Where a node keeps what :func:`mark_broadcast` saw; it goes with the node.
 _MARK: Final = "trainfit_broadcast"
 #: Nodes that put numbers together, that change each by itself, and that may do so with a number.
@@ -94,6 +96,13 @@ def mark_broadcast(left: Any, right: Any, result: Any, place: Callable[[], str |
         return False  # each with each, as it is written
     node.metadata[_MARK] = shape_of(output), shape_of(target), place()
     return True
+
+
+def is_lost(tensor: Any, number: Any) -> bool:
+    """Is it a number that is 0 in the tensor's type, float16?"""
+    if not isinstance(number, float) or not 0 < number < _LEAST_HALF / 2:
+        return False
+    return isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float16
 
 
 def broadcast_in(node: Any) -> LossMisfit | None:

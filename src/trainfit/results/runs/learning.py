@@ -93,6 +93,7 @@ class LearningFacts:
     graph_unused: Of a model that is called with gradients on and whose parameters get none, nor
         have an optimizer: its class, the line that calls it, and whether it is small.
     swapped: Shapes of a tensor and of a view of it that seems to swap dimensions, and the line.
+    eps_lost: A small number that was added to float16, where it is 0, and the line.
     gradients_with_graph: The line that called backward(create_graph=True).
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
@@ -144,6 +145,7 @@ class LearningFacts:
     left_out: tuple[str, ...] = ()
     graph_unused: tuple[str, str, bool] | None = None
     swapped: tuple[str, str, str] | None = None
+    eps_lost: tuple[float, str] | None = None
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None

@@ -38,7 +38,9 @@ _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
 _COMPARES = {torch.isclose, torch.Tensor.isclose}
 _WRITES = {torch.Tensor.copy_, torch.Tensor.__setitem__}
-_ARITHMETIC = {torch.sub, torch.mul, torch.Tensor.sub, torch.Tensor.mul}
+_ARITHMETIC = {
+    *(torch.sub, torch.mul, torch.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.add),
+}
 _VIEWS = {torch.reshape, torch.Tensor.reshape, torch.Tensor.view}
 #: What reads a tensor's memory without an operator.
 _READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
@@ -122,7 +124,8 @@ class FunctionMode(TorchFunctionMode):
             args = _on_one_gpu(*args)
         if func in _ARITHMETIC and len(args) == 2:
             result = call(self._engine, func, args, kwargs)
-            self._engine.on_arithmetic(args[0], args[1], result)
+            if isinstance(args[1], torch.Tensor) or called_by_user():
+                self._engine.on_arithmetic(args[0], args[1], result)
             return result
         if func in _VIEWS:
             result = call(self._engine, func, args, kwargs)

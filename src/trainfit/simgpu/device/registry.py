@@ -174,7 +174,8 @@ class Hooks:
         self.on_launch: LaunchListener = lambda *_: None
         #: Called after each operator that a thread of several runs (`communication.replicas`).
         self.on_done: Callable[[], None] = lambda: None
-        #: Is told of two tensors of the device and their difference or product.
+        #: Is told of two tensors, or one and a number of the script, and their sum, difference or
+        #: product.
         self.on_arithmetic: Callable[[Any, Any, Any], None] = lambda *_: None
         #: … and of a tensor that the script itself makes a view of, and that.
         self.on_view: Callable[[Any, Any], None] = lambda *_: None
