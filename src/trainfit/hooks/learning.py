@@ -1,4 +1,5 @@
-"""Watches a training for what spoils its learning, at little cost and without reading a value.
+"""Watches a training for what spoils its learning, at little cost and without reading a value
+of a GPU.
 
 Whoever installs the hooks of a run (simulated, watched) tells it what happens; it looks at the
 first steps of each optimizer, and then now and then.
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import SequentialSampler
 
+from trainfit.hooks.denormals import denormals
 from trainfit.hooks.losses import (
     Leaf,
     LossScale,
@@ -57,6 +59,7 @@ class LearningObserver:
         place: gives the user's line that is running, "file:line", or ``None``.
         counts_in_place: whether unscaling raises a tensor's version, as on real devices.
         looked: is told after each step that was looked at.
+        reads_values: whether the tensors of a CPU have values, and may be read.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class LearningObserver:
         *,
         counts_in_place: bool = True,
         looked: Callable[[], None] = lambda: None,
+        reads_values: bool = False,
     ) -> None:
+        self._reads_values = reads_values
         self._place = place
         self._looked = looked
         self._counts_in_place = counts_in_place
@@ -259,6 +264,8 @@ class LearningObserver:
             added = seen.added(optimizer) if not self._zeroed else None
             kept = self._passes > 0 and added == self._passes + self._changes
             seen.look(optimizer, kept=kept, again=seen.had_passes and self._passes == 0 == added)
+            if self._reads_values and seen.looks > _FIRST:
+                seen.denormal = denormals(optimizer)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
         seen.had_passes = self._passes > 0
@@ -350,6 +357,7 @@ class LearningObserver:
             return
         seen.steps += 1
         self.awake = seen.is_next_due
+        self._begun = None  # how many batches it gave is not known
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -417,6 +425,8 @@ class LearningObserver:
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole
             else None,
+            denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
+            denormal_in=_where_most(looked),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
@@ -442,6 +452,7 @@ class _Optimizer:
         self.largest_rate = 0.0
         self.vanished: list[float] = []
         self.had: dict[int, bool] = {}
+        self.denormal: dict[str, float] = {}
         self.numbers = sum(tensor.numel() for tensor in tensors)
         self.frozen = sum(not tensor.requires_grad for tensor in tensors)
         self.is_half = any(tensor.dtype == torch.float16 for tensor in tensors)
@@ -551,6 +562,12 @@ def _vanished(looked: Sequence[_Optimizer]) -> float | None:
     if not looked or any(len(seen.vanished) < 2 for seen in looked):
         return None
     return max(seen.vanished[-1] for seen in looked)
+
+
+def _where_most(looked: Sequence[_Optimizer]) -> str:
+    """In what the largest share of denormal numbers was found."""
+    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
+    return max(every, default=(0.0, ""))[1]
 
 
 def _has_no_graph(loss: Any) -> bool:

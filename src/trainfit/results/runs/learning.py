@@ -116,6 +116,8 @@ class LearningFacts:
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     schedule_unused: A schedule that will hardly begin; only of simulated runs.
+    denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
+        found in a large tensor, and in what: "weights", "gradients", "averages".
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
@@ -157,6 +159,8 @@ class LearningFacts:
     used_again: int = 0
     zero_rates: int = 0
     vanished_rate: float | None = None
+    denormal: float = 0.0
+    denormal_in: str = ""
     schedule: ScheduleEnd | None = None
     schedule_unused: ScheduleUnused | None = None
     anomaly: bool = False

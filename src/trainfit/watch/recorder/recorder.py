@@ -146,7 +146,7 @@ class Recorder:
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
         self._communication = collective_hooks.CommunicationLooks()
-        self._learning = LearningObserver(user_frame, looked=self._learned)
+        self._learning = LearningObserver(user_frame, looked=self._learned, reads_values=True)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -376,6 +376,8 @@ class Recorder:
             self.use(CudaDevice())
 
     def _note_compilation(self, *_: Any) -> None:
+        if not self.steps.compiled and self.steps.mine:  # of several in one step the first is told
+            self.event("compiled", text=user_frame() or "")
         self.steps.compiled = True
 
     # -- errors --------------------------------------------------------------------------------

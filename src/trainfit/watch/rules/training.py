@@ -167,6 +167,58 @@ CHECKPOINT_STALLS: Final = Rule((_CHECKPOINT_STALLS_KIND,), _find_checkpoint_sta
 
 
 # ---
+# torch.compile compiles in step after step.
+
+
+_RECOMPILES_KIND: Final = "recompiles"
+#: Steps after the warm-up that compile, at least, and of the second half of them: shapes that
+#: change once, an evaluation, a last batch need a program each, and then no more.
+_LEAST_COMPILED: Final = 5
+_LATE: Final = 2
+
+
+def _find_recompiles(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    steps = rank.after_warm_up
+    told = [each for each in rank.record.events if each.kind == "compiled"]
+    compiled = np.isin(steps["step"], [each.step for each in told])
+    count, late = int(compiled.sum()), int(compiled[len(steps) // 2 :].sum())
+    if count < _LEAST_COMPILED or late < _LATE:
+        return
+    seconds = np.asarray(steps["step_s"], dtype=np.float64)
+    usual = float(np.median(seconds[~compiled])) if not compiled.all() else 0.0
+    share = max(0.0, float(seconds[compiled].sum()) - count * usual) / float(seconds.sum())
+    if share < thresholds.WARNING_SHARE:
+        return
+    yield Finding(
+        _RECOMPILES_KIND,
+        severity(share),
+        f"torch.compile compiles in {count} of {len(steps)} steps, {checks.in_percent(share)} of "
+        "the time",
+        (
+            Evidence("a step with a compilation", float(np.median(seconds[compiled])), "s"),
+            Evidence("a step without", usual, "s"),
+            Evidence("in the second half of the steps", float(late)),
+        ),
+        "A program is for the shapes and Python values that it was compiled with: other ones (a "
+        "length, a counter, a flag of the model) need another program",
+        (
+            Fix(
+                "pad batches to a few lengths, or mark what changes: torch.compile(model, "
+                "dynamic=True), torch._dynamo.mark_dynamic; keep numbers that change out of the "
+                "model, or in tensors. TORCH_LOGS=recompiles names what changed"
+            ),
+        ),
+        "certain",
+        share,
+        checks.event_place(rank, "compiled"),
+    )
+
+
+RECOMPILES: Final = Rule((_RECOMPILES_KIND,), _find_recompiles, each_rank=True)
+
+
+# ---
 # How much of the time evaluation takes: no fault, but often a surprise.
 
 
