@@ -30,7 +30,13 @@ from trainfit.hooks.losses import (
 )
 from trainfit.hooks.owners import Gradients, in_modules, tensors_of, unused_gradients
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
-from trainfit.hooks.schedules import VANISHED, Schedule, schedule_end, schedule_unused
+from trainfit.hooks.schedules import (
+    VANISHED,
+    Schedule,
+    schedule_end,
+    schedule_fades,
+    schedule_unused,
+)
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.tensors import version
@@ -427,6 +433,7 @@ class LearningObserver:
             else None,
             denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
             denormal_in=_where_most(looked),
+            schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,

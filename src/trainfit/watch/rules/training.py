@@ -11,8 +11,9 @@ import numpy as np
 from trainfit.findings.habits import UNSCALED
 from trainfit.findings.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.learning import of_learning
-from trainfit.results.findings import Evidence, Finding, Fix, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
+from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RunView, known
@@ -102,8 +103,45 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
             return
 
 
+#: Epochs within which a rate that falls to nothing is not meant to: one, or where it falls in few
+#: large steps (which are made for some tens of epochs) some.
+_AT_ONCE: Final = 1.0
+_SOON: Final = 5.0
+_LARGE_STEP: Final = 0.2
+
+
+def _fading(run: RunView) -> Iterator[Finding | Unknown]:
+    """A schedule in epochs that is stepped with each batch."""
+    view = run.judged
+    fades, loader = view.header.learning.schedule_fades, checks.training_loader(view.header)
+    if fades is None or loader is None or not loader.batches:
+        return
+    if view.header.learning.vanished_rate is not None:
+        return  # it is there
+    batches = max(1.0, float(np.median(view.steps["batches"])) if len(view.steps) else 1.0)
+    epochs = fades.step * batches / loader.batches
+    if epochs > (_SOON if fades.factor <= _LARGE_STEP else _AT_ONCE):
+        return
+    yield Finding(
+        "rate_vanishes",
+        "critical" if epochs <= _AT_ONCE else "warning",
+        f"{fades.name} is stepped with each optimizer step: the learning rate is multiplied by "
+        f"{fades.factor:g} every {plural(fades.every, 'step')}, and next to nothing after "
+        f"{plural(fades.step, 'step')}, in epoch {math.ceil(epochs)}",
+        (
+            Evidence("steps of an epoch", loader.batches / batches),
+            Evidence("nothing is learned from step", float(fades.step)),
+        ),
+        "a schedule whose lengths are epochs is stepped with each batch",
+        (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
+        "likely",
+        place=Place.parse(fades.place),
+    )
+
+
 RULES: Final = (
     Rule(LEARNING_KINDS, _learning),
+    Rule(("rate_vanishes",), _fading),
     Rule(("loss_not_finite",), _loss),
     Rule(("skipped_steps",), _loss_scale, each_rank=True),
 )
