@@ -424,7 +424,7 @@ def _denormals(facts: LearningFacts) -> Iterator[Finding]:
         "loss that is next to nothing",
         (
             Fix(
-                "torch.set_flush_denormal(True) at the start of the script, which takes them as 0",
+                "torch.set_flush_denormal(True) at the start of the script, which makes them 0",
                 line="torch.set_flush_denormal(True)",
             ),
         ),

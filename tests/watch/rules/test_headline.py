@@ -69,6 +69,8 @@ def test_a_schedule_in_epochs_that_each_batch_steps(
     result = judge(run(header={"learning": LearningFacts(steps=8, schedule_fades=fades)}))
     found = [each for each in result.findings if each.kind == "rate_vanishes"]
     assert [each.severity for each in found] == [severity] * bool(severity)
+    told = LearningFacts(steps=8, schedule_fades=dataclasses.replace(fades, step=150))
+    assert kinds(judge(run(input_s=0.5, header={"learning": told})))[0] == "rate_vanishes"
     if severity:
         assert answer(result).startswith("StepLR is stepped with each optimizer step")
         assert f"after {step} steps" in answer(result) and "train.py:12" in answer(result)

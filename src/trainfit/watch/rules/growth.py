@@ -25,7 +25,6 @@ from trainfit.results.text import count, duration, percent, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
 from trainfit.watch.rules.core_waits import CoreWaits
-from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -521,7 +520,8 @@ _CALLED: Final = {
 def _batches_cost_more(view: RankView) -> bool:
     """Do batches need longer and longer, without the time in which their worker had no core? Unless
     what they cost was not recorded."""
-    times = Fetching(view).own_times
+    alone = CoreWaits(view).fetch_s
+    times = known(view.fetches["fetch_s"] if alone is None else alone)
     if len(times) < thresholds.GROWTH_STEPS:
         return not len(times)
     numbers = np.arange(len(times), dtype=np.float64)

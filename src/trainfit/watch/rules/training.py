@@ -16,7 +16,7 @@ from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIP
 from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RunView, known
+from trainfit.watch.view import RankView, RunView, known
 
 #: Skipped steps at the least: the scale starts too high and is halved to its level.
 _LEAST_SKIPPED: Final = 3
@@ -100,6 +100,7 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
     for view in run.ranks:
         if view.header.learning.steps:
             yield from of_learning(view.header.learning)
+            yield from _fading(view)
             return
 
 
@@ -110,9 +111,8 @@ _SOON: Final = 5.0
 _LARGE_STEP: Final = 0.2
 
 
-def _fading(run: RunView) -> Iterator[Finding | Unknown]:
+def _fading(view: RankView) -> Iterator[Finding | Unknown]:
     """A schedule in epochs that is stepped with each batch."""
-    view = run.judged
     fades, loader = view.header.learning.schedule_fades, checks.training_loader(view.header)
     if fades is None or loader is None or not loader.batches:
         return
@@ -122,9 +122,10 @@ def _fading(run: RunView) -> Iterator[Finding | Unknown]:
     epochs = fades.step * batches / loader.batches
     if epochs > (_SOON if fades.factor <= _LARGE_STEP else _AT_ONCE):
         return
+    is_there = int(view.record.steps["step"].max(initial=-1)) >= fades.step
     yield Finding(
         "rate_vanishes",
-        "critical" if epochs <= _AT_ONCE else "warning",
+        "critical" if epochs <= _AT_ONCE or is_there else "warning",
         f"{fades.name} is stepped with each optimizer step: the learning rate is multiplied by "
         f"{fades.factor:g} every {plural(fades.every, 'step')}, and next to nothing after "
         f"{plural(fades.step, 'step')}, in epoch {math.ceil(epochs)}",
@@ -141,7 +142,6 @@ def _fading(run: RunView) -> Iterator[Finding | Unknown]:
 
 RULES: Final = (
     Rule(LEARNING_KINDS, _learning),
-    Rule(("rate_vanishes",), _fading),
     Rule(("loss_not_finite",), _loss),
     Rule(("skipped_steps",), _loss_scale, each_rank=True),
 )
