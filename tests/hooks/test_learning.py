@@ -498,6 +498,11 @@ def iterated_by_epochs(device: str) -> None:
     over_data(device, lambda it: (next(iter(it)) for _ in range(4)), **shuffled)
 
 
+def iterated_by_short_epochs(device: str) -> None:
+    """Of the later steps only some are looked at; none of them begins all of the data."""
+    over_data(device, lambda it: (x for _ in range(12) for x in it), batch_size=12)
+
+
 def clipped_late(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -641,6 +646,7 @@ MORE_HEALTHY = (
     *(loss_of_one_shape, activated_once, clipped_between_two_steps, head_alone_is_trained),
     *(several_classes, iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
     *(unscaled_by_hand, scaled_for_a_fused_optimizer),
+    iterated_by_short_epochs,
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 

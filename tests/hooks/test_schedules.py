@@ -11,8 +11,8 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_unused
-from trainfit.results.runs.learning import LearningFacts, ScheduleEnd
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
+from trainfit.results.runs.learning import LearningFacts, ScheduleEnd, ScheduleFades
 
 Make = Callable[[torch.optim.Optimizer], Any]
 
@@ -31,6 +31,29 @@ def end_of(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> Schedule
     found = schedule_end(made, steps, ahead, [optimizer])
     assert before == (scheduler.last_epoch, optimizer.param_groups[0]["lr"])
     return found
+
+
+def fades(make: Make, *, each: int = 1, steps: int = 32) -> ScheduleFades | None:
+    """After so many steps of the optimizer, the last of which the schedule has not followed yet."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
+    scheduler = make(optimizer)
+    for step in range(1, steps):
+        optimizer.step()
+        if step % each == 0:
+            scheduler.step()
+    made = [Schedule(weakref.ref(scheduler), "train.py:7")]
+    return schedule_fades(made, steps, [optimizer])
+
+
+def test_what_multiplies_a_rate_with_each_step_is_told_from_what_does_with_each_epoch() -> None:
+    found = fades(lambda it: schedules.StepLR(it, 30))
+    assert found == ScheduleFades("StepLR", 30, 0.1, 240, "train.py:7")
+    quick = fades(lambda it: schedules.ExponentialLR(it, 0.95))
+    assert quick is not None and (quick.every, quick.step) == (1, 360)
+    assert fades(lambda it: schedules.StepLR(it, 30), each=8) is None
+    assert fades(lambda it: schedules.StepLR(it, 30), steps=4) is None
+    assert fades(lambda it: schedules.CosineAnnealingLR(it, 300)) is None
+    assert fades(lambda it: schedules.StepLR(it, 30, gamma=1.0)) is None
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.findings import fixes, habits
 from trainfit.findings.loss_functions import of_lost_eps, of_misfit
-from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
+from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent, size
 
@@ -461,6 +461,45 @@ def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+#: Of a large tensor, the share of denormal numbers from which they cost time.
+_DENORMAL: Final = 0.05
+_MOSTLY_DENORMAL: Final = 0.5
+_DENORMAL_IN: Final = {
+    "weights": "the weights",
+    "gradients": "the gradients",
+    "averages": "what the optimizer keeps of past gradients",
+}
+
+
+def _denormal_severity(facts: LearningFacts) -> Severity:
+    """What an optimizer keeps is used once a step, weights by far more often by layers."""
+    if facts.denormal_in == "averages":
+        return "info"
+    return "critical" if facts.denormal >= _MOSTLY_DENORMAL else "warning"
+
+
+def _denormals(facts: LearningFacts) -> Iterator[Finding]:
+    if facts.denormal < _DENORMAL:
+        return
+    where = _DENORMAL_IN.get(facts.denormal_in, "the numbers")
+    yield Finding(
+        "denormals",
+        _denormal_severity(facts),
+        f"{percent(facts.denormal)} of {where} are denormal (below 1.2e-38): the CPU computes with "
+        "them up to 100 times slower",
+        (Evidence("denormal numbers of a large tensor", facts.denormal),),
+        "weights or averages that only decay (no gradient, weight decay), an initialization or a "
+        "loss that is next to nothing",
+        (
+            Fix(
+                "torch.set_flush_denormal(True) at the start of the script, which makes them 0",
+                line="torch.set_flush_denormal(True)",
+            ),
+        ),
+        confidence="likely",
+    )
+
+
 def _schedule(facts: LearningFacts) -> Iterator[Finding]:
     end = facts.schedule
     if end is None or facts.vanished_rate is not None:
@@ -569,22 +608,11 @@ KINDS: Final = (
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
+    "denormals",
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
-    *(
-        _half,
-        _scaled,
-        _zeroing,
-        _dropped,
-        _repeated,
-        _rate,
-        _vanishing,
-        _schedule,
-        _unused,
-        _mode,
-        _frozen,
-    ),
-    *(_anomaly, _accumulation, _unused_gradients, _graph_unused),
+    *(_half, _scaled, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused),
+    *(_mode, _frozen, _anomaly, _accumulation, _unused_gradients, _graph_unused, _denormals),
     _swapped,
 )

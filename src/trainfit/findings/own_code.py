@@ -1,4 +1,5 @@
-"""What a training script's own code between the phases does, and what to do instead."""
+"""What a training script's own code does between the phases, and where it makes samples: what to do
+instead."""
 
 from __future__ import annotations
 
@@ -19,7 +20,25 @@ class Habit:
 _LESS_OFTEN: Final = (
     "do it less often, or in a thread or process of its own on copies of the tensors"
 )
+_FOR_EACH: Final = Habit(
+    "goes over the parameters one by one",
+    "use operators on the list of all of them (torch._foreach_lerp_, torch._foreach_norm), or what "
+    "PyTorch has for it: clip_grad_norm_, torch.optim.swa_utils.AveragedModel with "
+    "get_ema_multi_avg_fn; or do it every few steps",
+)
+_OF_PARAMETERS: Final = re.compile(
+    r"parameters\(|\bparams?\b|param_groups|buffers\(|shadow|state_dict|weights|grads?\b"
+)
 _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
+    (
+        re.compile(r"update_parameters$"),
+        Habit(
+            "updates an average of the weights",
+            "do it every few steps, with a decay for as many; "
+            "AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) is quicker than a "
+            "function for each parameter (avg_fn)",
+        ),
+    ),
     (
         re.compile(r"deepcopy|\bcopy\.|state_dict|EMA|\bema\b"),
         Habit(
@@ -65,6 +84,14 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric"),
+        Habit(
+            "computes statistics",
+            "do it every 100 steps, of a part of the numbers, or by operators on whole tensors "
+            "(torch.histc, torch.quantile)",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),
@@ -84,9 +111,11 @@ _BATCHES: Final = Habit(
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
     "num_workers=1 or more: they are then made while the step computes",
 )
-#: What batches are made with. An environment is stepped by other code.
+#: What batches are made with, by the function's own name: its module says nothing of that. An
+#: environment is stepped by other code.
 _MAKES: Final = re.compile(
-    r"stack|cat\b|concat|tensor|numpy|array|collate|batch|sample|load|choice|perm|randint|index"
+    r"(?:stack|cat|concat\w*|tensor|\w*numpy|\w*array|collate\w*|\w*batch\w*|\w*sample\w*|load\w*"
+    r"|choices?|\w*perm\w*|shuffle|randint\w*|index\w*)$"
 )
 _ALONE: Final = Habit(
     "runs Python code",
@@ -100,8 +129,18 @@ _PYTHON: Final = Habit(
 )
 
 
-def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool) -> Habit:
-    """Of what is called at a line, from there to the innermost function."""
+def adds_to(name: str) -> Habit:
+    """Of a line that makes a new tensor or array of all that a variable has, and a little more."""
+    return Habit(
+        f"copies all of `{name}` to add to it",
+        "append to a Python list and join that once (torch.cat, np.concatenate), write into a "
+        "tensor that is made once, or keep sums instead of all values",
+    )
+
+
+def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "") -> Habit:
+    """Of what is called at a line, from there to the innermost function; ``over`` is what the loop
+    around it goes over."""
     text = " ".join(names)
     if waits_for in ("sleep", "lock", "network"):
         return _BY_WAIT[waits_for]
@@ -110,6 +149,85 @@ def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool) -> Habit
             return habit
     if waits_for:
         return _BY_WAIT[waits_for]
+    if _OF_PARAMETERS.search(over):
+        return _FOR_EACH
     if has_loader:
         return _PYTHON
-    return _BATCHES if _MAKES.search(text) else _ALONE
+    makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
+    return _BATCHES if makes else _ALONE
+
+
+# ---
+# Where samples are made: `__getitem__`, and `collate_fn`.
+
+
+_OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
+    (
+        re.compile(
+            r"h5py\.|\bh5\b|\bh5py\w*File|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile|TarFile"
+            r"|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open|make_fid"
+        ),
+        Habit(
+            "opens the file for each sample",
+            "open it once in each worker and keep it: at the first sample (if self.file is None: "
+            "self.file = …), or in worker_init_fn",
+        ),
+    ),
+    (
+        re.compile(
+            r"csv\.|read_(?:csv|json|parquet|excel|table|pickle)|readlines|loadtxt|genfromtxt"
+            r"|codecs\.decode|splitlines"
+        ),
+        Habit(
+            "reads a whole table for each sample",
+            "read it once, in __init__, and keep it as an array or a tensor, or store it so that "
+            "one row can be read (np.load(…, mmap_mode='r'), HDF5)",
+        ),
+    ),
+    (
+        re.compile(
+            r"json\.loads?|scan_once|raw_decode|yaml|ElementTree|literal_eval|pickle\.loads?"
+        ),
+        Habit(
+            "parses text or pickles for each sample",
+            "parse once and store tensors or arrays (np.save, which maps them), or only the fields "
+            "that are used",
+        ),
+    ),
+    (
+        re.compile(r"tokeniz|encode_plus|encode_batch|_batch_encode", re.IGNORECASE),
+        Habit(
+            "makes tokens of text for each sample",
+            "do it once before the training (datasets.map(…, batched=True)), with a fast tokenizer",
+        ),
+    ),
+    (
+        re.compile(
+            r"Image\.|\bPIL\b|ImageFile|JpegImagePlugin|imread|imdecode|decode_(?:jpeg|image|png)"
+            r"|default_loader|pil_loader|\.convert$|\.decode$|decoder\.|resize|thumbnail"
+        ),
+        Habit(
+            "decodes or resizes images",
+            "store them at the size that is used (once, before the training); of JPEG, "
+            "Image.draft('RGB', size) before convert() decodes at a half to an eighth of the size",
+        ),
+    ),
+    (
+        re.compile(r"set_num_threads|deepcopy|gc\.collect|compile"),
+        Habit("prepares for each sample", "do it once, in __init__ or worker_init_fn"),
+    ),
+)
+
+
+def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
+    """Of what most of a batch's time goes to; ``None``: it is not known by its name."""
+    for pattern, habit in _OF_SAMPLES:
+        if any(pattern.search(name) for name in names):
+            return habit
+    if over:
+        return Habit(
+            f"goes over `{over}` in Python",
+            "use operators on whole tensors or arrays (torch.tensor(list) at once, pad_sequence, "
+            "np.stack) instead of a loop over elements",
+        )
+    return None

@@ -1,4 +1,5 @@
-"""Watches a training for what spoils its learning, at little cost and without reading a value.
+"""Watches a training for what spoils its learning, at little cost and without reading a value
+of a GPU.
 
 Whoever installs the hooks of a run (simulated, watched) tells it what happens; it looks at the
 first steps of each optimizer, and then now and then.
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import SequentialSampler
 
+from trainfit.hooks.denormals import denormals
 from trainfit.hooks.losses import (
     Leaf,
     LossScale,
@@ -31,6 +33,7 @@ from trainfit.hooks.losses import (
     shape_of,
 )
 from trainfit.hooks.optimizer_looks import (
+    FIRST_LOOKS,
     ObservedOptimizer,
     only_vector,
     steps_at_zero,
@@ -44,7 +47,7 @@ from trainfit.hooks.owners import (
     without_gradients,
 )
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_unused
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit
 from trainfit.torch_private.modules import BatchNorm, Dropout
@@ -71,6 +74,7 @@ class LearningObserver:
         place: gives the user's line that is running, "file:line", or ``None``.
         counts_in_place: whether unscaling raises a tensor's version, as on real devices.
         looked: is told after each step that was looked at.
+        reads_values: whether the tensors of a CPU have values, and may be read.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class LearningObserver:
         *,
         counts_in_place: bool = True,
         looked: Callable[[], None] = lambda: None,
+        reads_values: bool = False,
     ) -> None:
+        self._reads_values = reads_values
         self._place = place
         self._looked = looked
         self._counts_in_place = counts_in_place
@@ -326,6 +332,8 @@ class LearningObserver:
             kept = seen.keeps(optimizer, self._passed, self._changed)
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             seen.look(optimizer, kept=kept, again=seen.had_passes and self._passes == 0 == added)
+            if self._reads_values and seen.looks > FIRST_LOOKS:
+                seen.denormal = denormals(optimizer)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
             self._steps_scaled += self._scaled and not self._unscaled
@@ -430,6 +438,7 @@ class LearningObserver:
             return
         seen.steps += 1
         self.awake = seen.is_next_due
+        self._begun = None  # how many batches it gave is not known
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -502,6 +511,9 @@ class LearningObserver:
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole
             else None,
+            denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
+            denormal_in=_where_most(looked),
+            schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),
             anomaly=self._anomaly,
             evaluating_at=self._wrong_mode,
             micro_batches=micro[0][0] if micro else 1,
@@ -518,6 +530,18 @@ def _kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> s
     if len(keeps) == len(looked):
         return ""
     return next((names.get(key, shape) for seen in keeps for key, shape in seen.trained()), "")
+
+
+def _where_most(looked: Sequence[ObservedOptimizer]) -> str:
+    """In what the largest share of denormal numbers was found."""
+    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
+    return max(every, default=(0.0, ""))[1]
+
+
+def _where_most(looked: Sequence[ObservedOptimizer]) -> str:
+    """In what the largest share of denormal numbers was found."""
+    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
+    return max(every, default=(0.0, ""))[1]
 
 
 def _has_no_graph(loss: Any) -> bool:

@@ -15,7 +15,7 @@ from trainfit.hooks.schedules import VANISHED
 from trainfit.torch_private.tensors import version
 
 #: Steps that are looked at one by one; of later ones the 8th, the 16th and so on.
-_FIRST: Final = 4
+FIRST_LOOKS: Final = 4
 #: float16's smallest number, half of which rounds to 0.
 _LEAST_HALF: Final = 2.0**-24
 
@@ -35,6 +35,8 @@ class ObservedOptimizer:
         self.largest_rate = 0.0
         self.vanished: list[float] = []
         self.had: dict[int, bool] = {}
+        #: The share of denormal numbers in what its last look read, by name.
+        self.denormal: dict[str, float] = {}
         self.numbers = sum(tensor.numel() for tensor in tensors)
         self.frozen = sum(not tensor.requires_grad for tensor in tensors)
         self.is_half = any(tensor.dtype == torch.float16 for tensor in tensors)
@@ -56,10 +58,10 @@ class ObservedOptimizer:
     def is_next_due(self) -> bool:
         """Whether the next step is looked at."""
         number = self.steps + 1
-        return number <= _FIRST or not number & (number - 1)
+        return number <= FIRST_LOOKS or not number & (number - 1)
 
     def will_be_due(self) -> bool:
-        return self.steps < _FIRST
+        return self.steps < FIRST_LOOKS
 
     def keeps(self, optimizer: Any, passes: int, changes: int) -> bool:
         """Are the gradients of its last step in those that it is about to use? ``passes`` and

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import math
 import time
 import warnings
 import weakref
@@ -16,9 +17,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from trainfit.results.runs.learning import ScheduleEnd, ScheduleUnused
+from trainfit.results.runs.learning import ScheduleEnd, ScheduleFades, ScheduleUnused
 from trainfit.torch_private.modules import parts_of_schedule
 
 #: Seconds of CPU time that one schedule may be stepped ahead for.
@@ -85,6 +86,28 @@ def schedule_unused(
         length = _length(each, ahead)
         if length is not None and abs(length / ahead - 1) <= _END:
             return ScheduleUnused(type(each).__name__, length, ahead, place)
+    return None
+
+
+def schedule_fades(
+    schedules: Sequence[Schedule], steps: int, optimizers: Sequence[Any]
+) -> ScheduleFades | None:
+    """The first of PyTorch's own that multiply a rate every so many calls, where it is called with
+    each of so many optimizer ``steps``; nothing is stepped for it."""
+    if steps < _SHORTEST:
+        return None
+    known = [(each.alive, each.place) for each in schedules]
+    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
+    for each, place in known:
+        if id(each) in within or getattr(each, "optimizer", None) not in optimizers:
+            continue
+        every = {StepLR: getattr(each, "step_size", None), ExponentialLR: 1}.get(type(each))
+        factor, calls = getattr(each, "gamma", None), getattr(each, "last_epoch", 0)
+        if not isinstance(every, int) or not isinstance(factor, float) or not 0 < factor < 1:
+            continue
+        if every > 0 and abs(calls - steps) <= 1:
+            times = math.ceil(math.log(VANISHED) / math.log(factor) - 1e-6)
+            return ScheduleFades(type(each).__name__, every, factor, every * times, place)
     return None
 
 

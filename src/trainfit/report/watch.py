@@ -71,7 +71,7 @@ def failure_of(result: WatchResult) -> Finding | None:
 
 def nothing_found(result: WatchResult) -> str:
     """Of a run without findings, how much that says; empty of another one."""
-    if not are_enough(result.steps, result.seconds) or result.findings:
+    if result.steps < LEAST_STEPS or result.findings:
         return ""
     if not result.unknown:
         return "Nothing to fix was found."
@@ -81,8 +81,6 @@ def nothing_found(result: WatchResult) -> str:
 
 def limit_of(result: WatchResult) -> str:
     """The part of the step that limits the run, and its speed."""
-    if not result.steps:
-        return "No training step was recorded"
     speed = ""
     if result.step_s:
         speed = f": median step {duration(result.step_s)}"

@@ -17,9 +17,10 @@ from trainfit.results.runs.watched import RunHeader
 #: Steady steps that a run is judged by, at least: the median of 20 values with 20% spread is off by
 #: 6% (1.25 σ / √n).
 LEAST_STEPS: Final = 20
-#: … of long ones, which waste minutes meanwhile: in so many seconds fewer do (8 values: 11%).
-LEAST_LONG_STEPS: Final = 8
-LONG_S: Final = 15.0
+#: … of long ones, which waste minutes meanwhile, fewer do: the processes are sampled often enough
+#: within each, and what costs most of its time does so in each (3 values: 14%).
+LEAST_LONG_STEPS: Final = 3
+LONG_S: Final = 6.0
 
 
 def are_enough(steps: int, seconds: float) -> bool:

@@ -50,6 +50,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "hidden_syncs": "sync",
     "checkpoint_stalls": "checkpoint",
     "host_bound_launches": "host",
+    "recompiles": "host",
     "one_hot_thread": "script",
     "script_waits": "script",
     KIND: "script",

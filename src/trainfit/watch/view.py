@@ -118,9 +118,15 @@ class RankView:
     def steps(self) -> Table:
         """Steady steps of the training that is judged (:mod:`.trainings`): without the warm-up and
         without those that were compiled in."""
-        every = judged_steps(self.record)
-        later = every[min(_WARM_UP, len(every) // 3) :]
+        later = self.after_warm_up
         return _where(later, (later["flags"] & COMPILED) == 0)
+
+    @functools.cached_property
+    def after_warm_up(self) -> Table:
+        """The same with those that were compiled in."""
+        every = judged_steps(self.record)
+        later: Table = every[min(_WARM_UP, len(every) // 3) :]
+        return later
 
     @functools.cached_property
     def window(self) -> tuple[float, float]:

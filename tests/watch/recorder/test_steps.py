@@ -26,6 +26,7 @@ from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
 from trainfit.watch.recorder.job import CalledModels, ReadyBatches
+from trainfit.watch.recorder.looks import stacks
 from trainfit.watch.recorder.looks.stacks import in_sampler, is_busy_elsewhere, users_stack
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
@@ -577,3 +578,61 @@ def test_parameters_without_gradients_have_their_names(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert run.record.header.learning.without_names == ("left.weight", "left.bias")
+
+
+def test_steps_that_compile_are_told_once_each_with_their_line(tmp_path: Path) -> None:
+    """As PyTorch calls it when a compilation begins: several times where a graph breaks."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path / "run") as found:
+        for step in range(4):
+            if step in (1, 3):
+                found.recorder._note_compilation("graph 0")
+                found.recorder._note_compilation("graph 1")
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    told = found.events("compiled")
+    assert [each.step for each in told] == [1, 3]
+    assert all("test_steps.py:" in each.text for each in told)
+    assert [bool(flags & tables.COMPILED) for flags in found.record.steps["flags"]] == [
+        *(False, True, False, True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "is_ours"), [("/x/trainfit/hooks/a.py", True), ("/x/t.py", False)]
+)
+def test_what_a_hook_of_ours_costs_is_no_line_of_the_script(file: str, is_ours: bool) -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def hook(lock):\n    lock.acquire()", file, "exec"), names)
+    lock = threading.Lock()
+    lock.acquire()
+    thread = threading.Thread(target=names["hook"], args=(lock,))
+    thread.start()
+    try:
+        assert thread.ident is not None
+        until = time.monotonic() + 10
+        while not users_stack(thread.ident) and not is_ours and time.monotonic() < until:
+            time.sleep(0.01)
+        assert (users_stack(thread.ident) == []) == is_ours
+    finally:
+        lock.release()
+        thread.join()
+
+
+def test_a_loop_is_told_by_what_it_goes_over(tmp_path: Path) -> None:
+    path = tmp_path / "ema.py"
+    path.write_text(
+        "def update(model, shadow):\n"
+        "    for name, p in model.named_parameters():\n"
+        "        if p.requires_grad:\n"
+        "            shadow[name] = 0.9 * shadow[name]\n"
+        "    norms = [p.norm() for p in model.parameters()]\n"
+        "    return len(norms)\n"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    code = names["update"].__code__
+    over = [stacks._over(code, number) for number in range(2, 7)]
+    whole = "model.named_parameters()"
+    assert over == [whole, whole, whole, "model.parameters()", ""]

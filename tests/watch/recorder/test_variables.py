@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import itertools
 import sys
 import weakref
@@ -43,6 +44,34 @@ def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariabl
             next(running)
         found.look(20 * (number + 1), frame, frozenset((frame.f_code,)))
     return {each.name: each for each in found.found()}
+
+
+class Buffer:
+    def __init__(self) -> None:
+        self.memory: list[Any] = []
+
+    def push(self, *transition: Any) -> None:
+        self.memory.append(transition)
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.buffer = Buffer()
+
+
+def test_what_an_object_within_an_object_keeps() -> None:
+    """A replay buffer without an end: three names deep."""
+
+    def loop() -> Loop:
+        agent = Agent()
+        while True:
+            agent.buffer.push(torch.ones(3), 1)
+            yield sys._getframe()
+
+    found = looked(loop)
+    assert found["agent.buffer.memory"].holds == "tensors"
+    _, first = inspect.getsourcelines(Buffer.push)
+    assert found["agent.buffer.memory"].place.endswith(f"test_variables.py:{first + 1}")
 
 
 def test_a_list_that_keeps_tensors_of_each_step() -> None:

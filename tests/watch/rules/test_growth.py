@@ -219,6 +219,32 @@ def test_temporary_files() -> None:
     assert "temporary_growth" not in kinds(judge(record))
 
 
+def test_temporary_files_of_one_name_whatever_else_comes_and_goes() -> None:
+    """Other programs fill and empty the same file system."""
+    record = run(STEPS)
+    at = times(record)[::10]
+    rows = tables.empty_rows(tables.FOLDERS, len(at))
+    rows["time_s"], rows["folder"] = at, tables.TEMPORARY
+    rows["used_bytes"] = 100 * GIB - 50 * MIB * at + GIB * (np.arange(len(at)) % 3)
+    rows["free_bytes"] = 10 * GIB
+    record = dataclasses.replace(record, folders=rows)
+
+    def judged(*told: tuple[float, float]) -> WatchResult:
+        events = [
+            dataclasses.replace(new_files(tables.TEMPORARY, each, "/tmp/frames_*"), time_s=time_s)
+            for time_s, each in told
+        ]
+        return judge(dataclasses.replace(record, sampler_events=tuple(events)))
+
+    found = finding(judged((15.0, 40 * MIB), (30.0, 80 * MIB)), "temporary_growth")
+    assert "300 files /tmp/frames_*" in found.title
+    assert found.value_of("growth") == pytest.approx(60 * 40 * MIB / 15, rel=0.01)
+    for told in ([(30.0, 80 * MIB)], [(15.0, 30 * MIB), (30.0, 50 * MIB)]):
+        assert "temporary_growth" not in kinds(judged(*told))
+    # Written within a second, and no more since.
+    assert "temporary_growth" not in kinds(judged((10.0, 40 * MIB), (11.0, 80 * MIB)))
+
+
 # --- Steps that get longer ------------------------------------------------------------------------
 
 
@@ -259,6 +285,31 @@ def test_longer_steps_of_which_no_variable_tells() -> None:
 
 def test_other_programs_that_come_make_no_growing_steps() -> None:
     assert "growing_steps" not in kinds(longer(own=False))
+
+
+def test_a_machine_that_gets_busier_makes_no_growing_steps() -> None:
+    """Threads that wait for one another compute meanwhile, so that CPU time grows as well."""
+    more = 1 + 6e-3 * np.arange(200)
+    busier = {f"{name}_s": 0.02 * more for name in ("forward", "backward", "optimizer")}
+    record = run_on_cpu(200, **busier, header={"growing": (NUMBERS,)})
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    assert "growing_steps" not in kinds(judge(record))
+    # A model that computes with more and more has no more parameters.
+    record = run_on_cpu(200, **busier | {"optimizer_s": 0.02}, header={"growing": (NUMBERS,)})
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    assert "growing_steps" in kinds(judge(record))
+
+
+@pytest.mark.parametrize(("more", "is_told"), [(0.0, False), (1e-3, True)])
+def test_longer_waits_are_growth_where_batches_need_longer(more: float, is_told: bool) -> None:
+    """At first ready batches are used up, and no batch needs longer."""
+    steps = 200
+    seconds = 0.2 + more * np.arange(steps)
+    waits = np.linspace(0.0, 0.2, steps)
+    record = run_on_cpu(steps, input_s=waits, fetches={"fetch_s": seconds, "cpu_s": seconds})
+    assert ("growing_steps" in kinds(judge(record))) == is_told
 
 
 def test_steady_steps_do_not_grow() -> None:

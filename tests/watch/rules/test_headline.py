@@ -11,7 +11,7 @@ from helpers_watch import kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.findings.ranking import gain
 from trainfit.report.watch import answer, nothing_found
 from trainfit.results.findings import Finding
-from trainfit.results.runs.learning import LearningFacts
+from trainfit.results.runs.learning import LearningFacts, ScheduleFades
 from trainfit.results.runs.tables import CHECKPOINT, EVALUATION, LOSS_NOT_FINITE
 from trainfit.results.runs.watched import Event
 from trainfit.watch.judge import judge
@@ -55,6 +55,25 @@ def test_a_learning_rate_of_zero_comes_before_all_that_costs_time() -> None:
     facts = LearningFacts(steps=50, optimized=4, zero_rates=50)
     result = judge(run(input_s=0.5, header={"learning": facts}))
     assert kinds(result)[:2] == ["rate_zero", "input_bound"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "step", "severity"),
+    [(0.1, 240, "critical"), (0.1, 4000, "warning"), (0.1, 8000, ""), (0.95, 4000, "")],
+)
+def test_a_schedule_in_epochs_that_each_batch_steps(
+    factor: float, step: int, severity: str
+) -> None:
+    """Of epochs of 1000 steps."""
+    fades = ScheduleFades("StepLR", 30, factor, step, "train.py:12")
+    result = judge(run(header={"learning": LearningFacts(steps=8, schedule_fades=fades)}))
+    found = [each for each in result.findings if each.kind == "rate_vanishes"]
+    assert [each.severity for each in found] == [severity] * bool(severity)
+    told = LearningFacts(steps=8, schedule_fades=dataclasses.replace(fades, step=150))
+    assert kinds(judge(run(input_s=0.5, header={"learning": told})))[0] == "rate_vanishes"
+    if severity:
+        assert answer(result).startswith("StepLR is stepped with each optimizer step")
+        assert f"after {step} steps" in answer(result) and "train.py:12" in answer(result)
 
 
 def test_other_programs_are_no_headline_where_the_run_itself_has_a_cause() -> None:

@@ -394,6 +394,35 @@ def test_rates_and_model_flops() -> None:
     assert judge(run(samples=-1)).samples_per_s is None
 
 
+def compiling(steps: Any, count: int = 60) -> WatchResult:
+    """A run that compiles for 2 s in each of these steps."""
+    at = np.isin(np.arange(count), steps)
+    events = [Event(0.0, "compiled", int(step), None, "train.py:33") for step in steps]
+    record = run_on_cpu(
+        count,
+        forward_s=np.where(at, 2.0, 0.03),
+        flags=np.where(at, COMPILED, 0),
+        events=events,
+    )
+    return judge(record)
+
+
+def test_shapes_that_change_compile_in_step_after_step() -> None:
+    found = finding(compiling(range(0, 60, 2)), "recompiles")
+    assert found.severity == "critical" and str(found.place) == "train.py:33"
+    assert "in 25 of 50 steps" in found.title and "dynamic=True" in found.fix.action
+    assert found.share == pytest.approx(25 * 1.97 / (25 * 1.97 + 50 * 0.1), abs=0.02)
+    # Nothing but such steps.
+    every = compiling(range(60))
+    assert kinds(every) == ["recompiles"] and not every.steps
+    assert answer(every).startswith("torch.compile compiles in 50 of 50 steps")
+
+
+@pytest.mark.parametrize("steps", [(0, 1), range(14), (0, 1, 30, 31, 59), (20, 40)])
+def test_compilations_of_a_start_and_of_few_shapes_are_usual(steps: Any) -> None:
+    assert "recompiles" not in kinds(compiling(steps))
+
+
 def test_compiled_and_first_steps_are_left_out() -> None:
     flags = np.where(np.arange(200) == 100, COMPILED, 0)
     result = judge(run(flags=flags))

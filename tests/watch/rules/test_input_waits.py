@@ -69,6 +69,44 @@ def test_the_line_that_most_of_a_batch_s_time_goes_to() -> None:
     assert str(found.place) == "train.py:41"
 
 
+@pytest.mark.parametrize(
+    ("calls", "inner", "what", "action"),
+    [
+        ("h5py.File", "h5py._hl.files.make_fid", "opens the file", "open it once in each worker"),
+        ("zipfile.ZipFile", "fp.read", "opens the file", "open it once in each worker"),
+        ("csv.reader", "codecs.decode", "reads a whole table", "once, in __init__"),
+        ("json.loads", "self.scan_once", "parses text", "parse once"),
+        ("tokenizer", "tokenizer.encode_plus", "makes tokens", "before the training"),
+        ("Image.open(path).convert", "decoder.decode", "decodes or resizes", "Image.draft"),
+    ],
+)
+def test_what_a_sample_s_line_does_is_named(calls: str, inner: str, what: str, action: str) -> None:
+    line = CodeLine("data.py:9", 90, (), calls, inner, "")
+    result = waiting(line, fetches={"cpu_s": 0.39})
+    found = finding(result, "input_bound")
+    assert f": data.py:9 {what}" in found.title and action in found.fix.action
+    assert answer(result).count("data.py:9") == 1
+    alone = finding(waiting(line, workers=0, fetches={"cpu_s": 0.39}), "input_bound")
+    assert action in alone.fix.action
+
+
+def test_a_loop_over_elements_in_collate_fn_is_named() -> None:
+    line = CodeLine("data.py:12", 90, (), "", "__main__.collate_fn", "", "enumerate(sample)")
+    found = finding(waiting(line, fetches={"cpu_s": 0.39}), "input_bound")
+    assert "data.py:12 goes over `enumerate(sample)` in Python" in found.title
+    assert "pad_sequence" in found.fix.action
+
+
+def test_no_more_workers_than_batches_or_than_a_machine_bears() -> None:
+    """A sleep of minutes would want thousands."""
+    slow = {"fetch_s": 400.0, "cpu_s": 0.004}
+    few = loader(num_workers=0, prefetch_factor=None, batches=8)
+    found = finding(waiting(SLEEP, workers=0, fetches=slow), "no_workers")
+    assert int(found.fix.settings["num_workers"]) <= 16
+    found = finding(waiting(SLEEP, header={"loaders": few}, fetches=slow), "no_workers")
+    assert int(found.fix.settings["num_workers"]) <= 8
+
+
 def test_a_small_batch_that_comes_late_is_late_by_other_programs() -> None:
     """Nothing is won by sending less."""
     fetches = {"fetch_s": 0.05, "cpu_s": 0.04, "bytes": 20_000}

@@ -9,9 +9,15 @@ import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
 from trainfit.findings.own_code import habit_of
-from trainfit.report.watch import answer
+from trainfit.report.watch import answer, nothing_found
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks, ThreadLooks
+from trainfit.results.runs.watched import (
+    CodeLine,
+    GrowingVariable,
+    RunRecord,
+    StackLooks,
+    ThreadLooks,
+)
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.code_lines import costliest
 
@@ -47,6 +53,13 @@ def test_few_lines_of_a_function_are_named_together() -> None:
     assert str(found.place) == "train.py:14"
     assert found.title.startswith("train.py:12-14 waits until a disk has written (`os.fsync`)")
     assert found.share == pytest.approx(0.5, abs=0.02)
+
+
+def test_three_steps_that_are_very_long_tell_what_they_wait_for() -> None:
+    result = judge(other(SAVES, LOGS, steps=5, other_s=8.0))
+    assert result.steps < 5 and kinds(result) == ["other_code"]
+    healthy = judge(run_on_cpu(5, forward_s=5.0))
+    assert not healthy.findings and nothing_found(healthy) == ""
 
 
 def test_few_steps_are_enough_where_they_are_long() -> None:
@@ -106,6 +119,44 @@ def test_little_of_it_is_nothing() -> None:
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:
     assert words in habit_of(names, waits, has_loader=loader).action
+
+
+def test_what_its_module_is_called_does_not_say_that_it_makes_batches() -> None:
+    names = ("np.histogram", "numpy.lib._histograms_impl.histogram")
+    assert "DataLoader" not in habit_of(names, "", has_loader=False).action
+    assert "statistics" in habit_of(names, "", has_loader=False).what
+    names = ("np.linalg.norm", "numpy.linalg.norm")
+    assert habit_of(names, "", has_loader=False).what == "runs Python code"
+
+
+@pytest.mark.parametrize("over", ["model.named_parameters()", "group['params']", "self.shadow"])
+def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
+    """An average of the weights, a clipping by hand."""
+    line = CodeLine("ema.py:8", 60, ("train.py:41",), "p.detach", "p.detach", "", over)
+    found = finding(judge(other(line)), "other_code")
+    assert "goes over the parameters one by one" in found.title and str(found.at) == "ema.py:8"
+    assert "torch._foreach_lerp_" in found.fix.action
+    elements = dataclasses.replace(line, over="range(len(tokens))")
+    assert "parameters" not in finding(judge(other(elements)), "other_code").title
+
+
+def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
+    grows = GrowingVariable("m.preds", "metrics.py:5", "tensor", 100, 9000, 160, "tensors")
+    line = CodeLine("metrics.py:5", 60, ("train.py:41",), "torch.cat", "torch.cat")
+    record = other(line)
+    rank = record.ranks[0]
+    told = dataclasses.replace(rank.header, growing=(grows,))
+    record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=told),))
+    found = finding(judge(record), "other_code")
+    assert "copies all of `m.preds` to add to it (`torch.cat`)" in found.title
+    assert "join that once" in found.fix.action
+
+
+@pytest.mark.parametrize("called", ["loss.backward", "opt.zero_grad", "Trainer().train", "pl.fit"])
+def test_the_step_itself_is_no_other_code(called: str) -> None:
+    """Also where a library's loop, which the script calls in one line, does more than the step."""
+    line = CodeLine("train.py:8", 70, (), called, "data.to")
+    assert "other_code" not in kinds(judge(other(line)))
 
 
 PLOTS = ThreadLooks(StackLooks(60, (CodeLine("plot.py:8", 40, ("train.py:5",), "sum"),)), 0.4)

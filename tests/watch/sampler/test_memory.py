@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_new_files_are_counted_by_what_their_names_have_in_common(
     ((kind, text, values),) = told
     assert kind == "new_files" and text == f"{tmp_path}/shm/cache-*-*.bin"
     assert values["files"] == 40 and values["folder"] == SHARED_MEMORY
+
+
+def test_names_that_tempfile_made_up_have_prefix_and_suffix_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [next(tempfile._get_candidate_names()) for _ in range(40)]  # type: ignore[attr-defined]
+    names = [f"frames_{each}.bin" for each in made] + ["checkpoint.bin", "parameters.bin"]
+    _, told = filled(tmp_path, monkeypatch, names)
+    ((_, text, values),) = told
+    assert text == f"{tmp_path}/shm/frames_*.bin" and values["files"] == 40
 
 
 def test_files_of_others_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

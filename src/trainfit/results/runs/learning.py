@@ -48,6 +48,27 @@ class ScheduleUnused:
 
 
 @dataclasses.dataclass(frozen=True)
+class ScheduleFades:
+    """A schedule that multiplies the learning rate again and again, stepped with each optimizer
+    step.
+
+    Attributes
+    ----------
+    name: Of its class.
+    every: Optimizer steps from one time to the next.
+    factor: By which it multiplies.
+    step: The optimizer step after which the rate is next to nothing.
+    place: The user's line that made it, "file:line".
+    """
+
+    name: str
+    every: int
+    factor: float
+    step: int
+    place: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class LossMisfit:
     """A loss function that gets something else than it is for.
 
@@ -123,6 +144,9 @@ class LearningFacts:
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     schedule_unused: A schedule that will hardly begin; only of simulated runs.
+    denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
+        found in a large tensor, and in what: "weights", "gradients", "averages".
+    schedule_fades: A schedule whose rate falls to next to nothing, by its own figures.
     anomaly: The anomaly mode of autograd was on.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
@@ -169,6 +193,9 @@ class LearningFacts:
     used_again: int = 0
     zero_rates: int = 0
     vanished_rate: float | None = None
+    schedule_fades: ScheduleFades | None = None
+    denormal: float = 0.0
+    denormal_in: str = ""
     schedule: ScheduleEnd | None = None
     schedule_unused: ScheduleUnused | None = None
     anomaly: bool = False

@@ -85,7 +85,8 @@ class CodeLine:
 
     ``place`` is "train.py:41", ``calls`` what it called there as the source writes it
     ("np.savez"), ``inner`` the innermost function ("os.fsync"), ``callers`` the lines of the script
-    that led there, up to the training loop.
+    that led there, up to the training loop. ``over`` is what the loop around the line goes over,
+    as the source writes it ("model.parameters()").
     """
 
     place: str
@@ -94,6 +95,7 @@ class CodeLine:
     calls: str = ""
     inner: str = ""
     waits_for: WaitsFor = ""
+    over: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +310,8 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
-    "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "restart" (a
-    second training in one script)."""
+    "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "compiled" (by
+    torch.compile), "restart" (a second training in one script)."""
 
     time_s: float
     kind: str

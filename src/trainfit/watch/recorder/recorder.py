@@ -51,7 +51,7 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
-from trainfit.watch.recorder.job import LoaderRecord
+from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
@@ -146,7 +146,7 @@ class Recorder:
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
         self._communication = collective_hooks.CommunicationLooks()
-        self._learning = LearningObserver(user_frame, looked=self._learned)
+        self._learning = LearningObserver(user_frame, looked=self._learned, reads_values=True)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -376,6 +376,8 @@ class Recorder:
             self.use(CudaDevice())
 
     def _note_compilation(self, *_: Any) -> None:
+        if not self.steps.compiled and self.steps.mine:  # of several in one step the first is told
+            self.event("compiled", text=script_place())
         self.steps.compiled = True
 
     # -- errors --------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ _OF_MODEL: Final = re.compile(
     r"|torch\.(?:log_)?softmax$|torch\.(?:sigmoid|tanh|relu|celu|selu|dropout|einsum|b?addmm|b?mm"
     r"|matmul|conv\dd|\w+_norm|\w+_loss|cosine_similarity|pairwise_distance)$"
 )
+#: What a step is made of, or is begun by: the time in it is that of a phase or of a library's loop.
+_OF_STEP: Final = re.compile(r"(?:^|\.)(?:backward|zero_grad|train|fit|fit_loop|learn)$")
 #: As a script calls them; some of them stand for a function in C of the same name.
 _FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
 
@@ -117,8 +119,9 @@ def place_of_most(looks: StackLooks) -> Place | None:
 
 
 def _is_of_model(line: CodeLine) -> bool:
-    """Is it a function of neural networks, called outside of modules: mostly the loss?"""
-    if _OF_MODEL.match(line.inner) is not None:
+    """Is it a function of neural networks, called outside of modules (mostly the loss), or the
+    step itself?"""
+    if _OF_MODEL.match(line.inner) is not None or _OF_STEP.search(line.calls) is not None:
         return True
     named = _FUNCTIONAL.search(line.calls)
     return named is not None and line.inner == f"torch.{named[1]}"

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from trainfit.findings.own_code import Habit, habit_of_samples
 from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader
@@ -41,6 +42,10 @@ _PARTS: Final[tuple[tuple[Part, str], ...]] = (
 _RAM_SHARE: Final = 0.5
 #: Of the usable cores, what more workers may use that mostly wait: on full cores, too.
 _CORES_OF_WAITING: Final = 0.1
+#: Workers that mostly wait: as many at most, or so many for each core, as each holds a process' RAM
+#: and the system's tables of files and threads are shared by all.
+_MOST_WAITING: Final = 16
+_WAITING_PER_CORE: Final = 4
 #: Of the cores that other programs keep busy, what threads that take turns with them get.
 _FAIR: Final = 0.5
 #: Seconds that a slow batch takes longer than most, at least.
@@ -226,8 +231,18 @@ class Fetching:
             idle = max(idle, _CORES_OF_WAITING * self.cores.usable, self._shared_cores())
         ranks = max(1, checks.local_ranks(self.rank))
         more = int(idle / self.cores_per_worker / ranks + _ROUNDING)
-        room = self._more_by_ram()
-        return self.workers + (more if room is None else min(more, room // ranks))
+        if (room := self._more_by_ram()) is not None:
+            more = min(more, room // ranks)
+        return max(self.workers, min(self.workers + more, self.most_useful))
+
+    @property
+    def most_useful(self) -> int:
+        """Workers beyond which more are a burden, whatever they wait for."""
+        ranks = max(1, checks.local_ranks(self.rank))
+        most = max(_MOST_WAITING, int(_WAITING_PER_CORE * (self.usable or 1.0) / ranks))
+        if self.loader is not None and self.loader.batches:
+            most = min(most, self.loader.batches)  # of one epoch
+        return max(1, most)
 
     def _shared_cores(self) -> float:
         """Cores that workers which mostly wait get of those that other programs fill: their share
@@ -329,6 +344,23 @@ class Fetching:
         looks = self.rank.header.fetch_code
         line = costliest(looks) if looks.looks >= code_lines.LEAST_LOOKS else None
         return line if line is not None and line.count >= _MOSTLY_SLOW * looks.looks else None
+
+    @functools.cached_property
+    def habit(self) -> Habit | None:
+        """What that line does, where it is known by what it calls."""
+        line = self.slow_line
+        if line is None:
+            return None
+        names = tuple(filter(None, (line.most.calls, line.most.inner)))
+        return habit_of_samples(names, line.most.over)
+
+    @property
+    def slow_code(self) -> str:
+        """In a few words, what that line does; empty: it is not known."""
+        if self.slow_line is None or self.habit is None:
+            return ""
+        name = self.slow_line.most.calls
+        return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 
     @functools.cached_property
     def unevenness(self) -> float | None:

@@ -40,6 +40,11 @@ _LASTING_S: Final = 120
 _TIMES_SEEN: Final = 10.0
 #: … and what files that were counted some time ago must have come to.
 _COUNTED: Final = 1 / 3
+#: Of files that were told of by name: bytes and number at least, and how many times the time until
+#: they should be told of again may pass without that.
+_LEAST_OF_FILES: Final = 4 * thresholds.GROWTH_BYTES
+_FILES: Final = 10
+_LATE: Final = 3.0
 #: Of a growth, what a part of it must be to be the cause.
 _MOSTLY: Final = 0.5
 
@@ -321,32 +326,32 @@ def _filling(
     free: NDArray[np.generic],
 ) -> Iterator[Finding | Unknown]:
     kind, name = _FOLDERS[folder]
-    slope, files = robust_slope(at, used), _new_files(view, folder)
-    variable = kept_tensors(view)
-    if slope is None or slope[1] <= 0 or not _goes_on(at, used, slope[0]):
+    if not len(at):
         return
-    grown = slope[0] * float(at[-1] - at[0])
-    if grown < _LEAST_BYTES:
-        return
-    of_files = files is not None and files.values["bytes"] >= _COUNTED * grown
-    batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * slope[0]
-    if not of_files and not batches:
+    rate, files = _grows_by(at, used), _new_files(view, folder)
+    grown = rate * float(at[-1] - at[0])
+    of_files = files is not None and grown >= _LEAST_BYTES
+    of_files = of_files and files is not None and files.values["bytes"] >= _COUNTED * grown
+    if not of_files and (by_files := _files_grow_by(view, folder)):
+        rate, of_files = by_files, True
+    batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * rate
+    if not of_files and (not batches or grown < _LEAST_BYTES):
         return  # other programs, or checkpoints that another file system has
-    if batches and variable is not None:
+    if batches and kept_tensors(view) is not None:
         return  # ram_growth says it
-    full_s = float(free[-1]) / slope[0]
+    full_s = float(free[-1]) / rate
     evidence = [
-        Evidence("growth", slope[0] * 60, "bytes/min"),
+        Evidence("growth", rate * 60, "bytes/min"),
         Evidence("full in", full_s, "s"),
     ]
     place = _writes_at(view) if of_files else None
     if files is not None and of_files:
         number = int(files.values["files"])
-        title = f"{name} fills by {size(slope[0] * 60)}/min: {count(number, 'file')} {files.text}"
+        title = f"{name} fills by {size(rate * 60)}/min: {count(number, 'file')} {files.text}"
         evidence.append(Evidence("new files", float(number)))
         cause, fix = "files are written there that nobody deletes", Fix(_DELETE)
     else:
-        title = f"{name} fills by {size(slope[0] * 60)}/min: batches of workers are kept"
+        title = f"{name} fills by {size(rate * 60)}/min: batches of workers are kept"
         cause, fix = KEPT_BATCHES.cause, Fix(KEPT_BATCHES.action)
     yield Finding(
         kind,
@@ -370,14 +375,43 @@ _DELETE: Final = (
 )
 
 
-def _new_files(view: RankView, folder: int) -> Event | None:
-    """What the sampler said last of new files there."""
-    told = [
+def _grows_by(at: NDArray[np.generic], used: NDArray[np.generic]) -> float:
+    """Bytes a second by which a file system fills, for good; 0: it does not."""
+    slope = robust_slope(at, used)
+    if slope is None or slope[1] <= 0 or not _goes_on(at, used, slope[0]):
+        return 0.0
+    return slope[0]
+
+
+def _all_new_files(view: RankView, folder: int) -> list[Event]:
+    """What the sampler said of new files there."""
+    return [
         event
         for event in view.run.sampler_events
         if event.kind == "new_files" and int(event.values.get("folder", -1)) == folder
     ]
-    return told[-1] if told else None
+
+
+def _new_files(view: RankView, folder: int) -> Event | None:
+    """… last."""
+    return next(reversed(_all_new_files(view, folder)), None)
+
+
+def _files_grow_by(view: RankView, folder: int) -> float:
+    """Bytes a second by which files of one name grow, whatever else comes and goes on the file
+    system; 0: there are few, or they were told of once, or not for long."""
+    first, last = view.window
+    told = [each for each in _all_new_files(view, folder) if first <= each.time_s <= last]
+    told = [each for each in told if each.text == told[-1].text]
+    if len(told) < 2 or told[-1].values["bytes"] < _LEAST_OF_FILES:
+        return 0.0
+    grown = told[-1].values["bytes"] - told[0].values["bytes"]
+    rate = grown / max(1.0, told[-1].time_s - told[0].time_s)
+    if told[-1].values["files"] < _FILES or rate <= 0:
+        return 0.0
+    # It is told again where they are half as large again.
+    due_s = 0.5 * told[-1].values["bytes"] / rate
+    return rate if last - told[-1].time_s <= _LATE * due_s else 0.0
 
 
 def _shares(view: RankView) -> float:
@@ -422,6 +456,8 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         return  # other programs have taken more and more of the cores
     if longer < _LONGER * usual or not _goes_on(numbers, steps["step_s"], slope[0], 0.3):
         return
+    if _grows_alike(view, steps, numbers, longer / usual):
+        return
     # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
     own = max(
         _trend(numbers, steps[name]) * usual / (median(steps[name]) or usual)
@@ -430,6 +466,8 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
     rest = slope[0] - sum(phases.values())
     phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
+    if phase == "input" and not _batches_cost_more(view):
+        return  # ready batches that are used up, other programs: no batch needs longer
     if own < _OWN * slope[0] and phase != "input":
         return
     first, last = usual - longer / 2, usual + longer / 2
@@ -477,6 +515,28 @@ _CALLED: Final = {
     "evaluation": "evaluation",
     "other": "other Python code",
 }
+
+
+def _batches_cost_more(view: RankView) -> bool:
+    """Do batches need longer and longer, without the time in which their worker had no core? Unless
+    what they cost was not recorded."""
+    alone = CoreWaits(view).fetch_s
+    times = known(view.fetches["fetch_s"] if alone is None else alone)
+    if len(times) < thresholds.GROWTH_STEPS:
+        return not len(times)
+    numbers = np.arange(len(times), dtype=np.float64)
+    return _trend(numbers, times) * len(times) >= _LONGER * float(np.median(times))
+
+
+def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], longer: float) -> bool:
+    """Does the optimizer get longer as steps do, by this part of their median? On a CPU it does the
+    same work in each step, so that what makes it longer is the machine: threads that wait for each
+    other compute meanwhile, and their CPU time grows with what else runs."""
+    usual = median(steps["optimizer_s"])
+    if checks.has_gpu(view) or not usual:
+        return False
+    span = float(numbers[-1] - numbers[0])
+    return _trend(numbers, steps["optimizer_s"]) * span / usual >= _OWN * longer
 
 
 def _own_growth(view: RankView, steps: Table) -> float:

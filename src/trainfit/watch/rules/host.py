@@ -371,6 +371,7 @@ RULES: Final[tuple[Rule, ...]] = (
     main_thread.HIDDEN_SYNCS,
     copies.COPIES,
     training.CHECKPOINT_STALLS,
+    training.RECOMPILES,
     training.EVALUATION_SHARE,
     CGROUP_THROTTLING,
     SWAPPING,

@@ -90,7 +90,9 @@ def _reason(fetching: Fetching) -> str:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
-    return ""
+    if (fetching.queued_while_waiting or 0) >= 1 or not fetching.slow_code:
+        return ""
+    return f": {fetching.slow_code}"
 
 
 def _workers_would_help(fetching: Fetching) -> bool:
@@ -171,6 +173,8 @@ def _locked(fetching: Fetching) -> _Why:
 
 def _less_work(fetching: Fetching) -> str:
     part, _ = fetching.part
+    if fetching.habit is not None and not fetching.waits:
+        return fetching.habit.action
     if not checks.has_gpu(fetching.rank):
         return _ON_CPU.get(part, _LESS_WORK[part])
     return _LESS_WORK[part]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.own_code import habit_of
-from trainfit.results.findings import Evidence, Finding, Fix, Unknown
+from trainfit.findings.own_code import adds_to, habit_of
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -29,6 +29,18 @@ def share_of_line(rank: RankView, line: CostlyLine) -> float:
     return min(share, main.unexplained_idle or 0.0)
 
 
+def _added_to(rank: RankView, line: CostlyLine) -> str:
+    """The tensor or array that these lines make anew with more in it; empty: none is known."""
+    first, last = line.lines
+    for each in rank.header.growing:
+        place = Place.parse(each.place)
+        if place is None or each.kind not in ("tensor", "array"):
+            continue
+        if place.file == line.place.file and first <= place.line <= last:
+            return each.name
+    return ""
+
+
 def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     if checks.are_few(rank):
@@ -41,7 +53,12 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         return
     most = line.most
     names = tuple(filter(None, (most.calls, most.inner)))
-    habit = habit_of(names, most.waits_for, has_loader=bool(rank.header.loaders))
+    grown = _added_to(rank, line)
+    habit = (
+        adds_to(grown)
+        if grown
+        else habit_of(names, most.waits_for, has_loader=bool(rank.header.loaders), over=most.over)
+    )
     name = most.calls or most.inner
     called = f" (`{name}`)" if name else ""
     yield Finding(

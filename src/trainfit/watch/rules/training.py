@@ -11,11 +11,12 @@ import numpy as np
 from trainfit.findings.habits import UNSCALED
 from trainfit.findings.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.learning import of_learning
-from trainfit.results.findings import Evidence, Finding, Fix, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
+from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RunView, known
+from trainfit.watch.view import RankView, RunView, known
 
 #: Skipped steps at the least: the scale starts too high and is halved to its level.
 _LEAST_SKIPPED: Final = 3
@@ -99,7 +100,44 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
     for view in run.ranks:
         if view.header.learning.steps:
             yield from of_learning(view.header.learning)
+            yield from _fading(view)
             return
+
+
+#: Epochs within which a rate that falls to nothing is not meant to: one, or where it falls in few
+#: large steps (which are made for some tens of epochs) some.
+_AT_ONCE: Final = 1.0
+_SOON: Final = 5.0
+_LARGE_STEP: Final = 0.2
+
+
+def _fading(view: RankView) -> Iterator[Finding | Unknown]:
+    """A schedule in epochs that is stepped with each batch."""
+    fades, loader = view.header.learning.schedule_fades, checks.training_loader(view.header)
+    if fades is None or loader is None or not loader.batches:
+        return
+    if view.header.learning.vanished_rate is not None:
+        return  # it is there
+    batches = max(1.0, float(np.median(view.steps["batches"])) if len(view.steps) else 1.0)
+    epochs = fades.step * batches / loader.batches
+    if epochs > (_SOON if fades.factor <= _LARGE_STEP else _AT_ONCE):
+        return
+    is_there = int(view.record.steps["step"].max(initial=-1)) >= fades.step
+    yield Finding(
+        "rate_vanishes",
+        "critical" if epochs <= _AT_ONCE or is_there else "warning",
+        f"{fades.name} is stepped with each optimizer step: the learning rate is multiplied by "
+        f"{fades.factor:g} every {plural(fades.every, 'step')}, and next to nothing after "
+        f"{plural(fades.step, 'step')}, in epoch {math.ceil(epochs)}",
+        (
+            Evidence("steps of an epoch", loader.batches / batches),
+            Evidence("nothing is learned from step", float(fades.step)),
+        ),
+        "a schedule whose lengths are epochs is stepped with each batch",
+        (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
+        "likely",
+        place=Place.parse(fades.place),
+    )
 
 
 RULES: Final = (
@@ -164,6 +202,58 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 CHECKPOINT_STALLS: Final = Rule((_CHECKPOINT_STALLS_KIND,), _find_checkpoint_stalls, each_rank=True)
+
+
+# ---
+# torch.compile compiles in step after step.
+
+
+_RECOMPILES_KIND: Final = "recompiles"
+#: Steps after the warm-up that compile, at least, and of the second half of them: shapes that
+#: change once, an evaluation, a last batch need a program each, and then no more.
+_LEAST_COMPILED: Final = 5
+_LATE: Final = 2
+
+
+def _find_recompiles(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    steps = rank.after_warm_up
+    told = [each for each in rank.record.events if each.kind == "compiled"]
+    compiled = np.isin(steps["step"], [each.step for each in told])
+    count, late = int(compiled.sum()), int(compiled[len(steps) // 2 :].sum())
+    if count < _LEAST_COMPILED or late < _LATE:
+        return
+    seconds = np.asarray(steps["step_s"], dtype=np.float64)
+    usual = float(np.median(seconds[~compiled])) if not compiled.all() else 0.0
+    share = max(0.0, float(seconds[compiled].sum()) - count * usual) / float(seconds.sum())
+    if share < thresholds.WARNING_SHARE:
+        return
+    yield Finding(
+        _RECOMPILES_KIND,
+        severity(share),
+        f"torch.compile compiles in {count} of {len(steps)} steps, {checks.in_percent(share)} of "
+        "the time",
+        (
+            Evidence("a step with a compilation", float(np.median(seconds[compiled])), "s"),
+            Evidence("a step without", usual, "s"),
+            Evidence("in the second half of the steps", float(late)),
+        ),
+        "A program is for the shapes and Python values that it was compiled with: other ones (a "
+        "length, a counter, a flag of the model) need another program",
+        (
+            Fix(
+                "pad batches to a few lengths, or mark what changes: torch.compile(model, "
+                "dynamic=True), torch._dynamo.mark_dynamic; keep numbers that change out of the "
+                "model, or in tensors. TORCH_LOGS=recompiles names what changed"
+            ),
+        ),
+        "certain",
+        share,
+        checks.event_place(rank, "compiled"),
+    )
+
+
+RECOMPILES: Final = Rule((_RECOMPILES_KIND,), _find_recompiles, each_rank=True)
 
 
 # ---

@@ -32,6 +32,9 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, fetching.lost):
         return
     value, confidence = _workers_to_start(fetching)
+    less, code = "", fetching.slow_code
+    if fetching.habit is not None and code:
+        less = f"; {fetching.habit.action}"
     evidence = [
         Evidence("making batches", share * rank.seconds / len(rank.steps), "s/step"),
         Evidence("num_workers", 0.0),
@@ -44,18 +47,19 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _NO_WORKERS_KIND,
         severity(share),
-        f"The main process loads the batches itself, {checks.in_percent(share)} of the time",
+        f"The main process loads the batches itself, {checks.in_percent(share)} of the time"
+        + (f": {code}" if code else ""),
         tuple(evidence),
         LOADED_IN_TRAINING.cause,
         (
             Fix(
-                f"set num_workers={value} and persistent_workers=True",
+                f"set num_workers={value} and persistent_workers=True{less}",
                 settings={"num_workers": str(value), "persistent_workers": "True"},
             ),
         ),
         confidence,
         share,
-        fetching.place,
+        fetching.place if fetching.slow_line is None else fetching.slow_line.place,
     )
 
 
@@ -63,6 +67,7 @@ def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:
     needed, most = fetching.needed_workers, fetching.most_workers
     if needed is None:
         return 1, "possible"
+    needed = min(needed, fetching.most_useful)
     if most is not None:
         return min(needed, most), "certain"
     # How busy the cores are was not sampled: who computes needs one, who waits does not.

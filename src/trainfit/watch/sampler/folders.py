@@ -26,6 +26,10 @@ _MOST_ENTRIES: Final = 5000
 _AGAIN: Final = 1.5
 #: What changes from file to file in a name: numbers, and what tempfile and PyTorch make up.
 _CHANGES: Final = re.compile(r"\d+|(?<=tmp)[a-z0-9_]{8}|[0-9a-f]{8,}")
+#: What tempfile makes up stands between any prefix and suffix: before a dot, or at the end.
+_MADE_UP: Final = re.compile(r"[a-z0-9_]{8}(?=\.|/|$)")
+#: Files whose names differ in nothing else, from which that is what it is.
+_LEAST_ALIKE: Final = 4
 
 Tell = Callable[[str, str, Mapping[str, float]], None]
 
@@ -78,9 +82,9 @@ class Folders:
     def _count(self, folder: int, path: str) -> tuple[int, int]:
         sizes: collections.Counter[str] = collections.Counter()
         files: collections.Counter[str] = collections.Counter()
-        for name, size in self._new_files(path):
-            sizes[_CHANGES.sub("*", name)] += size
-            files[_CHANGES.sub("*", name)] += 1
+        for name, size in _by_pattern(dict(self._new_files(path))):
+            sizes[name] += size
+            files[name] += 1
         if sizes:
             name, size = sizes.most_common(1)[0]
             is_news = size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0)
@@ -114,6 +118,19 @@ class Folders:
                             waiting.append((f"{prefix}{entry.name}/", entry.path))
             except OSError:  # it is gone, or another user's
                 continue
+
+
+def _by_pattern(sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """What each file's name has in common with others, and its bytes."""
+    patterns = {name: _CHANGES.sub("*", name) for name in sizes}
+    alike = collections.Counter(patterns.values())
+    # Names that no other file has may differ in what tempfile made up.
+    without = {name: _MADE_UP.sub("*", name) for name in sizes if alike[patterns[name]] == 1}
+    without = {name: _CHANGES.sub("*", pattern) for name, pattern in without.items()}
+    made_up = collections.Counter(without.values())
+    for name, size in sizes.items():
+        pattern = without.get(name, "")
+        yield pattern if made_up[pattern] >= _LEAST_ALIKE else patterns[name], size
 
 
 def _joined(rows: list[Table]) -> Table:

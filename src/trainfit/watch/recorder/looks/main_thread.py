@@ -41,6 +41,8 @@ _WHILE_USEFUL: Final = 400
 _USEFUL: Final = 0.05
 #: Steps that show how long one takes, before a standstill can be told.
 _LEAST_STEPS: Final = 5
+#: Seconds after the first, from which steps are long and looks are not of the start any more.
+_LEAST_S: Final = 2.0
 #: Seconds without a step, and times the longest pause so far, from which it is one.
 _STANDSTILL_S: Final = 5.0
 _TIMES_LONGEST: Final = 8.0
@@ -99,6 +101,7 @@ class MainThreadLooks:
         self._stop = threading.Event()
         self._draw = 1
         self._looks = self._found = 0
+        self._stepped_at = 0.0
         self._told_looks = 10
         self._progress: Any = None
         self._since = time.monotonic()
@@ -136,7 +139,10 @@ class MainThreadLooks:
 
     def _look_for_code(self, now: float) -> None:
         training = self._training
-        if training.count < _LEAST_STEPS or training.thread is None:
+        if not training.count or training.thread is None:
+            return
+        self._stepped_at = self._stepped_at or now
+        if training.count < _LEAST_STEPS and now - self._stepped_at < _LEAST_S:
             return
         self.threads.look(training.thread, now)
         self._looks += 1
@@ -181,7 +187,9 @@ class MainThreadLooks:
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
             self.variables.look(count, sys._current_frames().get(thread), self.loop)
-        pause = max(_VARIABLES_S, (time.thread_time() - began) / _MOST_TIME)
+        # The first look reads what later ones know: which modules are the script's.
+        cost = time.thread_time() - began if self._variables_due[1] else 0.0
+        pause = max(_VARIABLES_S, cost / _MOST_TIME)
         self._variables_due = int(_NEXT_STEPS * count) + _MORE_STEPS, now + pause
         if self.variables.grows != self._told_growth:
             self._told_growth = self.variables.grows

@@ -29,7 +29,7 @@ _PHASES: Final = (
     "torch/distributed/distributed_c10d.py",
 )
 _FETCH: Final = "torch/utils/data/_utils/fetch.py"
-_OURS: Final = "/trainfit/watch/recorder/"
+_OURS: Final = ("/trainfit/watch/recorder/", "/trainfit/hooks/")
 #: Names of functions and modules, and what they wait for; the first that is found counts.
 _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
     (re.compile(r"(?:^|\.)sleep$"), "sleep"),
@@ -52,7 +52,14 @@ _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
 _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
 
 
-_Key = tuple[str, tuple[str, ...], str, str, WaitsFor]
+#: A loop's first line, and a loop or a comprehension that is within a line.
+_FOR: Final = re.compile(r"^\s*(?:async\s+)?for\b.+?\bin\s+(.+?):\s*(?:#.*)?$")
+_ON_LINE: Final = re.compile(r"\bfor\b.+?\bin\s+([\w.]+(?:\([^()]*\))?)")
+_LONGEST_LOOP: Final = 60
+_LONGEST_OVER: Final = 60
+
+
+_Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str]
 _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
@@ -83,13 +90,14 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
     for part in parts:
         looks += part.looks
         for each in part.lines:
-            lines[each.place, each.callers, each.calls, each.inner, each.waits_for] += each.count
+            key = each.place, each.callers, each.calls, each.inner, each.waits_for, each.over
+            lines[key] += each.count
     return StackLooks(looks, tuple(_told(*each) for each in lines.most_common(_MOST_LINES)))
 
 
 def _told(key: _Key, count: int) -> CodeLine:
-    place, callers, calls, inner, waits_for = key
-    return CodeLine(place, count, callers, calls, inner, waits_for)
+    place, callers, calls, inner, waits_for, over = key
+    return CodeLine(place, count, callers, calls, inner, waits_for, over)
 
 
 #: Of a function: does it make batches (1), is it one of PyTorch's phases (2), or neither (0)?
@@ -115,8 +123,16 @@ def is_busy_elsewhere(thread: int) -> bool:
 
 
 def users_stack(thread: int) -> list[Seen]:
-    """The calls that a thread is in, the innermost first, without those of our hooks."""
-    return [each for each in stack_of(thread)[:_DEEPEST] if _OURS not in _file(each)]
+    """The calls that a thread is in, the innermost first, without those of our hooks; none while it
+    is in one of these."""
+    found = stack_of(thread)[:_DEEPEST]
+    if found and _is_ours(found[0]):
+        return []  # what a hook costs is no line's of the script
+    return [each for each in found if not _is_ours(each)]
+
+
+def _is_ours(seen: Seen) -> bool:
+    return any(each in _file(seen) for each in _OURS)
 
 
 def in_fetch(stack: Sequence[Seen]) -> Sequence[Seen] | None:
@@ -181,7 +197,7 @@ def _line(stack: Sequence[Seen]) -> _Key:
     users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
     if not users:
         calls = _name(stack[-1]) if stack else ""
-        return "", (), calls, _innermost(stack), _waits_for(stack, "")
+        return "", (), calls, _innermost(stack), _waits_for(stack, ""), ""
     own = users[0]
     callers = tuple(_place(stack[n]) for n in users[1 : 1 + _MOST_CALLERS])
     code, lasti = stack[own][1]
@@ -191,7 +207,24 @@ def _line(stack: Sequence[Seen]) -> _Key:
         calls = _name(stack[own - 1])
     within = stack[: own + 1]
     source = linecache.getline(code.co_filename, number).strip()
-    return _place(stack[own]), callers, calls, _innermost(within), _waits_for(within, source)
+    waits = _waits_for(within, source)
+    return _place(stack[own]), callers, calls, _innermost(within), waits, _over(code, number)
+
+
+@functools.lru_cache(1 << 10)
+def _over(code: CodeType, number: int) -> str:
+    """What the innermost loop around a line of a function goes over; empty: it is in none."""
+    indented: int | None = None
+    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        text = linecache.getline(code.co_filename, at)
+        if not text.strip():
+            continue
+        indent = len(text) - len(text.lstrip())
+        within = indented is None or indent < indented
+        if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
+            return loop[1].strip()[:_LONGEST_OVER]
+        indented = indent if indented is None else min(indent, indented)
+    return ""
 
 
 def _place(seen: Seen) -> str:

@@ -166,8 +166,21 @@ def _told(file: str, course: _Course, runs: frozenset[int]) -> GrowingVariable:
 _Names = tuple[str, Mapping[str, Any], range | None]
 
 
+#: The script's modules by how many modules there were: it asks for the files of thousands.
+_script_modules: dict[int, list[_Names]] = {}
+
+
 def _modules() -> Iterator[_Names]:
     """Files and variables of the script's modules, each once: the script has two names there."""
+    count = len(sys.modules)
+    if count not in _script_modules:
+        found = list(_find_modules())
+        _script_modules.clear()
+        _script_modules[count] = found
+    yield from _script_modules[count]
+
+
+def _find_modules() -> Iterator[_Names]:
     seen: set[str] = set()
     for module in list(sys.modules.values()):
         if not issubclass(type(module), types.ModuleType):  # anything may lie there
@@ -184,9 +197,8 @@ def _modules() -> Iterator[_Names]:
 def _objects(objects: Iterable[object]) -> Iterator[_Names]:
     """… and of objects whose classes the script's files define."""
     for each in objects:
-        file = getattr(sys.modules.get(type(each).__module__), "__file__", None)
-        if type(file) is str and os.path.isabs(file) and not is_library(file):
-            yield file, {"self": each}, None
+        if _is_of_script(type(each)):
+            yield str(sys.modules[type(each).__module__].__file__), {"self": each}, None
 
 
 def parts_of(dataset: Any) -> list[Any]:
@@ -234,6 +246,21 @@ def _reached(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                     yield f"{name}.{key}", inner
                     if type(inner) in _DICTIONARIES:
                         yield from _entries(f"{name}.{key}", inner)
+                    elif type(inner) not in _SIZED and _is_of_script(type(inner)):
+                        yield from _attributes(f"{name}.{key}", inner)
+
+
+def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """ "agent.buffer.memory" """
+    with contextlib.suppress(AttributeError, TypeError):
+        for key, inner in _items(object.__getattribute__(value, "__dict__")):
+            yield f"{name}.{key}", inner
+
+
+def _is_of_script(kind: type) -> bool:
+    """Does a file of the script define this class?"""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return type(file) is str and os.path.isabs(file) and not is_library(file)
 
 
 def _entries(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -344,11 +371,16 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
         rf"|\b{name}\b\s*=[^=].*\b(?:{name}|cycle)\b|\b{name}\b\s*\[.*\]\s*=[^=]"
     )
     text = linecache.getlines(file)
-    numbers = [
-        number
-        for number in (lines or range(1, len(text) + 1))
-        if number <= len(text) and adds.search(text[number - 1].partition("#")[0])
-    ]
+    whole = range(1, len(text) + 1)
+    # What an attribute gets is mostly added by a method of its object.
+    for within in (lines or whole, whole if "." in path else range(0)):
+        numbers = [
+            number
+            for number in within
+            if number <= len(text) and adds.search(text[number - 1].partition("#")[0])
+        ]
+        if numbers:
+            break
     numbers.sort(
         key=lambda n: (
             path.startswith("self.") and path not in text[n - 1],  # another one of that name

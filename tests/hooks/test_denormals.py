@@ -1,0 +1,84 @@
+"""Denormal numbers of weights, gradients and averages, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from trainfit.findings.learning import of_learning
+from trainfit.hooks.denormals import denormals
+from trainfit.hooks.learning import LearningObserver
+from trainfit.results.runs.learning import LearningFacts
+
+
+@pytest.fixture(autouse=True)
+def denormals_are_kept() -> Iterator[None]:
+    torch.set_flush_denormal(False)
+    yield
+    torch.set_flush_denormal(False)
+
+
+def trained(scale: float = 1.0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    model(torch.rand(4, 64)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(scale)
+    return model, optimizer
+
+
+def test_a_healthy_model_has_none() -> None:
+    _, optimizer = trained()
+    assert denormals(optimizer) == {"weights": 0.0, "gradients": 0.0, "averages": 0.0}
+
+
+def test_weights_that_have_decayed() -> None:
+    model, optimizer = trained(1e-38)
+    before = [each.clone() for each in model.parameters()]
+    assert denormals(optimizer)["weights"] > 0.9
+    assert all(map(torch.equal, before, model.parameters()))
+    trained(0.0)
+    _, optimizer = trained(0.0)
+    assert denormals(optimizer)["weights"] == 0  # zeros are none
+
+
+def test_what_a_core_takes_as_0_costs_nothing() -> None:
+    _, optimizer = trained(1e-38)
+    if torch.set_flush_denormal(True):
+        assert denormals(optimizer)["weights"] == 0
+
+
+def test_tensors_of_other_kinds_are_left_alone() -> None:
+    sparse = nn.Embedding(100, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(sparse.parameters())
+    sparse(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert set(denormals(optimizer)) <= {"weights", "averages"}
+    half = nn.Linear(64, 64, dtype=torch.bfloat16)
+    assert denormals(torch.optim.SGD(half.parameters(), 0.1)) == {}
+
+
+def test_it_is_looked_at_rarely_and_only_where_values_may_be_read() -> None:
+    model, optimizer = trained(1e-38)
+    for reads, expected in ((True, "weights"), (False, "")):
+        observer = LearningObserver(lambda: "x.py:1", reads_values=reads)
+        for _ in range(16):
+            observer.stepping(optimizer)
+            observer.stepped(optimizer)
+        assert observer.facts().denormal_in == expected
+    assert model is not None
+
+
+def test_what_is_said_of_them() -> None:
+    (most,) = of_learning(LearningFacts(steps=5, denormal=0.97, denormal_in="weights"))
+    assert most.is_critical and "97% of the weights are denormal" in most.title
+    assert most.fix.line == "torch.set_flush_denormal(True)"
+    (some,) = of_learning(LearningFacts(steps=5, denormal=0.2, denormal_in="gradients"))
+    (kept,) = of_learning(LearningFacts(steps=5, denormal=0.9, denormal_in="averages"))
+    assert (some.severity, kept.severity) == ("warning", "info")
+    assert not of_learning(LearningFacts(steps=5, denormal=0.01, denormal_in="weights"))
