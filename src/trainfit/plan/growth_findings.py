@@ -68,7 +68,9 @@ def with_growth(summary: RecordingSummary) -> RecordingSummary:
     """The figures of a recording, with what each of its steps leaves behind."""
     if summary.pattern is None:
         return summary
-    found = of_steps(summary.pattern, Growth.on(summary.pattern, 0))
+    used = summary.memory.device_bytes + summary.other_processes_bytes
+    growth = Growth.on(summary.pattern, summary.gpu_memory_bytes - used)
+    found = of_steps(summary.pattern, growth)
     return dataclasses.replace(summary, findings=(*summary.findings, *found))
 
 
