@@ -20,7 +20,7 @@ from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
 from trainfit.scripts.decode_loops import DecodeLoop
-from trainfit.scripts.generation import GenerationWatch, _fill, _to_length
+from trainfit.scripts.generation import GenerationWatch, _fill, _parts, _to_length
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -112,6 +112,14 @@ def test_what_is_left_of_a_text_is_in_its_tokens_and_its_cache() -> None:
     assert given == [(3, 2, 100, 4, 3, 2, 100, 4, 0)]
     _fill(cache, 37)
     assert len(given) == 1
+
+
+def test_a_quantized_cache_is_all_of_its_tensors_and_follows_no_law() -> None:
+    one = torch.ones(2)
+    assert len([*_parts([one, (one, {"scale": one, "shape": (2,), "zero": one}), None])]) == 4
+    watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
+    watch._kinds.add("quantized")
+    assert watch._of_cache() == {"cache": "quantized"} and "quantized" in watch._uneven
 
 
 def test_batches_of_padded_texts_are_no_text() -> None:

@@ -17,6 +17,8 @@ from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, round
 _BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
 #: Sources of growth that are named.
 _SOURCES = 5
+#: Calls after a loop of calls at the most, in a script that only infers.
+_AFTER_LOOP = 4
 #: An epoch leaves as many bytes at least, and about as many as the one before.
 _LEAST_LEFT, _ALIKE = 1 << 20, 1.1
 
@@ -44,6 +46,8 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         judgement = judge(uses[:-1], [part[:-1] for part in parts])
     else:
         judgement = judge(uses, parts)
+        if calls and judgement.course in ("irregular", "unknown"):
+            judgement = _of_loop(uses, parts) or judgement
     grows = judgement.course == "growing"
     more = _until_bound(recording, len(uses), judgement) if grows else None
     return StepPattern(
@@ -60,6 +64,16 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         text_calls=text.new_tokens if text is not None else None,
         grows_by_bytes=more,
     )
+
+
+def _of_loop(uses: list[StepUse], parts: list[list[int]]) -> CourseFinding | None:
+    """The course of calls in a loop that had settled before others came, such as that of what
+    decodes the images that the loop has sampled; ``None`` where there are none."""
+    for after in range(1, min(_AFTER_LOOP, len(uses) - 1) + 1):
+        found = judge(uses[:-after], [part[:-after] for part in parts])
+        if found.course == "settled":
+            return found
+    return None
 
 
 def parts_at_ends(recording: Recording) -> list[list[int]]:

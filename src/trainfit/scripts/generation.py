@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -30,7 +30,8 @@ _ASSISTED: Final = 3
 #: Calls of a loop after which memory tells whether they grow.
 _FEW: Final = 6
 #: What of a cache's layer holds it, in the versions of Transformers.
-_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states")
+_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
+                 "_quantized_keys", "_quantized_values")  # fmt: skip
 _LISTS: Final = ("key_cache", "value_cache")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
@@ -39,6 +40,7 @@ _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "qua
 _LATE: Final = "after half of the time limit: at least"
 #: What is not looked at of a script that makes texts by loops of its own.
 _FIRST: Final = ", one of several texts: later ones were not looked at"
+_QUANTIZED: Final = "a quantized cache quantizes all of it once more each time its rest is full"
 _BY_ASSISTANT: Final = ", an assistant proposing tokens: its time is not known"
 #: What ends a text whose length only GPU data tells.
 _BY_DATA: Final = "the model's positions, as the script asks for a length that GPU data tells"
@@ -392,9 +394,8 @@ class GenerationWatch:
             self._kinds.update(_kinds_of(type(cache).__name__))
         if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
             self._kinds.add("offloaded")
-        for each in held:
-            for tensor in each.values() if isinstance(each, dict) else (each,):
-                self._simulation.mark_cache(tensor)
+        for tensor in _parts(held):
+            self._simulation.mark_cache(tensor)
 
     def _note_window(self, layer: Any) -> None:
         """Its cache grows up to a window, if it has one."""
@@ -406,6 +407,8 @@ class GenerationWatch:
     def _of_cache(self) -> dict[str, Any]:
         """What is known of the cache, as fields of the text."""
         found: dict[str, Any] = {"cache": ", ".join(sorted(self._kinds))}
+        if "quantized" in self._kinds:
+            self._uneven = _QUANTIZED
         if self._windows:
             if len(set(self._windows.values())) > 1:
                 self._uneven = "layers have sliding windows of different lengths"
@@ -447,6 +450,17 @@ def _fill(cache: Any, positions: int) -> None:
         cache.update(
             *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
         )
+
+
+def _parts(held: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a layer's cache; a quantized one's values, scales and zero points."""
+    if isinstance(held, torch.Tensor):
+        flatten = getattr(held, "__tensor_flatten__", None)
+        inner = [getattr(held, name) for name in flatten()[0]] if flatten else []
+        yield from _parts(inner) if inner else (held,)
+    elif isinstance(held, dict | list | tuple):
+        for each in held.values() if isinstance(held, dict) else held:
+            yield from _parts(each)
 
 
 def _extent(text: GeneratedText) -> int:

@@ -51,6 +51,7 @@ from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.last_epoch import LastEpoch
 from trainfit.scripts.phases.lightning_trainer import LightningTrainer
 from trainfit.scripts.phases.periodic import PeriodicWork
+from trainfit.scripts.phases.sampling import SampledLoop
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
 from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
@@ -72,6 +73,9 @@ _INTERRUPTED = "interrupted"
 _EARLY_STEPS, _EARLY_S = 2, 4.0
 #: Seconds of the run's own that an evaluation may last before the third step.
 _EVALUATION_S = 15.0
+#: Seconds of the run's own that a loop may last whose calls are left out, and calls that are made
+#: at the most until they are, where calls are what a run is made of.
+_SAMPLING_S, _SAMPLING_CALLS = 10.0, 24
 #: Attempts at a snapshot of a run that goes on meanwhile.
 _SNAPSHOTS = 5
 
@@ -123,6 +127,11 @@ class Runner:
         self._generation = GenerationWatch(self._simulation)
         self._generation.is_repeated = self._text_repeated
         self._generation.over = self._text_over
+        self._sampling = SampledLoop(
+            self._simulation, lambda: self._generation.in_generate or self._generation.in_loop
+        )
+        self._sampling.is_over = self._text_repeated
+        self._sampling_since: float | None = None
         self._finishing = threading.Lock()
         self._over = False
         self._begin()
@@ -146,6 +155,7 @@ class Runner:
             self._coverage.install(self._patches)
             self._lightning.install(self._patches)
             self._generation.install(self._patches)
+            self._sampling.install()
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
@@ -175,6 +185,7 @@ class Runner:
                 unhook_learning()
                 self._step.remove()
                 self._interventions.remove()
+                self._sampling.remove()
                 self._generation.remove()
                 self._coverage.remove()
                 self._lightning.remove()
@@ -197,7 +208,7 @@ class Runner:
         self._stacks = HangStacks(self._spec.outcome.with_name("stacks.txt"))
         limit, callbacks = self._spec.time_limit_s, (self._late, self._stopped)
         self._watch = watch(
-            self._started, limit, self._done, *callbacks, self._why_stopped, self._own_s
+            self._started, limit, self._done, *callbacks, self._why_stopped, self._used_s
         )
 
     # -- as a stem -------------------------------------------------------------------------
@@ -271,6 +282,7 @@ class Runner:
     def _after_batch(self) -> None:
         self._leave_evaluation()
         self._generation.fed()
+        self._sampling.forget()
         if time.monotonic() - self._told >= _TELL_S:
             self._tell()
             self._tell_early()
@@ -311,6 +323,9 @@ class Runner:
         if self._generation.is_counting:
             if self._generation.is_full or self._is_late():
                 self._generation.cut_short()
+                self._text_over()
+        elif self._spec.count == "calls" and self._sampling.was_left_out:
+            if self._is_late() or self._used_s() >= self._spec.time_limit_s:
                 self._text_over()
         elif self._spec.count == "calls":
             self._cache.note_call()
@@ -364,7 +379,17 @@ class Runner:
             self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 
+    def _used_s(self) -> float:
+        """Seconds of the run's own; all that there are, once a loop of calls that are left out has
+        lasted its time."""
+        used, since = self._own_s(), self._sampling_since
+        if since is not None and used - since > _SAMPLING_S:
+            return max(used, self._spec.time_limit_s)
+        return used
+
     def _late(self, place: str | None) -> bool:
+        if self._sampling_since is not None:
+            return self._finish(ScriptOutcome("finished"))
         stacks = self._stacks.text() if not self._simulation.steps and self._is_run() else ""
         return self._finish(ScriptOutcome("timeout", location=place, stacks=stacks))
 
@@ -410,6 +435,8 @@ class Runner:
                 return late
             if watch.frozen is not None:
                 return late
+            if self._samples(steps):
+                return late
         if not spec.until_settled:
             return steps >= spec.steps
         steps -= min(simulation.warm_up_steps, spec.steps)
@@ -419,6 +446,13 @@ class Runner:
         if steps < LEAST_STEPS:
             return False
         return late or judge(simulation.step_uses()).course in ("settled", "growing")
+
+    def _samples(self, steps: int) -> bool:
+        """Is the last call of a loop that may go on by itself? What comes after it may need more
+        memory, such as the decoder of what was sampled."""
+        if self._sampling.leaves_out and self._sampling_since is None:
+            self._sampling_since = self._own_s()
+        return self._sampling.goes_on and (self._sampling.leaves_out or steps < _SAMPLING_CALLS)
 
     def _is_late(self) -> bool:
         return self._own_s() > self._spec.time_limit_s / 2

@@ -380,6 +380,14 @@ class Simulation:
         """A tensor is part of the cache of a text in the making."""
         self._ownership.mark(tensor, "kv_cache")
 
+    def allocation_of(self, tensor: object) -> int | None:
+        """The number of the allocation that a tensor's memory is in; ``None``: of none."""
+        return self._ownership.allocation_of(tensor)
+
+    def is_copied(self, number: int) -> bool:
+        """Was an allocation made for a copy of the host's data?"""
+        return self._ownership.is_copied(number)
+
     def script_ended(self) -> None:
         """The script has come to its end: that ends its step, if it was the only one."""
         if not self.steps and self.cycle.is_unfinished:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.changes.trials import allocator_variable, allocators_tried
+from trainfit.plan.changes.trials import allocator_variable, allocators_tried, told_trainer
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import allocator_settings
+from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 
@@ -39,3 +40,19 @@ def test_the_variable_is_one_that_the_jobs_pytorch_reads(
     command = dataclasses.replace(command, interpreter=interpreter)
     assert allocator_variable(command)[0] == variable
     assert allocator_settings(command).expandable_segments == expandable
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("checkpoint", "0:activation_checkpointing_enable", "activation_checkpointing=True"),
+        ("checkpoint", "0:gradient_checkpointing_enable", "gradient_checkpointing=True"),
+        ("checkpoint", "0:layers.0", "gradient_checkpointing=True"),
+        ("momentum", "", '(torch.optim.SGD, {"lr": …, "momentum": 0.9})'),
+        ("sgd", "", 'optim="sgd"'),
+        ("channels-last", "", ""),
+    ],
+)
+def test_a_trainer_is_told_by_arguments_of_its_version(name: str, target: str, said: str) -> None:
+    lines = told_trainer(name, Applicability(name, True, targets=(target,)))
+    assert [line.endswith((f": {said}", f"={said}")) for line in lines] == [True] * bool(said)

@@ -122,12 +122,16 @@ _ALLOCATORS = (
 
 #: Arguments of Transformers' ``TrainingArguments`` that do what a remedy does.
 _ARGUMENTS: Final = {
-    "checkpoint": "gradient_checkpointing=True",
     "optimizer-8bit": 'optim="adamw_8bit" (pip install bitsandbytes)',
     "adafactor": 'optim="adafactor"',
     "sgd": 'optim="sgd"',
     "fused-optimizer": 'optim="adamw_torch_fused"',
 }
+#: The one that has a model checkpoint its activations is called as the model's method is.
+_CHECKPOINTING: Final = "activation_checkpointing"
+_CHECKPOINTING_BEFORE: Final = "gradient_checkpointing"
+#: Optimizers that none of them stands for: classes of ``torch.optim``, and what goes with each.
+_CLASSES: Final = {"momentum": ("SGD", ', "momentum": 0.9'), "adam": ("Adam", "")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +150,20 @@ class Trial:
     allocator: str | None = None
     how: tuple[str, ...] = ()
     word: tuple[str, str] | None = None
+
+
+def told_trainer(name: str, finding: Applicability) -> tuple[str, ...]:
+    """What to write for a remedy where Transformers' ``Trainer`` makes the step; empty where that
+    has no argument for it."""
+    if name in _CLASSES:
+        kind, more = _CLASSES[name]
+        made = f'optimizer_cls_and_kwargs=(torch.optim.{kind}, {{"lr": …{more}}})'
+        return (f"where the trainer is made: {made}",)
+    said = _ARGUMENTS.get(name)
+    if name == "checkpoint":
+        is_new = any(_CHECKPOINTING in target for target in finding.targets)
+        said = f"{_CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE}=True"
+    return () if said is None else (f"in the trainer's arguments: {said}",)
 
 
 def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
@@ -219,8 +237,7 @@ class Trials:
                 f"in the trainer's arguments: per_device_train_batch_size={batch // parts}, "
                 f"gradient_accumulation_steps={before * parts}",
             )
-        said = _ARGUMENTS.get(name)
-        return () if said is None else (f"in the trainer's arguments: {said}",)
+        return told_trainer(name, finding)
 
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""

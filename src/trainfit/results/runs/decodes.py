@@ -172,7 +172,9 @@ class DecodeTemplate:
     def is_cache(self) -> Mask:
         """Which are of a cache: they live on, grow, and were made within the model."""
         recording = self._seen.recording
-        of_model = self._seen.of(recording.alloc_module, self._seen.allocs, self.step) >= 0
+        modules = self._seen.of(recording.alloc_module, self._seen.allocs, self.step)
+        inside = np.array([bool(path) for path in recording.strings] + [False])
+        of_model = inside[modules]  # -1, or an empty path: outside of every module
         kinds = self._seen.of(recording.alloc_kind, self._seen.allocs, self.step)
         grows = self.sizes(1) > self.sizes(0)
         found: Mask = self.stays & grows & of_model & np.isin(kinds, _UNMARKED)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as nn_module
 
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, plain
 from trainfit.torch_private.modules import buffers_of, parameters_of
@@ -63,6 +63,16 @@ class Ownership:
         tensor = local_part(tensor)
         if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
             self._recorder.mark(number, kind, module)
+
+    def allocation_of(self, tensor: Any) -> int | None:
+        """The number of the allocation that a tensor's memory is in; ``None``: of none."""
+        tensor = local_part(tensor)
+        number = plain(tensor)._life.number if isinstance(tensor, DeviceTensor) else -1
+        return number if number >= 0 else None
+
+    def is_copied(self, number: int) -> bool:
+        """Was an allocation made for a copy of the host's data?"""
+        return self._recorder.phase_of(number) == INPUT
 
     def mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
         """A parameter of a module that was called, or of an optimizer (``trained``)."""

@@ -115,6 +115,11 @@ class Recorder:
         self._events.append(number * 4 + MALLOC)
         return number
 
+    def phase_of(self, number: int) -> int:
+        """The phase of the operator that made an allocation."""
+        op = self._alloc_op[number]
+        return self._op_phase[op] if op >= 0 else SETUP
+
     def free(self, number: int) -> None:
         self._events.append(number * 4 + FREE)
 

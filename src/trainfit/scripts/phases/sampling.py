@@ -1,0 +1,223 @@
+"""A model that is called again and again on what it gave, as images are sampled by denoising: once
+memory repeats, its calls are counted and not made, and the script goes on to what comes after."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.nn.modules import module as nn_module
+
+from trainfit.scripts.decode_loops import signature_of
+from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.operators import map_leaves
+
+#: Calls in a row that are alike in what they are given and leave, before the others are left out;
+#: and models that take turns (two networks, a model and what guides it) at the most.
+_ALIKE: Final = 6
+_TURNS: Final = 3
+#: Bytes that may come from the host with each call: the number of its step.
+_TOLD: Final = 4096
+
+
+#: Shapes of the tensors that a call is given, and what it is told in words.
+_Given = tuple[Any, ...]
+
+
+class _Call:
+    """A call that was made: of which model, given and leaving what."""
+
+    def __init__(self, module: torch.nn.Module, given: _Given, new: bool, end_bytes: int) -> None:
+        self.module, self.given, self.is_new = weakref.ref(module), given, new
+        self._alike = given, new, end_bytes
+
+    def is_like(self, other: _Call) -> bool:
+        return self.module() is other.module() and self._alike == other._alike
+
+
+class SampledLoop:
+    """Tells a loop of calls that are alike, and makes no more of them than show its memory.
+
+    The calls are without gradients, none is fed by a DataLoader or the host, each is given new
+    tensors, and as much is in use after each. A call that is none of these (another model's, one
+    given other shapes, one of training) is made.
+
+    Args:
+        simulation: where the calls are made.
+        is_text: is a text generated now, of which something else counts the calls?
+    """
+
+    def __init__(self, simulation: Simulation, is_text: Callable[[], bool]) -> None:
+        self._simulation, self._is_text = simulation, is_text
+        self._handles: list[Any] = []
+        self._depth = 0
+        self._calls: list[_Call] = []
+        self._numbers: set[int] = set()
+        self._left: list[_LeftOut] = []
+        self._has_left = False
+        self.was_left_out = False
+        """Was the last call of a model not made?"""
+        self.is_over: Callable[[], None] = lambda: None
+        """Called before the first call of a loop that comes once more, after calls of others."""
+
+    def install(self) -> None:
+        """Watch from now on, until :meth:`remove` is called."""
+        self._handles = [
+            nn_module.register_module_forward_pre_hook(self._enter),
+            nn_module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Models are as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._restore()
+
+    @property
+    def goes_on(self) -> bool:
+        """Are the last calls of a loop that may be one, or are its calls left out?"""
+        return bool(self._left) or len(self._calls) > 1
+
+    @property
+    def leaves_out(self) -> bool:
+        """Are calls left out?"""
+        return bool(self._left)
+
+    def forget(self) -> None:
+        """A DataLoader has given a batch: the next call has nothing to do with those before."""
+        self._calls.clear()
+        self._numbers.clear()
+        self._restore()
+
+    def _enter(self, *_: Any) -> None:
+        if not self._depth:
+            self.was_left_out = False
+        self._depth += 1
+
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, found: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth:
+            return
+        with contextlib.suppress(Exception):
+            if not self.was_left_out:
+                self._made(module, args, kwargs, found)
+
+    def _made(self, module: torch.nn.Module, args: Any, kwargs: Any, found: Any) -> None:
+        """A call was made."""
+        if torch.is_grad_enabled() or self._is_text():
+            self.forget()
+            return
+        if self._left:
+            self._has_left = True  # what comes after the loop
+            return
+        is_fed, is_new = self._sources((*args, *kwargs.values()))
+        if is_fed:
+            self._calls.clear()
+            return
+        bytes_ = self._simulation.allocator.requested_bytes
+        self._calls.append(_Call(module, _given(args, kwargs), is_new, bytes_))
+        del self._calls[: -_ALIKE * _TURNS]
+        for turns in range(1, _TURNS + 1):
+            last = self._calls[-_ALIKE * turns :]
+            pairs = zip(last[turns:], last[:-turns], strict=True)
+            is_whole = len(last) == _ALIKE * turns and any(each.is_new for each in last)
+            if is_whole and all(a.is_like(b) for a, b in pairs):
+                self._leave_out(last[-turns:], found if turns == 1 else None)
+                return
+
+    def _sources(self, given: tuple[Any, ...]) -> tuple[bool, bool]:
+        """Is a call given more of the host's than a number, and something that the device made and
+        no call before was given?"""
+        tensors = [each for each in given if isinstance(each, torch.Tensor)]
+        numbers = {self._simulation.allocation_of(each): each for each in tensors}
+        new = numbers.keys() - self._numbers
+        self._numbers |= new
+        fed = [n for n in new if n is None or self._simulation.is_copied(n)]
+        return any(numbers[n].nbytes > _TOLD for n in fed), len(fed) < len(new)
+
+    def _leave_out(self, turn: list[_Call], found: Any) -> None:
+        self._has_left = False
+        for call in turn:
+            module = call.module()
+            if module is not None:
+                self._left.append(_LeftOut(module, call.given, self._asked, found))
+        self._simulation.engine.assume(
+            f"the calls of {', '.join(type(each.module).__name__ for each in self._left)} that "
+            f"follow {_ALIKE} like them, in a loop without batches, need the same memory"
+        )
+
+    def _asked(self) -> bool:
+        """May a call be left out that is like those before? One of training may not."""
+        if torch.is_grad_enabled():
+            self.forget()
+            return False
+        if self._has_left:
+            self._has_left = False
+            self.is_over()
+        self.was_left_out = True
+        return True
+
+    def _restore(self) -> None:
+        for each in self._left:
+            each.remove()
+        self._left.clear()
+
+
+def _given(args: Any, kwargs: Any) -> _Given:
+    named = [*enumerate(args), *sorted(kwargs.items())]
+    told = tuple((name, each) for name, each in named if isinstance(each, bool | str))
+    return signature_of(args, kwargs), tuple(sorted(kwargs)), told
+
+
+class _LeftOut:
+    """Stands in for a model's forward call: gives tensors of the shapes that a call gave."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        given: _Given,
+        may_be: Callable[[], bool],
+        found: Any,
+    ) -> None:
+        self.module = module
+        self._given, self._may_be = given, may_be
+        self._forward, self._held = module.forward, vars(module).get("forward")
+        self._outline = None if found is None else _outline(found)
+        module.forward = self._call
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        if _given(args, kwargs) != self._given or not self._may_be():
+            return self._forward(*args, **kwargs)
+        if self._outline is None:
+            found = self._forward(*args, **kwargs)
+            self._outline = _outline(found)
+            return found
+        return map_leaves(_Outline, _Outline.made, self._outline)
+
+    def remove(self) -> None:
+        """The module is as it was."""
+        if self._held is None:
+            vars(self.module).pop("forward", None)
+        else:
+            self.module.forward = self._held
+
+
+class _Outline:
+    """A tensor without its memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._shape, self._stride = tensor.shape, tensor.stride()
+        self._dtype, self._device = tensor.dtype, tensor.device
+
+    def made(self) -> torch.Tensor:
+        return torch.empty_strided(
+            self._shape, self._stride, dtype=self._dtype, device=self._device
+        )
+
+
+def _outline(found: Any) -> Any:
+    return map_leaves(torch.Tensor, _Outline, found)

@@ -1,0 +1,129 @@
+"""Loops of calls that are fed by what they gave: their calls are counted once memory repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from trainfit.memory.growth import step_pattern
+from trainfit.scripts.phases.sampling import SampledLoop
+from trainfit.simgpu.session import Simulation
+
+
+class Denoiser(torch.nn.Module):
+    """Counts the calls that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64, device="cuda")
+        self.made = 0
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        self.made += 1
+        return {"noise": self.layer(x).relu() * 2}
+
+
+@pytest.fixture
+def watched() -> Iterator[tuple[Simulation, SampledLoop, Denoiser]]:
+    with Simulation("RTX 4090") as simulation:
+        loop = SampledLoop(simulation, lambda: False)
+        loop.install()
+        yield simulation, loop, Denoiser()
+        loop.remove()
+
+
+Watched = tuple[Simulation, SampledLoop, Denoiser]
+
+
+def sampled(model: Denoiser, steps: int, rows: int = 8) -> torch.Tensor:
+    x = torch.randn(rows, 64, device="cuda")
+    for _ in range(steps):
+        x = x - model(x)["noise"]
+    return x
+
+
+@torch.no_grad()
+def test_calls_that_are_alike_are_not_made(watched: Watched) -> None:
+    simulation, loop, model = watched
+    sampled(model, 1000)
+    assert model.made < 10 and loop.leaves_out and loop.was_left_out
+    before = simulation.allocator.requested_bytes
+    found = model(torch.randn(8, 64, device="cuda"))["noise"]
+    assert (found.shape, found.device.type) == ((8, 64), "cuda")
+    assert simulation.allocator.requested_bytes == before + found.nbytes
+    # Given something else it is called, and what was sampled is what the next model gets.
+    made = model.made
+    assert model(torch.randn(9, 64, device="cuda"))["noise"].shape == (9, 64)
+    assert model.made == made + 1 and not loop.was_left_out
+    over: list[int] = []
+    loop.is_over = lambda: over.append(1)
+    sampled(model, 2)
+    assert over == [1]
+
+
+def keeping(model: Denoiser) -> None:
+    kept, x = [], torch.randn(8, 64, device="cuda")
+    for _ in range(30):
+        x = x - model(x)["noise"]
+        kept.append(x)
+
+
+def benchmarking(model: Denoiser) -> None:
+    x = torch.randn(8, 64, device="cuda")
+    for _ in range(30):
+        model(x)
+
+
+def fed(model: Denoiser) -> None:
+    for _ in range(30):
+        model(torch.randn(64, 64).to("cuda"))
+
+
+def training(model: Denoiser) -> None:
+    with torch.enable_grad():
+        sampled(model, 30)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use", [keeping, benchmarking, fed, training])
+def test_others_are(watched: Watched, use: Callable[[Denoiser], None]) -> None:
+    """Calls that leave more behind each time, that are given the same or the host's, or train."""
+    _, loop, model = watched
+    use(model)
+    assert model.made == 30 and not loop.leaves_out
+
+
+def test_a_model_is_trained_after_it(watched: Watched) -> None:
+    _, loop, model = watched
+    with torch.no_grad():
+        sampled(model, 30)
+    made = model.made
+    assert made < 30 and loop.leaves_out
+    model(torch.randn(8, 64, device="cuda"))["noise"].sum().backward()
+    assert model.made == made + 1 and model.layer.weight.grad is not None
+    assert "forward" not in vars(model)
+
+
+@torch.no_grad()
+def test_two_calls_take_turns(watched: Watched) -> None:
+    _, loop, model = watched
+    x, at = torch.randn(8, 64, device="cuda"), torch.zeros(8, device="cuda")
+    for _ in range(100):
+        with_text = model(x, at=at)["noise"]
+        x = x - with_text - model(x)["noise"]
+    assert loop.leaves_out and model.made < 20
+
+
+def test_what_comes_after_a_loop_leaves_its_course() -> None:
+    with Simulation("RTX 4090") as simulation, torch.no_grad():
+        model = Denoiser()
+        for _ in range(7):
+            sampled(model, 1)
+            simulation.end_step()
+        sampled(model, 1, rows=4096)
+        simulation.end_step()
+        found = step_pattern(simulation.recording, reserved_bytes=0)
+    assert (found.course, found.steps) == ("settled", 8)
+    assert found.peak_bytes[-1] > found.peak_bytes[-2]
