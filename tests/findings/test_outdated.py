@@ -98,11 +98,33 @@ def test_a_package_that_is_missing(
     module: str, title: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "beside_the_scripts").mkdir()
+    (tmp_path / "beside_the_scripts" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     message = f"No module named '{module}'"
     fault = of_exception(f"Traceback (most recent call last):\nModuleNotFoundError: {message}\n")
     assert fault is not None and fault.kind == "package_missing" and fault.kind in KINDS
     assert fault.title.startswith(title) and fix in fault.fix.action
+
+
+@pytest.mark.parametrize(
+    ("builds", "fix"),
+    [(True, "pip install -e part, or PYTHONPATH=part"), (False, "PYTHONPATH=part")],
+)
+def test_a_package_in_a_folder_of_the_scripts_own_code(
+    builds: bool, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ACT's detr/models/backbone.py imports util, which lies in detr; pip has another package of
+    that name."""
+    for folder in ("util", "models"):
+        (tmp_path / "part" / folder).mkdir(parents=True)
+    for file in ("util/misc.py", "models/backbone.py", *(["setup.py"] if builds else [])):
+        (tmp_path / "part" / file).touch()
+    monkeypatch.chdir(tmp_path)
+    frame = f'  File "{tmp_path}/part/models/backbone.py", line 14, in <module>\n'
+    said = "ModuleNotFoundError: No module named 'util'\n"
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}{said}")
+    assert fault is not None and fault.title.startswith("util lies in part, ")
+    assert fault.fix.action == f"{fix} before the command"
 
 
 def test_a_module_of_the_scripts_own_package_is_no_package() -> None:

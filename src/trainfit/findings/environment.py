@@ -268,14 +268,15 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     if module != name:  # of a package that is there
         return None
-    if Path(name).is_dir() or Path(f"{name}.py").is_file():
-        return failure_finding(
-            "package_missing",
-            f"{name} lies in this folder, where Python does not look for a script of another",
-            "",
-            "pip install -e . if there is a setup.py or pyproject.toml, or PYTHONPATH=. before "
-            "the command",
+    if (folder := _folder_with(name, raised)) is not None:
+        where = str(folder)
+        title = (
+            f"{name} lies in {'this folder' if where == '.' else where}, where Python does not look"
         )
+        built = any((folder / each).is_file() for each in _BUILDS)
+        install = f"pip install -e {where}, or " if built else ""
+        fix = f"{install}PYTHONPATH={where} before the command"
+        return failure_finding("package_missing", title, "", fix)
     return failure_finding(
         "package_missing",
         f"{name} is not installed for the Python that runs the script",
@@ -283,3 +284,20 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
         "or the option that does without it",
     )
+
+
+#: What pip installs a folder by.
+_BUILDS: Final = ("setup.py", "pyproject.toml")
+
+
+def _folder_with(name: str, raised: ParsedException) -> Path | None:
+    """The folder of the user's code that has this module, as seen from here: this one, one that a
+    file of the traceback lies in, or one below this one that is to be installed; else ``None``."""
+    here = Path.cwd()
+    files = [here / frame.path for frame in reversed(raised.frames) if frame.is_user]
+    above = [each for file in files for each in file.parents if each.is_relative_to(here)]
+    below = sorted(build.parent for each in _BUILDS for build in here.glob(f"*/{each}"))
+    for folder in (here, *above, *below, here / "src"):
+        if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
+            return folder.relative_to(here)
+    return None

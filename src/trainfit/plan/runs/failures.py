@@ -221,7 +221,7 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
         )
     hint = _of_processes(outcome.message, command.gpus)
     if outcome.status == "exited":
-        hint = hint or exit_hint(outcome, output, command)
+        hint = hint or _of_launch(output, command.gpus) or exit_hint(outcome, output, command)
     else:
         hint = hint or remedy(outcome, output)
     return f"{what} {after}, before its first optimizer step; {hint}"
@@ -285,6 +285,18 @@ def _of_processes(message: str, gpus: int) -> str:
             "optimizer's params, which uses the same memory"
         )
     return ""
+
+
+def _of_launch(output: str, gpus: int) -> str:
+    """What to do where a script's parser refuses the option that PyTorch's old launcher gives it;
+    empty where it does not."""
+    if "unrecognized arguments: --local-rank=" not in output:
+        return ""
+    return (
+        "torch.distributed.launch of PyTorch 2 and newer gives it --local-rank, which it does not "
+        f"know: begin the command with `torchrun --nproc-per-node={gpus}`; where it needs "
+        'args.local_rank, give its parser "--local-rank" next to "--local_rank"'
+    )
 
 
 def what_happened(outcome: TraceOutcome) -> str:
