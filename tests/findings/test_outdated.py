@@ -127,6 +127,22 @@ def test_a_package_in_a_folder_of_the_scripts_own_code(
     assert fault.fix.action == f"{fix} before the command"
 
 
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ('assert timm.__version__ == "0.3.2"  # version check', True),
+        ("assert len(files) == 3", False),
+    ],
+)
+def test_a_version_that_a_script_insists_on(line: str, known: bool) -> None:
+    """MAE wants timm 0.3.2."""
+    frame = f'  File "main_pretrain.py", line 27, in <module>\n    {line}\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}AssertionError\n")
+    assert (fault is not None) is known
+    if fault is not None:
+        assert fault.title == "The script insists on another version of timm than is installed"
+
+
 def test_a_module_of_the_scripts_own_package_is_no_package() -> None:
     text = (
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'models.gone'\n"

@@ -252,6 +252,14 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What an import that fails, or a name that a library had once, means."""
     if met := first_met(_KNOWN, raised.message):
         return failure_finding("outdated", met[0].title, "", met[0].fix)
+    if raised.type == "AssertionError" and (asked := _asked_version(raised)):
+        return failure_finding(
+            "outdated",
+            f"The script insists on another version of {asked} than is installed",
+            "",
+            "the version that the line names, in an environment of its own; or remove the line, "
+            "and change what has another name in the installed one",
+        )
     missing = _MISSING.search(raised.message)
     if raised.type != "ModuleNotFoundError" or missing is None:
         return None
@@ -284,6 +292,15 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
         "or the option that does without it",
     )
+
+
+_VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
+
+
+def _asked_version(raised: ParsedException) -> str:
+    """The package of whose version the line that raised makes sure; empty: of none."""
+    found = raised.culprit and _VERSION_ASKED.search(raised.culprit.code.strip())
+    return found[1] if found else ""
 
 
 #: What pip installs a folder by.

@@ -9,6 +9,7 @@ import pytest
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.failures import ScriptError, require_step
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Status, TraceOutcome
 
 
@@ -70,3 +71,24 @@ def test_other_messages_are_left_alone(tmp_path: Path, message: str) -> None:
     text = said(tmp_path, "exited", message)
     assert "one GPU is simulated" not in text
     assert "torchrun" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        (ScriptOption(("--accel",), "accel", "False", False, switch=True), "its option --accel"),
+        (ScriptOption(("--no-cuda",), "no_cuda", "True", True, switch=True), "out its option --no"),
+        (ScriptOption(("-d", "--device"), "device", "cpu", False), "-d cuda in place of cpu"),
+        (ScriptOption(("--no-cuda",), "no_cuda", "False", False, switch=True), "is_available()"),
+        (ScriptOption(("--cudnn",), "cudnn", "False", False, switch=True), "is_available()"),
+    ],
+)
+def test_a_script_that_is_told_to_stay_on_the_cpu(
+    tmp_path: Path, option: ScriptOption, fix: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = TraceOutcome(status="finished", steps=3, seconds=1.0, message="", options=(option,))
+    with pytest.raises(ScriptError, match="none of them on the GPU") as caught:
+        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]))
+    assert fix in str(caught.value)
