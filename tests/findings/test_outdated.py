@@ -143,6 +143,26 @@ def test_a_version_that_a_script_insists_on(line: str, known: bool) -> None:
         assert fault.title == "The script insists on another version of timm than is installed"
 
 
+@pytest.mark.parametrize(
+    ("said", "gone"),
+    [
+        ("ModuleNotFoundError: No module named 'numpy.gone'", "numpy has no numpy.gone"),
+        (
+            "ImportError: cannot import name 'gone' from 'timm.optim' (/e/site-packages/timm/a.py)",
+            "timm has no timm.optim.gone",
+        ),
+        ("ImportError: cannot import name 'gone' from 'models' (/home/me/models.py)", None),
+    ],
+)
+def test_what_the_installed_version_of_a_package_has_not(said: str, gone: str | None) -> None:
+    """ConvNeXt imports timm.optim.novograd of timm 0.3."""
+    fault = of_exception(f"Traceback (most recent call last):\n{said}\n")
+    assert fault is None if gone is None else fault is not None
+    if fault is not None:
+        assert fault.title == f"The installed version of {gone}"
+        assert "requirements" in fault.fix.action
+
+
 def test_a_module_of_the_scripts_own_package_is_no_package() -> None:
     text = (
         "Traceback (most recent call last):\nModuleNotFoundError: No module named 'models.gone'\n"

@@ -7,6 +7,7 @@ of papers name the versions that they were written for, and run with newer ones.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Final
@@ -260,6 +261,9 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "the version that the line names, in an environment of its own; or remove the line, "
             "and change what has another name in the installed one",
         )
+    lacks = _NAME_GONE.search(raised.message)
+    if lacks is not None and "circular import" not in raised.message:
+        return _other_version(lacks[2].partition(".")[0], f"{lacks[2]}.{lacks[1]}")
     missing = _MISSING.search(raised.message)
     if raised.type != "ModuleNotFoundError" or missing is None:
         return None
@@ -275,7 +279,7 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "package_missing", f"{name} is not installed, and {why}", "", instead
         )
     if module != name:  # of a package that is there
-        return None
+        return _other_version(name, module) if _is_installed(name) else None
     if (folder := _folder_with(name, raised)) is not None:
         where = str(folder)
         title = (
@@ -292,6 +296,29 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
         "or the option that does without it",
     )
+
+
+#: Of an installed package: Python says in which file it looked.
+_NAME_GONE: Final = re.compile(
+    r"cannot import name '(\w+)' from '([\w.]+)' \([^()\n]*(?:site|dist)-packages"
+)
+
+
+def _other_version(package: str, gone: str) -> Finding:
+    """Of a package that is installed, without a name or a module that the script imports."""
+    return failure_finding(
+        "outdated",
+        f"The installed version of {package} has no {gone}",
+        "",
+        f"the version of {package} that the script was written for (its README or requirements "
+        "name it), in an environment of its own; or the name's place in the installed one",
+    )
+
+
+def _is_installed(package: str) -> bool:
+    """Is it an installed package's, and not a folder of the user's code?"""
+    found = importlib.util.find_spec(package)
+    return found is not None and "-packages" in (found.origin or "")
 
 
 _VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")

@@ -228,10 +228,10 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     if too_small:
         return too_small
     if outcome.status == "ended":
-        return (
-            f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
-            "plan a command that trains, with enough data for one batch"
-        )
+        fix = "plan a command that trains, with enough data for one batch"
+        if outcome.module_calls and not outcome.gpu_operators:
+            fix = f"{fix}; {_to_gpu(outcome.options)}"
+        return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); {fix}"
     if outcome.status == "timeout":
         place = f", it was at {outcome.location}" if outcome.location else ""
         return (
