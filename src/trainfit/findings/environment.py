@@ -317,7 +317,10 @@ def _other_version(package: str, gone: str) -> Finding:
 
 def _is_installed(package: str) -> bool:
     """Is it an installed package's, and not a folder of the user's code?"""
-    found = importlib.util.find_spec(package)
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # a module that was made without a spec, as __main__ may be
+        return False
     return found is not None and "-packages" in (found.origin or "")
 
 
@@ -326,8 +329,9 @@ _VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
 
 def _asked_version(raised: ParsedException) -> str:
     """The package of whose version the line that raised makes sure; empty: of none."""
-    found = raised.culprit and _VERSION_ASKED.search(raised.culprit.code.strip())
-    return found[1] if found else ""
+    line = raised.culprit.code.strip() if raised.culprit is not None else ""
+    found = _VERSION_ASKED.search(line)
+    return found[1] if found is not None else ""
 
 
 #: What pip installs a folder by.
