@@ -9,6 +9,7 @@ import pickle
 import socket
 import threading
 import traceback
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -388,6 +389,11 @@ def no_hub() -> None:  # as transformers/utils/hub.py raises it
     raise OSError("We couldn't connect to 'https://huggingface.co' to load the files, and …")
 
 
+def no_server() -> None:
+    """As an environment without a network has it; ``.invalid`` is no address anywhere."""
+    urllib.request.urlopen("http://data.invalid/cora.tgz")
+
+
 def gated() -> None:
     raise OSError("You are trying to access a gated repo.\nMake sure to have access to it at …")
 
@@ -496,6 +502,7 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
     ("call", "kind", "fix"),
     [
         (no_hub, "hub_unreachable", "hf download"),
+        (no_server, "server_unreachable", "where there is a network"),
         (gated, "hub_refused", "hf auth login"),
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),

@@ -98,11 +98,69 @@ def test_a_package_that_is_missing(
     module: str, title: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "beside_the_scripts").mkdir()
+    (tmp_path / "beside_the_scripts" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     message = f"No module named '{module}'"
     fault = of_exception(f"Traceback (most recent call last):\nModuleNotFoundError: {message}\n")
     assert fault is not None and fault.kind == "package_missing" and fault.kind in KINDS
     assert fault.title.startswith(title) and fix in fault.fix.action
+
+
+@pytest.mark.parametrize(
+    ("builds", "fix"),
+    [(True, "pip install -e part, or PYTHONPATH=part"), (False, "PYTHONPATH=part")],
+)
+def test_a_package_in_a_folder_of_the_scripts_own_code(
+    builds: bool, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ACT's detr/models/backbone.py imports util, which lies in detr; pip has another package of
+    that name."""
+    for folder in ("util", "models"):
+        (tmp_path / "part" / folder).mkdir(parents=True)
+    for file in ("util/misc.py", "models/backbone.py", *(["setup.py"] if builds else [])):
+        (tmp_path / "part" / file).touch()
+    monkeypatch.chdir(tmp_path)
+    frame = f'  File "{tmp_path}/part/models/backbone.py", line 14, in <module>\n'
+    said = "ModuleNotFoundError: No module named 'util'\n"
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}{said}")
+    assert fault is not None and fault.title.startswith("util lies in part, ")
+    assert fault.fix.action == f"{fix} before the command"
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ('assert timm.__version__ == "0.3.2"  # version check', True),
+        ("assert len(files) == 3", False),
+    ],
+)
+def test_a_version_that_a_script_insists_on(line: str, known: bool) -> None:
+    """MAE wants timm 0.3.2."""
+    frame = f'  File "main_pretrain.py", line 27, in <module>\n    {line}\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}AssertionError\n")
+    assert (fault is not None) is known
+    if fault is not None:
+        assert fault.title == "The script insists on another version of timm than is installed"
+
+
+@pytest.mark.parametrize(
+    ("said", "gone"),
+    [
+        ("ModuleNotFoundError: No module named 'numpy.gone'", "numpy has no numpy.gone"),
+        (
+            "ImportError: cannot import name 'gone' from 'timm.optim' (/e/site-packages/timm/a.py)",
+            "timm has no timm.optim.gone",
+        ),
+        ("ImportError: cannot import name 'gone' from 'models' (/home/me/models.py)", None),
+    ],
+)
+def test_what_the_installed_version_of_a_package_has_not(said: str, gone: str | None) -> None:
+    """ConvNeXt imports timm.optim.novograd of timm 0.3."""
+    fault = of_exception(f"Traceback (most recent call last):\n{said}\n")
+    assert fault is None if gone is None else fault is not None
+    if fault is not None:
+        assert fault.title == f"The installed version of {gone}"
+        assert "requirements" in fault.fix.action
 
 
 def test_a_module_of_the_scripts_own_package_is_no_package() -> None:

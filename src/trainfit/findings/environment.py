@@ -7,6 +7,7 @@ of papers name the versions that they were written for, and run with newer ones.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Final
@@ -252,6 +253,17 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What an import that fails, or a name that a library had once, means."""
     if met := first_met(_KNOWN, raised.message):
         return failure_finding("outdated", met[0].title, "", met[0].fix)
+    if raised.type == "AssertionError" and (asked := _asked_version(raised)):
+        return failure_finding(
+            "outdated",
+            f"The script insists on another version of {asked} than is installed",
+            "",
+            "the version that the line names, in an environment of its own; or remove the line, "
+            "and change what has another name in the installed one",
+        )
+    lacks = _NAME_GONE.search(raised.message)
+    if lacks is not None and "circular import" not in raised.message:
+        return _other_version(lacks[2].partition(".")[0], f"{lacks[2]}.{lacks[1]}")
     missing = _MISSING.search(raised.message)
     if raised.type != "ModuleNotFoundError" or missing is None:
         return None
@@ -267,15 +279,16 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "package_missing", f"{name} is not installed, and {why}", "", instead
         )
     if module != name:  # of a package that is there
-        return None
-    if Path(name).is_dir() or Path(f"{name}.py").is_file():
-        return failure_finding(
-            "package_missing",
-            f"{name} lies in this folder, where Python does not look for a script of another",
-            "",
-            "pip install -e . if there is a setup.py or pyproject.toml, or PYTHONPATH=. before "
-            "the command",
+        return _other_version(name, module) if _is_installed(name) else None
+    if (folder := _folder_with(name, raised)) is not None:
+        where = str(folder)
+        title = (
+            f"{name} lies in {'this folder' if where == '.' else where}, where Python does not look"
         )
+        built = any((folder / each).is_file() for each in _BUILDS)
+        install = f"pip install -e {where}, or " if built else ""
+        fix = f"{install}PYTHONPATH={where} before the command"
+        return failure_finding("package_missing", title, "", fix)
     return failure_finding(
         "package_missing",
         f"{name} is not installed for the Python that runs the script",
@@ -283,3 +296,56 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {_DISTRIBUTIONS.get(name, name)}, if its requirements name no other; "
         "or the option that does without it",
     )
+
+
+#: Of an installed package: Python says in which file it looked.
+_NAME_GONE: Final = re.compile(
+    r"cannot import name '(\w+)' from '([\w.]+)' \([^()\n]*(?:site|dist)-packages"
+)
+
+
+def _other_version(package: str, gone: str) -> Finding:
+    """Of a package that is installed, without a name or a module that the script imports."""
+    return failure_finding(
+        "outdated",
+        f"The installed version of {package} has no {gone}",
+        "",
+        f"the version of {package} that the script was written for (its README or requirements "
+        "name it), in an environment of its own; or the name's place in the installed one",
+    )
+
+
+def _is_installed(package: str) -> bool:
+    """Is it an installed package's, and not a folder of the user's code?"""
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # a module that was made without a spec, as __main__ may be
+        return False
+    return found is not None and "-packages" in (found.origin or "")
+
+
+_VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
+
+
+def _asked_version(raised: ParsedException) -> str:
+    """The package of whose version the line that raised makes sure; empty: of none."""
+    line = raised.culprit.code.strip() if raised.culprit is not None else ""
+    found = _VERSION_ASKED.search(line)
+    return found[1] if found is not None else ""
+
+
+#: What pip installs a folder by.
+_BUILDS: Final = ("setup.py", "pyproject.toml")
+
+
+def _folder_with(name: str, raised: ParsedException) -> Path | None:
+    """The folder of the user's code that has this module, as seen from here: this one, one that a
+    file of the traceback lies in, or one below this one that is to be installed; else ``None``."""
+    here = Path.cwd()
+    files = [here / frame.path for frame in reversed(raised.frames) if frame.is_user]
+    above = [each for file in files for each in file.parents if each.is_relative_to(here)]
+    below = sorted(build.parent for each in _BUILDS for build in here.glob(f"*/{each}"))
+    for folder in (here, *above, *below, here / "src"):
+        if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
+            return folder.relative_to(here)
+    return None

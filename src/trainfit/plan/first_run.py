@@ -219,8 +219,8 @@ class FirstRun:
 
     def _answer(self, recording: Recording, batch: int | None) -> None:
         """Tell of the job as it is, once, while other runs are still to come."""
-        if self._runs.is_over or self._has_answered:
-            return
+        if self._runs.is_over or self._has_answered or not len(recording.alloc_bytes):
+            return  # without a tensor on the GPU there is nothing to say that it fits
         context = context_parts(recording)
         memory_model = dataclasses.replace(self._memory_model(self._command), context=context)
         shown, fits = memory_model.shown(Stream.of(recording))

@@ -9,15 +9,16 @@ import pytest
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.failures import ScriptError, require_step
 from trainfit.plan.runs.tracing import Trace
+from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Status, TraceOutcome
 
 
-def said(tmp_path: Path, status: Status, message: str, gpus: int = 1) -> str:
+def said(tmp_path: Path, status: Status, message: str, gpus: int = 1, output: str = "") -> str:
     script = tmp_path / "train.py"
     script.write_text("")
     outcome = TraceOutcome(status=status, steps=0, seconds=1.0, message=message)
     with pytest.raises(ScriptError) as caught:
-        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]).on(gpus))
+        require_step(Trace(outcome, None, output), parse_command(["python", str(script)]).on(gpus))
     return str(caught.value)
 
 
@@ -33,6 +34,15 @@ def said(tmp_path: Path, status: Status, message: str, gpus: int = 1) -> str:
 def test_a_script_without_its_launcher(tmp_path: Path, message: str, gpus: int) -> None:
     wanted = f"begin the command with `torchrun --nproc-per-node={gpus}`"
     assert wanted in said(tmp_path, "failed", message, gpus)
+
+
+@pytest.mark.parametrize(("option", "known"), [("--local-rank=0", True), ("--rank=0", False)])
+def test_a_script_of_the_old_launcher(tmp_path: Path, option: str, known: bool) -> None:
+    """DINO and ConvNeXt know --local_rank alone, which PyTorch 1 gave them."""
+    output = f"usage: train.py [-h] [--local_rank N]\nerror: unrecognized arguments: {option}\n"
+    text = said(tmp_path, "exited", "exit code 2", gpus=8, output=output)
+    assert ("begin the command with `torchrun --nproc-per-node=8`" in text) is known
+    assert ("its own message is below" in text) is not known
 
 
 @pytest.mark.parametrize(
@@ -61,3 +71,24 @@ def test_other_messages_are_left_alone(tmp_path: Path, message: str) -> None:
     text = said(tmp_path, "exited", message)
     assert "one GPU is simulated" not in text
     assert "torchrun" not in text
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        (ScriptOption(("--accel",), "accel", "False", False, switch=True), "its option --accel"),
+        (ScriptOption(("--no-cuda",), "no_cuda", "True", True, switch=True), "out its option --no"),
+        (ScriptOption(("-d", "--device"), "device", "cpu", False), "-d cuda in place of cpu"),
+        (ScriptOption(("--no-cuda",), "no_cuda", "False", False, switch=True), "is_available()"),
+        (ScriptOption(("--cudnn",), "cudnn", "False", False, switch=True), "is_available()"),
+    ],
+)
+def test_a_script_that_is_told_to_stay_on_the_cpu(
+    tmp_path: Path, option: ScriptOption, fix: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = TraceOutcome(status="finished", steps=3, seconds=1.0, message="", options=(option,))
+    with pytest.raises(ScriptError, match="none of them on the GPU") as caught:
+        require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]))
+    assert fix in str(caught.value)

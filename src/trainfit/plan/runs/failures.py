@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
@@ -17,6 +17,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import FAILS_LATER, Finding
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
+from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration, exception_text
 
@@ -78,8 +79,26 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
-            'to "cuda"; let the script use the GPU where torch.cuda.is_available()'
+            f'to "cuda"; {_to_gpu(outcome.options)}'
         )
+
+
+#: Options that say whether to use a GPU ("--cuda", "--use_gpu", "--accel"), or which device.
+_USES_GPU: Final = re.compile(r"(?:use_?|enable_?|with_?)?(?:cuda|gpus?|accel(?:erator)?)")
+_USES_NONE: Final = re.compile(r"(?:no|disable|without)_?(?:cuda|gpus?|accel(?:erator)?)")
+
+
+def _to_gpu(options: Iterable[ScriptOption]) -> str:
+    """What brings a script to the GPU that trained on the CPU."""
+    for option in options:
+        name, flag = option.name.lower(), option.flags[0] if option.flags else option.name
+        if option.switch and option.value == "False" and _USES_GPU.fullmatch(name):
+            return f"give it its option {flag}"
+        if option.switch and option.given and _USES_NONE.fullmatch(name):
+            return f"leave out its option {flag}"
+        if name == "device" and option.value == "cpu":
+            return f"give it {flag} cuda in place of cpu"
+    return "let the script use the GPU where torch.cuda.is_available()"
 
 
 def _wanted(outcome: TraceOutcome, output: str) -> tuple[str, ...]:
@@ -209,10 +228,10 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     if too_small:
         return too_small
     if outcome.status == "ended":
-        return (
-            f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); "
-            "plan a command that trains, with enough data for one batch"
-        )
+        fix = "plan a command that trains, with enough data for one batch"
+        if outcome.module_calls and not outcome.gpu_operators:
+            fix = f"{fix}; {_to_gpu(outcome.options)}"
+        return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); {fix}"
     if outcome.status == "timeout":
         place = f", it was at {outcome.location}" if outcome.location else ""
         return (
@@ -221,7 +240,7 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
         )
     hint = _of_processes(outcome.message, command.gpus)
     if outcome.status == "exited":
-        hint = hint or exit_hint(outcome, output, command)
+        hint = hint or _of_launch(output, command.gpus) or exit_hint(outcome, output, command)
     else:
         hint = hint or remedy(outcome, output)
     return f"{what} {after}, before its first optimizer step; {hint}"
@@ -285,6 +304,18 @@ def _of_processes(message: str, gpus: int) -> str:
             "optimizer's params, which uses the same memory"
         )
     return ""
+
+
+def _of_launch(output: str, gpus: int) -> str:
+    """What to do where a script's parser refuses the option that PyTorch's old launcher gives it;
+    empty where it does not."""
+    if "unrecognized arguments: --local-rank=" not in output:
+        return ""
+    return (
+        "torch.distributed.launch of PyTorch 2 and newer gives it --local-rank, which it does not "
+        f"know: begin the command with `torchrun --nproc-per-node={gpus}`; where it needs "
+        'args.local_rank, give its parser "--local-rank" next to "--local_rank"'
+    )
 
 
 def what_happened(outcome: TraceOutcome) -> str:
