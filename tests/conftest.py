@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 # The examples of `make test` are the same every time: what it says depends on the change alone.
-# `make test-slow` tries others (profile "chance"). No example fails for taking long: another
-# process may have had the cores.
+# `make test-slow` tries others, twice as many (profile "chance"). No example fails for taking long:
+# another process may have had the cores.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fixed", _UNTIMED, derandomize=True)
-settings.register_profile("chance", _UNTIMED, derandomize=False)
+settings.register_profile("fixed", _UNTIMED, derandomize=True, max_examples=50)
+settings.register_profile("chance", _UNTIMED, derandomize=False, max_examples=100)
 settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
@@ -115,6 +115,33 @@ def warm() -> Iterator[None]:
     from helpers_warm import warm_runs
 
     with warm_runs():
+        yield
+
+
+@pytest.fixture
+def brief() -> Iterator[None]:
+    """Plans make fewer simulated runs (``helpers_plan``): the test is not about the others."""
+    from helpers_plan import brief_plans
+
+    with brief_plans():
+        yield
+
+
+@pytest.fixture
+def brief_with_ends() -> Iterator[None]:
+    """As ``brief``, with runs to the end of an epoch."""
+    from helpers_plan import brief_plans
+
+    with brief_plans(ends=True):
+        yield
+
+
+@pytest.fixture
+def unconfirmed() -> Iterator[None]:
+    """As ``brief``, with both precisions."""
+    from helpers_plan import brief_plans
+
+    with brief_plans(both_precisions=True):
         yield
 
 
