@@ -63,7 +63,6 @@ def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceO
             return tracer.trace().outcome
 
 
-@pytest.mark.usefixtures("brief")
 def test_plan_changes_nothing(work: Path) -> None:
     before = tree(work)
     words = ["--gpu", "RTX 4090", "--steps", "2", "--json", "--", "python", "train.py"]
