@@ -29,8 +29,7 @@ BIN := .venv/bin
 NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# For two cores: a fifth of the time they wait for child processes. 0: in one process. The files
-# come in the order of tests/conftest.py, not those of most tests first.
+# For two cores: a fifth of the time they wait for child processes. 0: in one process.
 PYTEST_WORKERS ?= 3
 
 TESTS ?= tests
@@ -56,7 +55,7 @@ plan: .venv/.plan-ready $(DATA)/meta.json
 	@echo '      trainfit plan --gpu "$(GPU)" -- python YOUR_SCRIPT.py'
 
 test: .venv/.dev-ready
-	$(PYTEST) -q -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	$(PYTEST) -q --workers $(PYTEST_WORKERS)
 
 # The list is chosen so that a test uses every private name of PyTorch that trainfit uses; the last
 # command says which none does.

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 # The examples of `make test` are the same every time: what it says depends on the change alone.
-# `make test-slow` tries others (profile "chance"). No example fails for taking long: another
-# process may have had the cores.
+# `make test-slow` tries others, twice as many (profile "chance"). No example fails for taking long:
+# another process may have had the cores.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fixed", _UNTIMED, derandomize=True)
-settings.register_profile("chance", _UNTIMED, derandomize=False)
+settings.register_profile("fixed", _UNTIMED, derandomize=True, max_examples=50)
+settings.register_profile("chance", _UNTIMED, derandomize=False, max_examples=100)
 settings.load_profile("fixed")
 
 HERE = Path(__file__).parent
@@ -56,21 +56,15 @@ LONG = tuple(
 )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Each of the workers begins to collect elsewhere.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workers", type=int, default=0, help="see tests/forked_workers.py")
 
-    All collect all; in a fresh clone each compiles a part of the files so, and not all do all.
-    """
-    worker = getattr(config, "workerinput", None)
-    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        return
-    places = sorted(
-        path
-        for path in HERE.iterdir()
-        if path.name.startswith("test_") or (path.is_dir() and path.name != "real")
-    )
-    first = len(places) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
-    config.args = [str(path) for path in (*places[first:], *places[:first])]
+
+def pytest_configure(config: pytest.Config) -> None:
+    if count := config.option.workers:
+        from forked_workers import ForkedWorkers
+
+        config.pluginmanager.register(ForkedWorkers(count))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -80,12 +74,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path not in long, item.path))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """PyTorch and thousands of tests stay until the end: no garbage collection looks at them."""
     gc.enable()
     gc.set_threshold(*GARBAGE)
     gc.collect()
     gc.freeze()
+    if session.config.option.workers and not session.config.option.collectonly:
+        from helpers_warm import serve_ahead
+
+        serve_ahead()
     # Workers share the cores, where a second thread of an operator mostly waits for its turn, and
     # keeps a core busy meanwhile. Processes that tests start have as many threads as a user's.
     if "PYTEST_XDIST_WORKER" in os.environ and (torch := sys.modules.get("torch")):
@@ -117,6 +115,33 @@ def warm() -> Iterator[None]:
     from helpers_warm import warm_runs
 
     with warm_runs():
+        yield
+
+
+@pytest.fixture
+def brief() -> Iterator[None]:
+    """Plans make fewer simulated runs (``helpers_plan``): the test is not about the others."""
+    from helpers_plan import brief_plans
+
+    with brief_plans():
+        yield
+
+
+@pytest.fixture
+def brief_with_ends() -> Iterator[None]:
+    """As ``brief``, with runs to the end of an epoch."""
+    from helpers_plan import brief_plans
+
+    with brief_plans(ends=True):
+        yield
+
+
+@pytest.fixture
+def unconfirmed() -> Iterator[None]:
+    """As ``brief``, with both precisions."""
+    from helpers_plan import brief_plans
+
+    with brief_plans(both_precisions=True):
         yield
 
 

@@ -173,6 +173,11 @@ def _environment() -> dict[str, str]:
     return _start_up(_without_ignored(os.environ))
 
 
+def serve_ahead() -> None:
+    """Start the first command's server: test processes that are forked afterwards share it."""
+    _server(tuple(sorted(_environment().items())))
+
+
 @functools.cache
 def _server(environment: tuple[tuple[str, str], ...]) -> socket.socket:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -157,7 +157,7 @@ STUBS: Final[dict[str, tuple[list[str], dict[str, Any]]]] = {
     "watch_rules": (["--quick"], {
         "samples": lambda *_: [MADE.make((cause,), 1000 * n) for n, cause in
                                enumerate(MADE.CAUSES)] + [MADE.make((), 500_000)],
-        "ours": lambda _: set()}),
+        "ours": lambda _: set(), "busy_silent": lambda: 100.0}),
     "kernel_accuracy": (["--data", "."], {
         "FILES": (), "compared": lambda *_: [None],
         "Line": SimpleNamespace(of=lambda _: MADE_LINE(**LINE)), "read_accepted": dict}),

@@ -40,6 +40,7 @@ def place(batch: int) -> int:
 
 
 @pytest.mark.parametrize("start", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("brief")
 def test_a_tiny_data_set_bounds_the_batch_and_memory_has_its_own_limit(
     start: int, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.usefixtures("brief")
 def test_rays_whose_points_the_model_is_given_in_chunks(tmp_path: Path) -> None:
     """A NeRF's: 256 samples in each step, and no batch size, it was."""
     (tmp_path / "train.py").write_text(RAYS)
@@ -186,6 +188,7 @@ def test_the_losses_that_are_kept_do_not_matter(tmp_path: Path) -> None:
     assert result["now"]["recommended_batch"] > 8
 
 
+@pytest.mark.usefixtures("brief")
 def test_none_is_recommended_while_memory_grows(tmp_path: Path) -> None:
     result = leaking("batch.cuda()", tmp_path)
     assert result["now"]["recommended_batch"] is None
@@ -233,6 +236,7 @@ def test_a_recommended_batch_that_takes_long_to_load_is_said_not_to_be_simulated
     assert any(f"{check.batch_size} was not simulated" in note for note in result.notes)
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_batch_size_that_is_a_constant_of_the_script(tmp_path: Path) -> None:
     """Other batch sizes were not known."""
     result = plan(shorter("own_batches.py", "steps = 1000", "steps = 60", tmp_path), cwd=tmp_path)
@@ -244,6 +248,7 @@ def test_a_batch_size_that_is_a_constant_of_the_script(tmp_path: Path) -> None:
     assert part["line"] == f"batch_size = {part['value']}"
 
 
+@pytest.mark.usefixtures("brief")
 def test_parameters_that_are_updated_by_hand_and_a_batch_behind_the_time(tmp_path: Path) -> None:
     """Its end was waited for, and that it makes no optimizer step was an error; the batch size was
     taken for the 35 time steps."""

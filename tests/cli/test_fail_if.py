@@ -121,6 +121,7 @@ def test_a_simulation_is_judged(tmp_path: Path) -> None:
     assert trainfit("show", recording, "--fail-if", "device < 20GiB", cwd=tmp_path).returncode == 1
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_plan_is_judged(tmp_path: Path) -> None:
     command = ["--", "python", SCRIPTS / "tiny.py"]
     words = ["plan", "--gpu", "T4", "--steps", "2", "--fail-if", "device > 14GiB"]

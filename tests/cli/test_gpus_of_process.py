@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, error_line, json_of, trainfit
+from helpers_plan import brief_plans
 
 SCRIPT = str(SCRIPTS / "one_process.py")
 #: Of its two layers, in float32.
@@ -17,7 +18,8 @@ OWN = ("--gpu", "2x RTX 4090", "--no-remedies", "--no-loader")
 
 def planned(use: str, *options: str) -> dict[str, Any]:
     command = ("python", SCRIPT, f"--use={use}", "--batch-size={batch_size:256}")
-    done = trainfit("plan", *OWN, *options, "--json", "--", *command, cwd=SCRIPTS)
+    with brief_plans():
+        done = trainfit("plan", *OWN, *options, "--json", "--", *command, cwd=SCRIPTS)
     assert done.returncode == 0, done.stderr
     return json_of(done)
 

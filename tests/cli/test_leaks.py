@@ -10,6 +10,7 @@ import pytest
 
 from helpers_cli import SCRIPTS
 from helpers_cli import trainfit as run_trainfit
+from helpers_plan import brief_plans
 from trainfit.cli.main import main
 
 COMMAND = (
@@ -24,7 +25,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plan's file: 16 MiB stay behind with each step, on a GPU of 1 GiB."""
     folder = tmp_path_factory.mktemp("leak")
     words = ("plan", "--gpu", "custom:1GiB", "--no-loader", "--output", "plan.json", "--")
-    done = run_trainfit(*words, *COMMAND, cwd=folder)
+    with brief_plans(both_precisions=True):
+        done = run_trainfit(*words, *COMMAND, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "screen.txt").write_text(done.stdout)
     return folder / "plan.json"

@@ -135,6 +135,7 @@ def test_a_default_that_the_command_does_not_say(script: Any, tmp_path: Path) ->
     ["--batch_size 8 --amp", *(pytest.param(each, marks=pytest.mark.slow)
                                for each in ("--batch_size=8 --amp", "--amp -b8"))],
 )  # fmt: skip
+@pytest.mark.usefixtures("unconfirmed")
 def test_a_value_that_the_command_says(script: Any, spelling: str, tmp_path: Path) -> None:
     words = ["python", script("argparse"), *spelling.split()]
     result = planned(*words, cwd=tmp_path)
@@ -155,6 +156,7 @@ def test_a_value_that_the_command_says(script: Any, spelling: str, tmp_path: Pat
      pytest.param("refused", "with --batch-size 16 the script exited with exit code 2",
                   marks=pytest.mark.slow)],
 )  # fmt: skip
+@pytest.mark.usefixtures("unconfirmed")
 def test_an_option_that_has_not_the_effect_of_its_name(
     script: Any, reads: str, says: str, tmp_path: Path
 ) -> None:

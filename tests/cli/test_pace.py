@@ -60,6 +60,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call imports in this process does not stay."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def paced_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In this process, which has imported what one of its own would: with ``imports``."""
+    return called_here(["pace", *words], cwd)
+
+
 def test_a_callable(folder: Path) -> None:
     done = trainfit(
         "pace", "policy.py:act", "--hz", "50,100", "--duration", "1s", "--output", "pace.json",
@@ -76,9 +88,9 @@ def test_a_callable(folder: Path) -> None:
     assert shown.returncode == 0 and shown.stdout == done.stdout
 
 
-def test_what_a_setup_returns_is_the_argument(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
+def test_what_a_setup_returns_is_the_argument(folder: Path, imports: None) -> None:
+    done = paced_here(
+        "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
         "--duration", "500ms", "--json", "--no-attribution", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -86,9 +98,9 @@ def test_what_a_setup_returns_is_the_argument(folder: Path) -> None:
     assert found.rates[0].calls.p50 > 50e-6
 
 
-def test_a_rehearsal_gets_the_callables_argument(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
+def test_a_rehearsal_gets_the_callables_argument(folder: Path, imports: None) -> None:
+    done = paced_here(
+        "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
         "--duration", "500ms", "--rehearse", "policy.py:forward", "--fix", "rehearse",
         "--no-attribution", cwd=folder,
     )  # fmt: skip
@@ -113,9 +125,9 @@ def test_a_command_that_answers_line_by_line(folder: Path) -> None:
     assert rate.speed is None  # it ran on another core
 
 
-def test_a_call_that_raises_keeps_what_was_measured(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:fails", "--hz", "50", "--duration", "5", "--output", "pace.json",
+def test_a_call_that_raises_keeps_what_was_measured(folder: Path, imports: None) -> None:
+    done = paced_here(
+        "policy.py:fails", "--hz", "50", "--duration", "5", "--output", "pace.json",
         cwd=folder,
     )  # fmt: skip
     assert done.returncode == 2
@@ -123,9 +135,9 @@ def test_a_call_that_raises_keeps_what_was_measured(folder: Path) -> None:
     assert PaceResult.load(folder / "pace.json").failure is not None
 
 
-def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:slow", "--hz", "40", "--duration", "1", "--no-attribution", cwd=folder
+def test_a_rate_that_cannot_be_reached(folder: Path, imports: None) -> None:
+    done = paced_here(
+        "policy.py:slow", "--hz", "40", "--duration", "1", "--no-attribution", cwd=folder
     )
     assert done.returncode == 1
     assert done.stdout.startswith("40 Hz cannot be held: a call needs ")
@@ -133,9 +145,11 @@ def test_a_rate_that_cannot_be_reached(folder: Path) -> None:
     assert re.search(r"40 Hz cannot be held: a call needs [\d.]+ ms", done.stdout)
 
 
-def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:chunk", "--hz", "50,2", "--duration", "1", "--no-attribution",
+def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(
+    folder: Path, imports: None
+) -> None:
+    done = paced_here(
+        "policy.py:chunk", "--hz", "50,2", "--duration", "1", "--no-attribution",
         "--output", "pace.json", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -145,8 +159,8 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(folder: Path) -
     found = PaceResult.load(folder / "pace.json")
     assert [rate.hz for rate in found.rates] == [50.0]
     assert [each.hz for each in found.unmeasured] == [2.0]
-    nothing = trainfit(
-        "pace", "policy.py:chunk", "--hz", "2", "--duration", "1", "--no-attribution", cwd=folder
+    nothing = paced_here(
+        "policy.py:chunk", "--hz", "2", "--duration", "1", "--no-attribution", cwd=folder
     )
     assert nothing.returncode == 2
     assert nothing.stdout.startswith("Nothing was measured: give --duration 52.\n")
@@ -170,13 +184,6 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     assert process.returncode == 130
     assert "Interrupted: results so far" in output
     assert PaceResult.load(folder / "pace.json").ended == "interrupted"
-
-
-@pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a call imports in this process does not stay."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
 
 
 @pytest.mark.parametrize(

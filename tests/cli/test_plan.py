@@ -186,6 +186,7 @@ def test_a_plan_agrees_with_simulate(result: dict[str, Any], tmp_path: Path) -> 
 # -- where the batch size comes from -----------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_without_placeholders_the_loader_of_the_first_step_is_varied(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
     text, many = (SCRIPTS / "plain.py").read_text(), "torch.randn(64, 256).expand(8192, 64, 256)"
@@ -300,6 +301,7 @@ def test_batch_sizes_by_trial(script: str, gpu: str, reason: str, tmp_path: Path
 # -- bad news ----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("brief")
 def test_nothing_fits_and_what_would(tmp_path: Path) -> None:
     words = (*TRAIN, "--batch_size={batch_size:8}", "--width=2048")
     done = trainfit("plan", "--gpu", "custom:400MiB", "--no-remedies", "--", *words, cwd=tmp_path)
@@ -408,6 +410,7 @@ def test_a_noise_scale_is_samples_or_a_result(value: str, says: str, tmp_path: P
     assert says in done.stderr
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_measured_noise_scale_lowers_the_recommended_batch(tmp_path: Path) -> None:
     file = ROOT / "tests" / "fixtures" / "results" / "noise-scale-v1.json"
     words = ["--gpu", "RTX 4090", "--json", "--no-remedies", "--noise-scale", str(file)]

@@ -86,6 +86,7 @@ def test_accumulation_is_the_micro_batch_with_all_gradients_kept(
     assert item["extra"]["operators_share"] > 0.8
 
 
+@pytest.mark.usefixtures("brief")
 def test_chosen_remedies_and_the_text(tmp_path: Path) -> None:
     done = plan(
         *("--gpu", "custom:2GiB", "--remedies=sgd,global-pooling", "--explain"),

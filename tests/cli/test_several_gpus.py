@@ -176,6 +176,7 @@ def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
     assert json_of(done)["steps"] == 3
 
 
+@pytest.mark.usefixtures("brief")
 def test_several_machines_over_their_network(tmp_path: Path, result: dict[str, Any]) -> None:
     own = ("--gpu", "2x(4x RTX 4090), 1x 1Gb/s", "--json", *OWN)
     command = ("torchrun", "--nnodes=2", "--nproc_per_node=4", DDP)
@@ -191,6 +192,7 @@ def test_several_machines_over_their_network(tmp_path: Path, result: dict[str, A
     assert slow["speed"]["now"]["exposed_s"] > 10 * result["speed"]["now"]["exposed_s"]
 
 
+@pytest.mark.usefixtures("brief")
 def test_one_process_on_a_machine_of_several_is_told_so(tmp_path: Path) -> None:
     """A script that starts no process group is not sent to torchrun: that would train it twice."""
     own = ("--gpu", "8x H100 SXM", "--json", "--steps", "2", *OWN)

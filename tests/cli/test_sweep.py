@@ -143,6 +143,7 @@ def test_a_sweep_is_run_kept_and_goes_on(folder: Path) -> None:
     assert json.loads((folder / "out.json").read_text())["format"] == "trainfit-sweep"
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_plan_of_several_gpus_is_a_cell_with_its_price(folder: Path) -> None:
     script = Path(__file__).resolve().parents[1] / "training_scripts" / "ddp.py"
     (folder / "ddp.py").write_text(script.read_text())

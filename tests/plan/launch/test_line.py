@@ -209,6 +209,7 @@ def test_accelerate_that_is_told_or_not(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unconfirmed")
 def test_amp_is_a_variable_away_where_accelerate_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

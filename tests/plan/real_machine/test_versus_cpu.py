@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import SCRIPTS, trainfit
+from helpers_plan import brief_plans
 from helpers_warm import MEASURING, warm_runs
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.this_cpu import on_cpu, run_on_cpu, with_cpu
@@ -32,7 +33,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
     folder = tmp_path_factory.mktemp("versus")
     words = (*TRAIN, "--batch_size={batch_size:4}", "--width=64", "--samples=400")
     own = ("--gpu=T4", "--versus-cpu", "--no-remedies", "-v", "--output=plan.json")
-    with warm_runs(MEASURING):
+    with warm_runs(MEASURING), brief_plans():
         done = trainfit("plan", *own, "--", *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "plan.txt").write_text(done.stdout)

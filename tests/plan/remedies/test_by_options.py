@@ -13,7 +13,7 @@ from trainfit.plan.changes.by_options import switched_on, with_switches
 from trainfit.plan.command.parsing import parse_command
 from trainfit.results.runs.script import ScriptOption
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("warm", "brief")
 
 SCRIPT = SCRIPTS / "sequences.py"
 _NAMES = "lora,qlora,paged-optimizer,shorter-sequences,sgd,momentum"

@@ -9,7 +9,7 @@ import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("warm", "brief")
 
 #: What generating.py generates: its replays are most of the work.
 SHORT = ("--tokens=40",)

@@ -74,6 +74,7 @@ def test_what_each_epoch_leaves_and_where() -> None:
         pytest.param("best = copy.deepcopy(model.state_dict())", False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_copy_of_the_model_from_each_epoch(keep: str, grows: bool, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(keep=keep))

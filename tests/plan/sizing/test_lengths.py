@@ -16,7 +16,7 @@ from trainfit.plan.runs.options import require_named
 from trainfit.plan.sizing.lengths import predicted, tunable_to_size
 from trainfit.results.runs.script import ScriptOption
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("warm", "brief")
 
 SCRIPT = SCRIPTS / "sequences.py"
 GIB = 1 << 30

@@ -40,6 +40,7 @@ for _ in range(9):
         pytest.param(34, "nn.BatchNorm1d(4)", False, False, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_script_that_fails_with_the_sample_that_is_left(
     samples: int, norm: str, drop: bool, is_said: bool, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_a_script_that_fails_with_the_sample_that_is_left(
 
 
 @pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_state_of_the_batch_size_does_not_match_what_is_left(tmp_path: Path) -> None:
     """Not a single sample, but three of eight."""
     script = tmp_path / "train.py"

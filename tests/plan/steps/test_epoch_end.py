@@ -46,6 +46,7 @@ def _planned(folder: Path, evaluation: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.usefixtures("brief_with_ends")
 def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     """313 batches of 64 × 10,000 numbers are kept: 800 MB that no step has."""
     text = _EVALUATION.format(kept="model(x.cuda())", workers=workers)
@@ -56,6 +57,7 @@ def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     assert end["kept_at"].endswith("train.py:18")
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_too_many_kept(tmp_path: Path) -> None:
     text = _EVALUATION.format(kept="model(x.cuda()).double().repeat(1, 4)", workers=0)
     found = _planned(tmp_path, text)
@@ -72,6 +74,7 @@ _AFTER = """kept = []
     {after}"""
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_what_comes_after_the_evaluations_loop(tmp_path: Path) -> None:
     """Kept, and once more as one tensor."""
     found = _planned(tmp_path, _AFTER.format(one="", after="torch.cat(kept).sum()"))
@@ -80,6 +83,7 @@ def test_what_comes_after_the_evaluations_loop(tmp_path: Path) -> None:
     assert end["allocated_bytes"] == pytest.approx(2 * 20_000 * 10_000 * 4, rel=0.1)
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
     """Each sample with each other, which grows with the square of the evaluation's length: two of
     1.6 GB, of a card of 3 GB; what is kept of each batch has 1.3 MB."""
@@ -91,6 +95,7 @@ def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
     assert cause["evidence"][0]["value"] == pytest.approx(2 * 20_000**2 * 4, rel=0.1)
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_nothing_kept(tmp_path: Path) -> None:
     end = _planned(tmp_path, _EVALUATION.format(kept="model(x.cuda()).cpu()", workers=0))[
         "epoch_end"
@@ -158,6 +163,7 @@ def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> Non
     assert f"--batch-size={best}" in found["launch"]
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_smaller_batch_size_where_the_evaluation_does_not_fit(tmp_path: Path) -> None:
     found = _compared(tmp_path, arguments=("--batch-size", "512"))
     assert found["epoch_end"]["fits"] is False and found["recommended_epoch_end"]["fits"]
@@ -165,6 +171,7 @@ def test_a_smaller_batch_size_where_the_evaluation_does_not_fit(tmp_path: Path) 
     assert f"--batch-size {found['now']['recommended_batch']}" in found["launch"]
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_an_evaluation_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
     """It needs 2.6 GB whatever the training's batch size is."""
     found = _compared(tmp_path, fixed=True)
@@ -181,6 +188,7 @@ _OF_SIZES = """model.eval()
     model.train()"""
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_the_largest_sample_of_the_evaluation(tmp_path: Path) -> None:
     """Sixteen of a hundred are run, and the last of all has 2,001 rows."""
     end = _planned(tmp_path, _OF_SIZES)["epoch_end"]
@@ -194,6 +202,7 @@ _COPY = """import copy
 
 
 @pytest.mark.parametrize("evaluation", ["", pytest.param(_EVALUATION, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("brief_with_ends")
 def test_a_copy_of_the_model_is_there_in_the_next_epoch(tmp_path: Path, evaluation: str) -> None:
     """2.6 MB of parameters; a script without an evaluation has it, too."""
     text = evaluation.format(kept="model(x.cuda()).cpu()", workers=0)
@@ -244,6 +253,7 @@ _BY_HAND = """for step in range(100_000):
     [pytest.param(_ENDLESS, marks=pytest.mark.slow, id="sampler"),
      pytest.param(_BY_HAND, id="no loader")],
 )  # fmt: skip
+@pytest.mark.usefixtures("brief_with_ends")
 def test_an_evaluation_every_so_many_steps(tmp_path: Path, loop: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(_EVERY.replace("{loop}", loop))
@@ -259,6 +269,7 @@ def test_an_evaluation_every_so_many_steps(tmp_path: Path, loop: str) -> None:
     assert end["allocated_bytes"] == pytest.approx(2 * 20_000 * 10_000 * 8, rel=0.1)
 
 
+@pytest.mark.usefixtures("brief")
 def test_an_endless_sampler_has_the_data_sets_epoch(tmp_path: Path) -> None:
     """No batch of thousands of samples, of which the data set has 9,500."""
     script = tmp_path / "train.py"
@@ -288,6 +299,7 @@ for step in range(40):
 """
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_an_error_of_a_later_step_is_one_of_the_script(tmp_path: Path) -> None:
     """What a look for an evaluation comes upon, and whose cause is known."""
     script = tmp_path / "train.py"
@@ -333,6 +345,7 @@ def _at_the_end(folder: Path, times: str, after: str, *options: str) -> Any:
                     cwd=folder)  # fmt: skip
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_what_follows_the_last_epoch(tmp_path: Path) -> None:
     """Seen in a run whose epochs are left; 800 MB are kept over all of the test's batches."""
     found = json_of(_at_the_end(tmp_path, "1", _TESTED, "--json"))

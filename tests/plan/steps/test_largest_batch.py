@@ -56,6 +56,7 @@ def _planned(folder: Path, **values: Any) -> dict[str, Any]:
     return json_of(trainfit(*arguments, script, cwd=folder))
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_densest_batch(tmp_path: Path) -> None:
     """The last image of 400 has 500 boxes: 16 × 1,000 × 500 × 4 numbers, and more of their size."""
     found = _planned(tmp_path, many=500)
@@ -67,10 +68,12 @@ def test_the_densest_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("collate", ["padded", "stacked"])
+@pytest.mark.usefixtures("brief")
 def test_names_of_different_length_are_no_reason(tmp_path: Path, collate: str) -> None:
     assert _planned(tmp_path, collate=collate)["shapes"] is None
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_stream_tells_nothing_of_what_comes(tmp_path: Path) -> None:
     found = _planned(tmp_path, data="Stream()")
     assert found["shapes"]["reason"].startswith("its data set is iterable")
