@@ -538,12 +538,6 @@ def _where_most(looked: Sequence[ObservedOptimizer]) -> str:
     return max(every, default=(0.0, ""))[1]
 
 
-def _where_most(looked: Sequence[ObservedOptimizer]) -> str:
-    """In what the largest share of denormal numbers was found."""
-    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
-    return max(every, default=(0.0, ""))[1]
-
-
 def _has_no_graph(loss: Any) -> bool:
     """A tensor that was told to need a gradient, and that nothing was computed for."""
     return (
