@@ -52,7 +52,7 @@ _UNITS: Final = {
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
     "units of the tunable": "present value largest recommended too_large limit",
-    "steps": "epoch_steps made_for_steps of_steps kept_gradients used_again zero_rates "
+    "steps": "every_steps epoch_steps made_for_steps of_steps kept_gradients used_again zero_rates "
              "steps_scaled "
              "last_step first_lost_step first_step trials light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "
@@ -76,7 +76,8 @@ _UNITS: Final = {
               "speed step_change tensor_speedup contention variation interval",
     "samples/step": "samples_per_step",
     "share (0 to 1)": "confidence disturbed fragmentation gpu_busy gpu_utilization mfu phases "
-                      "throttled input_at_most input_range collecting",
+                      "throttled input_at_most input_range collecting "
+                      "denormal",
     "as the object says": "after before high low value",
     "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
              "events failures first_size last_size processes retries device_allocations_per_step "

@@ -49,7 +49,7 @@ def test_what_multiplies_a_rate_with_each_step_is_told_from_what_does_with_each_
     found = fades(lambda it: schedules.StepLR(it, 30))
     assert found == ScheduleFades("StepLR", 30, 0.1, 240, "train.py:7")
     quick = fades(lambda it: schedules.ExponentialLR(it, 0.95))
-    assert quick is not None and (quick.every, quick.step) == (1, 360)
+    assert quick is not None and (quick.every_steps, quick.step) == (1, 360)
     assert fades(lambda it: schedules.StepLR(it, 30), each=8) is None
     assert fades(lambda it: schedules.StepLR(it, 30), steps=4) is None
     assert fades(lambda it: schedules.CosineAnnealingLR(it, 300)) is None

@@ -84,6 +84,14 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"(?:^|\.)(?:shuffle|permutation|randperm|sort|sorted|argsort)$"),
+        Habit(
+            "orders a whole list",
+            "do it once an epoch, or draw only as many indices as a batch has (torch.randint, "
+            "random.sample)",
+        ),
+    ),
+    (
         re.compile(r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric"),
         Habit(
             "computes statistics",

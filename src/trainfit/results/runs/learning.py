@@ -49,20 +49,20 @@ class ScheduleUnused:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleFades:
-    """A schedule that multiplies the learning rate again and again, stepped with each optimizer
-    step.
+    """A schedule that multiplies the learning rate each so many steps, stepped with each
+    optimizer step.
 
     Attributes
     ----------
     name: Of its class.
-    every: Optimizer steps from one time to the next.
+    every_steps: Optimizer steps from one time to the next.
     factor: By which it multiplies.
     step: The optimizer step after which the rate is next to nothing.
     place: The user's line that made it, "file:line".
     """
 
     name: str
-    every: int
+    every_steps: int
     factor: float
     step: int
     place: str | None = None

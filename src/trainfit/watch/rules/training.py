@@ -127,7 +127,7 @@ def _fading(view: RankView) -> Iterator[Finding | Unknown]:
         "rate_vanishes",
         "critical" if epochs <= _AT_ONCE or is_there else "warning",
         f"{fades.name} is stepped with each optimizer step: the learning rate is multiplied by "
-        f"{fades.factor:g} every {plural(fades.every, 'step')}, and next to nothing after "
+        f"{fades.factor:g} every {plural(fades.every_steps, 'step')}, and next to nothing after "
         f"{plural(fades.step, 'step')}, in epoch {math.ceil(epochs)}",
         (
             Evidence("steps of an epoch", loader.batches / batches),
