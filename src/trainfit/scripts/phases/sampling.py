@@ -135,7 +135,7 @@ class SampledLoop:
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         numbers = {self._simulation.allocation_of(each): each for each in tensors}
         new = numbers.keys() - self._numbers
-        self._numbers.update(new)
+        self._numbers |= {number for number in new if number is not None}
         fed = [n for n in new if n is None or self._simulation.is_copied(n)]
         return any(numbers[n].nbytes > _TOLD for n in fed), len(fed) < len(new)
 
