@@ -26,6 +26,13 @@ import pytest
 _NUMBER: Final = 4
 
 
+def _like_pytest(function: Any) -> Any:
+    """What runs tests is on their stacks, where loops of the user's files are looked for: those of
+    pytest's own files are none, and these are to be none."""
+    function.__code__ = function.__code__.replace(co_filename=f"<{__name__}>")
+    return function
+
+
 class ForkedWorkers:
     """A plugin that has ``count`` workers run the tests that this process has collected."""
 
@@ -43,6 +50,7 @@ class ForkedWorkers:
         importlib.import_module("torch").set_num_threads(1)
 
     @pytest.hookimpl(tryfirst=True)
+    @_like_pytest
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or session.config.option.collectonly or not session.items:
             return None  # as without workers
@@ -67,6 +75,7 @@ class ForkedWorkers:
             raise session.Interrupted(f"{left} tests came to no end: their worker is gone")
         return True
 
+    @_like_pytest
     def _fork(self, session: pytest.Session, files: Sequence[Sequence[pytest.Item]]) -> None:
         heard, tells = os.pipe()
         sys.stdout.flush()
@@ -170,6 +179,7 @@ class _Teller:
         )  # fmt: skip
 
 
+@_like_pytest
 def _work(
     session: pytest.Session, files: Sequence[Sequence[pytest.Item]], queue: int, pipe: int
 ) -> None:

@@ -22,9 +22,9 @@ _LESS_OFTEN: Final = (
 )
 _FOR_EACH: Final = Habit(
     "goes over the parameters one by one",
-    "use operators on the list of all of them (torch._foreach_lerp_, torch._foreach_norm), or what "
-    "PyTorch has for it: clip_grad_norm_, torch.optim.swa_utils.AveragedModel with "
-    "get_ema_multi_avg_fn; or do it every few steps",
+    "use what PyTorch has for all of them at once: clip_grad_norm_, "
+    "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn, a foreach optimizer; or do it "
+    "every few steps",
 )
 _OF_PARAMETERS: Final = re.compile(
     r"parameters\(|\bparams?\b|param_groups|buffers\(|shadow|state_dict|weights|grads?\b"

@@ -208,12 +208,13 @@ class FakeNvml(types.ModuleType):
 
 @pytest.mark.parametrize(
     ("processes", "mine"),
-    [({os.getpid(): 5, 1: 9}, 5), ({1: 9}, 9), ({1: 9, 2: 8}, None), ({}, None)],
+    [({0: 5, 1: 9}, 5), ({1: 9}, 9), ({1: 9, 2: 8}, None), ({}, None)],
 )
 def test_nvml_knows_driver_and_used_memory(
     processes: dict[int, int], mine: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(processes))
+    running = {pid or os.getpid(): used for pid, used in processes.items()}
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(running))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     nvml = machine.Nvml()
     assert nvml._nvml.handles == [2]

@@ -135,7 +135,7 @@ def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
     line = CodeLine("ema.py:8", 60, ("train.py:41",), "p.detach", "p.detach", "", over)
     found = finding(judge(other(line)), "other_code")
     assert "goes over the parameters one by one" in found.title and str(found.at) == "ema.py:8"
-    assert "torch._foreach_lerp_" in found.fix.action
+    assert "AveragedModel" in found.fix.action
     elements = dataclasses.replace(line, over="range(len(tokens))")
     assert "parameters" not in finding(judge(other(elements)), "other_code").title
 
