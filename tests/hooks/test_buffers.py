@@ -90,3 +90,12 @@ def test_a_recording_says_what_its_run_does_wrong() -> None:
     summary = summarize(recording, "run")
     assert summary.findings == (finding,)
     assert recording_subject(summary).sections[0].title == "What is wrong"
+
+
+def test_elements_that_raise_hold_nothing_that_is_known() -> None:
+    class Odd(dict[str, torch.Tensor]):
+        def values(self) -> Any:
+            raise RuntimeError("closed")
+
+    kept = deque([Odd()], maxlen=4)
+    assert largest_buffer() is None and len(kept) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 from collections import deque
@@ -36,12 +37,14 @@ def largest_buffer() -> Buffer | None:
 
 
 def _device_bytes(elements: Iterable[Any]) -> int:
-    tensors = {
-        id(each): each
-        for element in itertools.islice(elements, _ELEMENTS)
-        for each in _tensors(element, _DEEPEST)
-        if each.is_cuda
-    }
+    tensors: dict[int, torch.Tensor] = {}
+    with contextlib.suppress(Exception):  # elements of the script may be of any kind
+        tensors = {
+            id(each): each
+            for element in itertools.islice(elements, _ELEMENTS)
+            for each in _tensors(element, _DEEPEST)
+            if each.is_cuda
+        }
     return sum(-(-each.nbytes // _BLOCK) * _BLOCK for each in tensors.values())
 
 
