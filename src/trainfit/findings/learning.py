@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.findings import fixes, habits
 from trainfit.findings.loss_functions import of_lost_eps, of_misfit
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
-from trainfit.results.runs.learning import LearningFacts
+from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
 
 #: A learning rate may be 0 in the first step of a warm-up.
@@ -341,7 +341,7 @@ def _half(facts: LearningFacts) -> Iterator[Finding]:
             "critical",
             f"Adam's eps {facts.small_eps:g} is 0 in float16, the type of the parameters: its step "
             "divides by zero where a gradient is small",
-            (Evidence("eps", facts.small_eps), Evidence("smallest float16", 2.0**-24)),
+            (Evidence("eps", facts.small_eps), Evidence("smallest float16", LEAST_HALF)),
             "parameters are float16, and so is what Adam computes with",
             (
                 Fix("keep the parameters in float32 and use autocast"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import LossMisfit
+from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
 
 
 def of_misfit(found: LossMisfit) -> Finding:
@@ -61,7 +61,7 @@ def of_lost_eps(eps: float, place: str) -> Finding:
         "warning",
         f"{eps:g} is 0 in float16, to which it is added: a logarithm or a division after it gives "
         "inf or NaN where the rest is 0",
-        (Evidence("added", eps), Evidence("smallest float16", 2.0**-24)),
+        (Evidence("added", eps), Evidence("smallest float16", LEAST_HALF)),
         "autocast leaves that operator in the type of its input, float16",
         (
             Fix("x.float() before it (the loss in float32), or bfloat16"),

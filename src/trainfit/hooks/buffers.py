@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from trainfit.simgpu.allocator.settings import MIN_BLOCK
+
 #: Elements that are looked at, and how deep.
 _ELEMENTS: Final = 4096
 _DEEPEST: Final = 3
-#: The allocator gives whole blocks of so many bytes.
-_BLOCK: Final = 512
 
 
 class Buffer(NamedTuple):
@@ -45,7 +45,7 @@ def _device_bytes(elements: Iterable[Any]) -> int:
             for each in _tensors(element, _DEEPEST)
             if each.is_cuda
         }
-    return sum(-(-each.nbytes // _BLOCK) * _BLOCK for each in tensors.values())
+    return sum(-(-each.nbytes // MIN_BLOCK) * MIN_BLOCK for each in tensors.values())
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

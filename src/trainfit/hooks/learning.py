@@ -327,11 +327,12 @@ class LearningObserver:
             self._all.append(seen)
             self._look_at_data()
         if seen.is_due():
-            added = seen.added(optimizer) if not self._zeroed else None
+            added = seen.added(optimizer)
             # Where some are set to zero by a method, no other is by hand.
-            kept = seen.keeps(optimizer, self._passed, self._changed)
+            kept = seen.keeps(added, self._passed, self._changed)
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
-            seen.look(optimizer, kept=kept, again=seen.had_passes and self._passes == 0 == added)
+            unchanged = not self._zeroed and self._passes == 0 == added
+            seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trainfit.results.runs.learning import LossMisfit
+from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import saved_dimension, saved_other, softmax_over
 
@@ -70,8 +70,6 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
 # ---
 # Losses that a script computes itself.
 
-#: float16's smallest number, half of which rounds to 0.
-_LEAST_HALF: Final = 2.0**-24
 #: Where a node keeps what :func:`mark_broadcast` saw; it goes with the node.
 _MARK: Final = "trainfit_broadcast"
 #: Nodes that put numbers together, that change each by itself, and that may do so with a number.
@@ -100,7 +98,7 @@ def mark_broadcast(left: Any, right: Any, result: Any, place: Callable[[], str |
 
 def is_lost(tensor: Any, number: Any) -> bool:
     """Is it a number that is 0 in the tensor's type, float16?"""
-    if not isinstance(number, float) or not 0 < number < _LEAST_HALF / 2:
+    if not isinstance(number, float) or not 0 < number < LEAST_HALF / 2:
         return False
     return isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float16
 

@@ -12,12 +12,11 @@ import torch
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import VANISHED
+from trainfit.results.runs.learning import LEAST_HALF
 from trainfit.torch_private.tensors import version
 
 #: Steps that are looked at one by one; of later ones the 8th, the 16th and so on.
 FIRST_LOOKS: Final = 4
-#: float16's smallest number, half of which rounds to 0.
-_LEAST_HALF: Final = 2.0**-24
 
 
 class ObservedOptimizer:
@@ -63,12 +62,12 @@ class ObservedOptimizer:
     def will_be_due(self) -> bool:
         return self.steps < FIRST_LOOKS
 
-    def keeps(self, optimizer: Any, passes: int, changes: int) -> bool:
-        """Are the gradients of its last step in those that it is about to use? ``passes`` and
-        ``changes`` are those of the whole run."""
+    def keeps(self, added: int | None, passes: int, changes: int) -> bool:
+        """Are the gradients of its last step in those that it is about to use? ``added`` is what
+        :meth:`added` says of these; ``passes`` and ``changes`` are those of the whole run."""
         before_passes, before_changes = self._before
         since = passes - before_passes, changes - before_changes
-        return not self.zeroed and since[0] > 0 and self.added(optimizer) == sum(since)
+        return not self.zeroed and since[0] > 0 and added == sum(since)
 
     def over(self, passes: int, changes: int) -> None:
         """Its step is over."""
@@ -136,7 +135,7 @@ class ObservedOptimizer:
     def _small_eps(optimizer: Any) -> float | None:
         """An eps that is 0 in float16, in which Adam's step divides where parameters are so."""
         found = [group.get("eps") for group in optimizer.param_groups]
-        small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= _LEAST_HALF / 2]
+        small = [eps for eps in found if isinstance(eps, float) and 0 < eps <= LEAST_HALF / 2]
         return small[0] if small else None
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+#: float16's smallest number, half of which rounds to 0.
+LEAST_HALF: Final = 2.0**-24
+
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleEnd:

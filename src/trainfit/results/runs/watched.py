@@ -60,7 +60,7 @@ class WatchedLoader:
     """Of an epoch; ``None``: it does not say."""
     start_method: str = ""
     made: int = 1
-    """Times that the script has made it anew, with the same settings."""
+    """Times that the script has made it again, with the same settings."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.nn.modules import module as nn_module
 
 from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
-from trainfit.simgpu.device.tensor import DeviceTensor, plain
+from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
 from trainfit.torch_private.modules import buffers_of, parameters_of
 from trainfit.torch_private.tensors import current_node, local_part, node_number, sequence_number
 
@@ -60,15 +60,12 @@ class Ownership:
             for part in tensor.parts:
                 self.mark(part, kind, module)
             return
-        tensor = local_part(tensor)
-        if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
+        if (number := self.allocation_of(tensor)) is not None:
             self._recorder.mark(number, kind, module)
 
     def allocation_of(self, tensor: Any) -> int | None:
-        """The number of the allocation that a tensor's memory is in; ``None``: of none."""
-        tensor = local_part(tensor)
-        number = plain(tensor)._life.number if isinstance(tensor, DeviceTensor) else -1
-        return number if number >= 0 else None
+        """The number of the allocation that this process has of a tensor; ``None``: of none."""
+        return allocation_of(local_part(tensor))
 
     def is_copied(self, number: int) -> bool:
         """Was an allocation made for a copy of the host's data?"""

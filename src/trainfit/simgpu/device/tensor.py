@@ -117,9 +117,15 @@ def _restore(storage: Any, location: Any) -> Any:
     return mark(storage, gpu_number(text))
 
 
+def allocation_of(tensor: Any) -> int | None:
+    """The number of the allocation that a tensor's memory is in; ``None``: of none."""
+    number = plain(tensor)._life.number if isinstance(tensor, DeviceTensor) else -1
+    return number if number >= 0 else None
+
+
 def note_read(tensor: torch.Tensor) -> None:
     """Note that a tensor, if it is a GPU's, was read from a file straight to it."""
-    if isinstance(tensor, DeviceTensor) and (number := plain(tensor)._life.number) >= 0:
+    if (number := allocation_of(tensor)) is not None:
         current_engine().memory.read.add(number)
 
 

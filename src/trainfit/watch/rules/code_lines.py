@@ -78,6 +78,11 @@ class CostlyLine:
         """What it was found in most often."""
         return max(self.calls, key=lambda each: each.count)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is called there most often, and the innermost function, where they are known."""
+        return tuple(filter(None, (self.most.calls, self.most.inner)))
+
     def __str__(self) -> str:
         """ "train.py:12", and of several lines "train.py:10-14"."""
         first, last = self.lines

@@ -349,10 +349,7 @@ class Fetching:
     def habit(self) -> Habit | None:
         """What that line does, where it is known by what it calls."""
         line = self.slow_line
-        if line is None:
-            return None
-        names = tuple(filter(None, (line.most.calls, line.most.inner)))
-        return habit_of_samples(names, line.most.over)
+        return None if line is None else habit_of_samples(line.names, line.most.over)
 
     @property
     def slow_code(self) -> str:

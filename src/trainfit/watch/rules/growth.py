@@ -330,8 +330,8 @@ def _filling(
         return
     rate, files = _grows_by(at, used), _new_files(view, folder)
     grown = rate * float(at[-1] - at[0])
-    of_files = files is not None and grown >= _LEAST_BYTES
-    of_files = of_files and files is not None and files.values["bytes"] >= _COUNTED * grown
+    counted = files.values["bytes"] if files is not None else 0.0
+    of_files = grown >= _LEAST_BYTES and counted >= _COUNTED * grown
     if not of_files and (by_files := _files_grow_by(view, folder)):
         rate, of_files = by_files, True
     batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * rate

@@ -30,7 +30,7 @@ def share_of_line(rank: RankView, line: CostlyLine) -> float:
 
 
 def _added_to(rank: RankView, line: CostlyLine) -> str:
-    """The tensor or array that these lines make anew with more in it; empty: none is known."""
+    """The tensor or array that these lines make again with more in it; empty: none is known."""
     first, last = line.lines
     for each in rank.header.growing:
         place = Place.parse(each.place)
@@ -52,12 +52,13 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     if share < thresholds.WARNING_SHARE:
         return
     most = line.most
-    names = tuple(filter(None, (most.calls, most.inner)))
     grown = _added_to(rank, line)
     habit = (
         adds_to(grown)
         if grown
-        else habit_of(names, most.waits_for, has_loader=bool(rank.header.loaders), over=most.over)
+        else habit_of(
+            line.names, most.waits_for, has_loader=bool(rank.header.loaders), over=most.over
+        )
     )
     name = most.calls or most.inner
     called = f" (`{name}`)" if name else ""

@@ -243,8 +243,8 @@ def _find_recompiles(view: RunView) -> Iterator[Finding | Unknown]:
         (
             Fix(
                 "pad batches to a few lengths, or mark what changes: torch.compile(model, "
-                "dynamic=True); keep numbers that change out of the "
-                "model, or in tensors. TORCH_LOGS=recompiles names what changed"
+                "dynamic=True); keep numbers that change out of the model, or in tensors. "
+                "TORCH_LOGS=recompiles names what changed"
             ),
         ),
         "certain",
