@@ -91,7 +91,7 @@ class Trainfit:
     def choose(
         self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
     ) -> tuple[Choice, Any]:
-        from trainfit.loader.local_tuning import tune
+        from trainfit.loader.tuning import tune
 
         source = "as fast as it can" if not consumer.step_s else "given"
         began = time.monotonic()

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from trainfit.simgpu.patching import LocalHook, PatchSet, Replacement
-from trainfit.speed.cpu_redirection import cpu_for_cuda
+from trainfit.speed.cpu_run import cpu_for_cuda
 from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 

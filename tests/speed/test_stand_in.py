@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainfit.speed.cpu_redirection import cpu_for_cuda, on_cpu
+from trainfit.speed.cpu_run import cpu_for_cuda, on_cpu
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from helpers_cli import error_line, json_of, trainfit
 from trainfit.report.sections.comparison import comparison_subject
 from trainfit.report.writers.terminal import screen
-from trainfit.results.comparison import Comparison
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
@@ -26,6 +25,7 @@ from trainfit.results.runs.watched import (
     WatchedGpu,
     WatchedLoader,
 )
+from trainfit.results.watch import Comparison
 from trainfit.watch.compare import ComparisonError, compare, compare_groups
 from trainfit.watch.intervals import Groups, block_length, groups, resample, t_quantile
 

@@ -19,10 +19,9 @@ from tests.watch.test_compare import header, loader, noise, run
 from trainfit.cli.verbs.watched import _Filled as Filled
 from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.writers.terminal import screen
-from trainfit.results.comparison import Verification
 from trainfit.results.findings import Finding, Fix, Severity
 from trainfit.results.runs.watched import RunRecord
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Verification, WatchResult
 from trainfit.watch.verify import ShortRunError, _Errors, short_run, verify
 
 COMMAND = ("python", "train.py", "--workers={num_workers:0}")

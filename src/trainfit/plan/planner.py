@@ -76,9 +76,8 @@ from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import DeviceConstants, total
-from trainfit.results.plan import Inference, PlanResult, with_run_rate
+from trainfit.results.plan import Inference, PlanResult, TunableSizes, with_run_rate
 from trainfit.results.runs.generation import Generation
-from trainfit.results.runs.lengths import TunableSizes
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size

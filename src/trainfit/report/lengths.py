@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainfit.report.blocks import Chart, Command, Facts, Section, Table, facts, figures, section
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, chart, color, tip, values, x, y
+from trainfit.results.plan import TunablePoint, TunableSizes
 from trainfit.results.runs.generation import ContextPoint, Generation
-from trainfit.results.runs.lengths import TunablePoint, TunableSizes
 from trainfit.results.text import GIB, count, duration, rate, size
 
 _GROWTHS = {

@@ -33,10 +33,9 @@ from trainfit.report.sections.plan import plan_subject
 from trainfit.report.sections.real_runs import prediction_subject, profile_subject
 from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.report.sections.snapshot import snapshot_subject
-from trainfit.report.sections.sweep.subject import sweep_subject
+from trainfit.report.sections.sweep import sweep_subject
 from trainfit.report.sections.watch import watch_subject
 from trainfit.results.batch import BatchExplanation, NoiseResult
-from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.files.contents import Note, Severity
 from trainfit.results.files.documents import ResultFile
@@ -50,7 +49,7 @@ from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
 from trainfit.results.text import cores, count, ghz, size
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Comparison, Verification, WatchResult
 from trainfit.version import __version__
 
 # ---

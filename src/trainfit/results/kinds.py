@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.results.batch import BatchExplanation, NoiseResult
-from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
 from trainfit.results.files.documents import Format, ResultFile
@@ -25,7 +24,7 @@ from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Comparison, Verification, WatchResult
 
 _KINDS: Final[tuple[type[ResultFile], ...]] = (
     *(PlanResult, SweepResult, GpuComparison, GpusResult, PlanVerification, Profile),

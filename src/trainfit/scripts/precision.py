@@ -19,8 +19,7 @@ from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, ForcedAmp
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
-from trainfit.torch_private.fsdp import half_of
-from trainfit.torch_private.modules import autocast_is_on, switch_off
+from trainfit.torch_private.modules import autocast_is_on, half_of, switch_off
 from trainfit.torch_private.operators import PythonOperator, casts_itself, full_name
 from trainfit.torch_private.tensors import apply_function
 

@@ -25,13 +25,13 @@ from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES, KINDS, MARKS, TRANSFERS
-from trainfit.speed.attention import attention_seconds
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.products import (
     INLINE_ECC,
     USUAL_CLOCK,
     Products,
     Sizes,
+    attention_seconds,
     design_of,
     is_halved,
     product_seconds,

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.results.comparison import Change, Comparison, Difference, Group, Side, Verdict
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.watched import RunHeader, RunRecord, WatchedLoader
+from trainfit.results.watch import Change, Comparison, Difference, Group, Side, Verdict
 from trainfit.watch.intervals import (
     BUSY,
     COLUMNS,

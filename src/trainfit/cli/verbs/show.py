@@ -16,7 +16,6 @@ from trainfit.report.blocks import Entry
 from trainfit.report.page import subject_of
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.batch import BatchExplanation, NoiseResult
-from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.doctor import DoctorResult
 from trainfit.results.gpus import GpusResult, Profile
 from trainfit.results.kinds import read
@@ -29,7 +28,7 @@ from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Comparison, Verification, WatchResult
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

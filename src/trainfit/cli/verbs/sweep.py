@@ -17,7 +17,7 @@ from trainfit.plan.prices import given_prices
 from trainfit.plan.sweep.cell_run import cells_at_once, run_here, run_on_ray
 from trainfit.plan.sweep.grid import read_sweep
 from trainfit.plan.sweep.sweeping import sweep
-from trainfit.report.sections.sweep.subject import sweep_subject
+from trainfit.report.sections.sweep import sweep_subject
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:

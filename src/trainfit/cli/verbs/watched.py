@@ -29,11 +29,10 @@ from trainfit.report.sections.watch import watch_subject
 from trainfit.report.writers.terminal import screen
 from trainfit.report.writers.terminal import whole as explained
 from trainfit.results.batch import NoiseResult
-from trainfit.results.comparison import Comparison, Verification
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.watched import RunRecord, memory_path, noise_path
 from trainfit.results.text import printable, wrapped
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Comparison, Verification, WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.verify import LEAST_RECORDED, short_run, verify
 

@@ -29,8 +29,8 @@ from trainfit.plan.sizing.host_ram import HostRam, RamShortage
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.gpus import total
+from trainfit.results.plan import TunableLimit, TunablePoint, TunableSizes
 from trainfit.results.runs.generation import generated_text
-from trainfit.results.runs.lengths import TunableLimit, TunablePoint, TunableSizes
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.spec import RunSpec

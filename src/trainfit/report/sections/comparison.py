@@ -22,8 +22,8 @@ from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import NAMES, TIP, chart, nominal, tip, values, x
 from trainfit.report.notes import plain
 from trainfit.report.watch import PHASES
-from trainfit.results.comparison import Change, Comparison, Verification
 from trainfit.results.text import duration, percent, rate, size
+from trainfit.results.watch import Change, Comparison, Verification
 
 _ACROSS: Final = "change from A to B (%, with the 95% interval)"
 _TONES: Final[Mapping[str, Tone]] = {"faster": "good", "slower": "bad", "proven": "good",

@@ -20,7 +20,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     tensors_in,
 )
 from trainfit.simgpu.patching import ImportHook, PatchSet
-from trainfit.torch_private import fsdp as private
+from trainfit.torch_private import modules as private
 
 
 @launched_by("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
