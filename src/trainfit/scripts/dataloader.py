@@ -27,9 +27,8 @@ from trainfit.results.runs.trace import (
     SampleOverride,
     SampleScan,
 )
-from trainfit.scripts.phases.data_loop import ends_epoch
-from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
-from trainfit.scripts.samples.fed_batches import FedBatches
+from trainfit.scripts.phases.loops import ends_epoch
+from trainfit.scripts.samples.batch_sizes import FedBatches, FetchedSizes, FetchTimes
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import calls_of_user, locals_of, user_frame

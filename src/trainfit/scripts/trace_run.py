@@ -42,9 +42,9 @@ from trainfit.results.runs.trace import (
 from trainfit.scripts import sandbox
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
+from trainfit.scripts.fault import HangStacks
 from trainfit.scripts.fork_server import become_run
 from trainfit.scripts.generation import GenerationWatch
-from trainfit.scripts.hang_stacks import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
@@ -58,7 +58,7 @@ from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.communication.peers import Peers
-from trainfit.simgpu.cuda.own_time import OwnTime
+from trainfit.simgpu.cuda.clocks import OwnTime
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions import Interventions

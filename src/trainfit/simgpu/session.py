@@ -21,7 +21,7 @@ from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
-from trainfit.simgpu.communication import replicas
+from trainfit.simgpu.communication import one_process
 from trainfit.simgpu.communication.one_process import OneProcess
 from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.communication.process_groups import Collectives
@@ -30,7 +30,7 @@ from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
 from trainfit.simgpu.cuda.graphs import Graphs
 from trainfit.simgpu.cuda.streams import event_class
-from trainfit.simgpu.device import device_names, gradient_sums, subclasses, unwritten
+from trainfit.simgpu.device import device_names, gradient_sums, host_fills, subclasses
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
@@ -45,9 +45,7 @@ from trainfit.simgpu.operators import data_dependent as _data  # noqa: F401  (re
 from trainfit.simgpu.operators import host_side as _host_side  # noqa: F401  (registers)
 from trainfit.simgpu.operators import matmul as kernels_products  # noqa: F401  (registers)
 from trainfit.simgpu.operators import reductions as _reductions  # noqa: F401  (registers)
-from trainfit.simgpu.operators import scratch as _libraries  # noqa: F401  (registers)
-from trainfit.simgpu.operators import scratch as kernels_attention  # noqa: F401  (registers)
-from trainfit.simgpu.operators import scratch as kernels_indexing  # noqa: F401  (registers)
+from trainfit.simgpu.operators import scratch as _scratch  # noqa: F401  (registers)
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.compilation import Compilation
 from trainfit.simgpu.operators.launch_log import KernelLog
@@ -267,7 +265,7 @@ class Simulation:
         subclasses.install(self.engine, self._patches)
         cuda_module.install(self._patches, self.gpu.count)
         checkpoints.install(self._patches)
-        self._files = unwritten.install(self._patches)
+        self._files = host_fills.install(self._patches)
         self._optional(
             "FlexAttention",
             lambda: compilation.install(self._patches, self._compilation.inside),
@@ -277,7 +275,7 @@ class Simulation:
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
         OneProcess(self.engine, self._kernels).install(self._patches)
-        replicas.install(self._patches, self.engine)
+        one_process.install(self._patches, self.engine)
         self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
         self._bitsandbytes.install(self._patches)

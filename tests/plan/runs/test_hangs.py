@@ -12,7 +12,7 @@ from tests.helpers_cli import trainfit
 from trainfit.plan.runs.failures import cause_of
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
-from trainfit.scripts.hang_stacks import HangStacks
+from trainfit.scripts.fault import HangStacks
 
 LOADER = LoaderInfo(0, 4, 100, 0, LoaderSettings(2), "Data", "train.py:9")
 SCRIPT = """

@@ -8,7 +8,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from helpers_cli import json_of, trainfit
-from trainfit.scripts.sandbox.weights import AbsentWeights, _load, _names
+from trainfit.scripts.sandbox.network import AbsentWeights, _load, _names
 
 SCRIPT = """
 import torch

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from trainfit.scripts.phases.data_loop import ends_epoch
+from trainfit.scripts.phases.loops import ends_epoch
 
 _SHORT, _LONG = DataLoader(range(4)), DataLoader(range(9))  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import trainfit  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
-from trainfit.simgpu.allocator.cudnn_workspaces import GRU, LSTM, reserve_bytes  # noqa: E402
+from trainfit.simgpu.allocator.cudnn_convolutions import GRU, LSTM, reserve_bytes  # noqa: E402
 from trainfit.simgpu.allocator.workspaces import workspace_bytes  # noqa: E402
 
 FORWARD, DATA, WEIGHT = range(3)

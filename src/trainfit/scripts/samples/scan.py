@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, d
 
 from trainfit.results.runs.trace import SampleOverride, SampleScan
 from trainfit.scripts.samples.sizes import DEPTH, SampleSizes, Shapes, shapes_of
-from trainfit.simgpu.cuda.own_time import stopwatch
+from trainfit.simgpu.cuda.clocks import stopwatch
 from trainfit.torch_private import data_loading as private
 
 #: Samples that are looked at, at most.

@@ -1,7 +1,7 @@
 """Memory that GPU libraries use in addition to an operator's results.
 
 The models of PyTorch's own kernels, and the table of all models by name. What cuDNN takes is in
-:mod:`trainfit.simgpu.allocator.cudnn_workspaces`. Recordings name the models.
+:mod:`trainfit.simgpu.allocator.cudnn_convolutions`. Recordings name the models.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.simgpu.allocator import cudnn_workspaces
+from trainfit.simgpu.allocator import cudnn_convolutions
 
 # ---
 # Table of the models of library and kernel workspaces.
@@ -32,7 +32,7 @@ def workspace_bytes(name: str, arguments: tuple[int, ...]) -> int:
     return MODELS[name](*arguments)
 
 
-for _cudnn in cudnn_workspaces.ALL:
+for _cudnn in cudnn_convolutions.ALL:
     model(_cudnn)
 
 

@@ -409,3 +409,58 @@ def _with_timer(function: Callable[..., Any], timer: _ShownClock) -> Callable[..
 def _asked_by_us() -> bool:
     """Does the simulator itself, or what runs the script in it, look at the time?"""
     return str(sys._getframe(2).f_globals.get("__name__")).partition(".")[0] == "trainfit"
+
+
+# ---
+# Seconds that work took by itself, however busy the machine was meanwhile.
+#
+# What limits a simulation, or what it looks at, decides what is answered: a machine with other work
+# must come to the answer of an idle one, only later.
+
+
+#: Nanoseconds that each thread of this process waited for a core though it could run: the second
+#: number (Documentation/scheduler/sched-stats).
+_THREADS: Final = Path("/proc/self/task")
+#: A run ends at so many times its limit, whoever had the cores.
+LONGEST: Final = 4.0
+
+
+class OwnTime:
+    """Seconds since it was made, without those for which this process could have run, and others
+    had the cores.
+
+    What it waits for by its own choice counts (a worker, a file, a lock). It is at least the time
+    that its threads had on cores, and never more than has passed; where the kernel does not count,
+    it is what has passed.
+    """
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._cpu_s, self._waited_s = time.process_time(), _waited_s()
+
+    def __call__(self) -> float:
+        passed = time.monotonic() - self.began
+        on_cores = time.process_time() - self._cpu_s
+        return min(passed, max(on_cores, passed - max(0.0, _waited_s() - self._waited_s)))
+
+
+def stopwatch() -> Callable[[], float]:
+    """Likewise of the calling thread alone, from now on."""
+    waits, began = core_waits(), time.monotonic()
+    mark = waits.mark()
+
+    def own() -> float:
+        passed = time.monotonic() - began
+        return max(0.0, passed - waits.since(mark, passed))
+
+    return own
+
+
+def _waited_s() -> float:
+    """Seconds that the threads of this process have waited for a core, all together."""
+    waited = 0
+    with contextlib.suppress(OSError):
+        for thread in _THREADS.iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # one that ends meanwhile
+                waited += int((thread / "schedstat").read_text().split()[1])
+    return waited * _NS

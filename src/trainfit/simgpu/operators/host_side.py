@@ -10,10 +10,10 @@ import torch
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
+from trainfit.simgpu.device.host_fills import unwritten
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
-from trainfit.simgpu.device.unwritten import unwritten
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private

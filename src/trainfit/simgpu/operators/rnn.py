@@ -2,7 +2,7 @@
 
 Source: ATen/native/cudnn/RNN.cpp (which tensors a call makes, and when), AutocastRNN.cpp and
 ATen/native/RNN.cpp (when cuDNN is taken); the sizes that only cuDNN knows are in
-:mod:`trainfit.simgpu.allocator.cudnn_workspaces`.
+:mod:`trainfit.simgpu.allocator.cudnn_convolutions`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from trainfit.simgpu.allocator.cudnn_workspaces import GRU, LSTM, RELU, TANH, reserve_bytes
+from trainfit.simgpu.allocator.cudnn_convolutions import GRU, LSTM, RELU, TANH, reserve_bytes
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import (
