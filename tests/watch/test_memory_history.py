@@ -13,7 +13,7 @@ from trainfit.cli.verbs.watched import with_memory
 from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.results.runs.watched import memory_path
 from trainfit.results.watch import WatchResult
-from trainfit.watch.recorder.memory_history import MemoryHistory
+from trainfit.watch.recorder.cuda_hooks import MemoryHistory
 from trainfit.watch.recorder.recorder import Place, Recorder
 
 RESULT = Path(__file__).parents[1] / "fixtures" / "results" / "watch-v1.json"

@@ -17,7 +17,7 @@ from trainfit.plan.runs.progress import MAY_CHANGE
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import has_rates, step_seconds, work_law
 from trainfit.plan.sizing.curve import Grain
-from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck
 from trainfit.results.runs.spec import RunSpec

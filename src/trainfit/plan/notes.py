@@ -20,11 +20,10 @@ from trainfit.plan.runs.failures import INTERRUPTED, cause_of, shortfall, with_c
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.progress import CHANGES, MAY_CHANGE, Notes
 from trainfit.plan.runs.tracing import Trace, recording_of
-from trainfit.plan.sizing.laws import Batches
-from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.memory_model import Batches, MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.plan.sizing.ranks import replicas_of
 from trainfit.plan.sizing.recommendation import Accumulation, EffectiveBatch
+from trainfit.plan.sizing.speed import replicas_of
 from trainfit.results.changes import Remedies
 from trainfit.results.runs.trace import ContextSeen, Counted
 from trainfit.results.text import count, size

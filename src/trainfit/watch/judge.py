@@ -22,16 +22,16 @@ from trainfit.watch.rules import (
     host,
     input,
     memory,
-    ram,
     ranks,
     standing,
     training,
     uneven_gpus,
-    worker_copies,
 )
+from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import KIND, OTHER_CODE, PYTHON_THREAD, THREAD_KIND
 from trainfit.watch.rules.rule import Rule, look
+from trainfit.watch.rules.workers import COPIES
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
 
 # ---
@@ -132,10 +132,10 @@ RULES: Final[tuple[Rule, ...]] = (
     *ranks.RULES,
     *uneven_gpus.RULES,
     *memory.RULES,
-    *ram.RULES,
+    HOST_MEMORY,
     *growth.RULES,
     *training.RULES,
-    *worker_copies.RULES,
+    COPIES,
 )
 #: Characters of an error's message in a note.
 _LONGEST_REASON: Final = 240

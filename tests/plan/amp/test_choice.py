@@ -18,7 +18,7 @@ from trainfit.plan.command.tunables import amp_precisions
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import Curve
-from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Batches
 from trainfit.results.configuration import AmpChoice, Configuration, amp_hazard
 from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures

@@ -21,7 +21,7 @@ from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.prices import Prices
 from trainfit.plan.sizing.costing import machine_of, steady_work
-from trainfit.plan.sizing.ranks import transfers
+from trainfit.plan.sizing.speed import transfers
 from trainfit.report.sections.gpus import comparison_subject
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import GpuComparison, Strategy

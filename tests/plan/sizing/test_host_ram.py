@@ -9,7 +9,7 @@ import pytest
 
 from helpers_cli import trainfit
 from trainfit.plan.sizing import lengths
-from trainfit.plan.sizing.host_ram import HostRam
+from trainfit.plan.sizing.lengths import HostRam
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -9,7 +9,7 @@ from torch import nn
 from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.plan.sizing import gpus_of_process
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.plan.sizing.ranks import transfers
+from trainfit.plan.sizing.speed import transfers
 from trainfit.simgpu import Simulation
 from trainfit.speed.work import Work
 

@@ -14,7 +14,7 @@ import pytest
 from trainfit.results.runs.tables import SHARED_MEMORY, TEMPORARY
 from trainfit.watch.sampler import folders
 from trainfit.watch.sampler.folders import Folders, temporary_folder
-from trainfit.watch.sampler.memory import MemoryByKind
+from trainfit.watch.sampler.processes import MemoryByKind
 from trainfit.watch.sampler.roles import MAIN, WORKER, Role
 
 STATUS = "Name:\tpython\nVmRSS:\t{0} kB\nRssAnon:\t{0} kB\nRssFile:\t{1} kB\nRssShmem:\t{2} kB\n"

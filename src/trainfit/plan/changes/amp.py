@@ -9,7 +9,7 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.plan.changes.amp_hazards import is_bearable, line_for, of_gpu
 from trainfit.plan.runs.tracing import Trace
-from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Batches
 from trainfit.results.configuration import (
     AmpAsked,
     AmpCandidate,

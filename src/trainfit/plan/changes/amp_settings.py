@@ -27,7 +27,7 @@ from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import timed
-from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.speed import speed
 from trainfit.results.configuration import AmpChoice, Configuration

@@ -28,7 +28,7 @@ from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import PARALLEL
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import step_seconds
-from trainfit.plan.sizing.laws import Batches
+from trainfit.plan.sizing.memory_model import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures

@@ -19,15 +19,21 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.attempts import Attempts, Found, found_by, reach_of, search
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.curve import MOST_TRIALS, Curve, Grain, curve_of, with_sizes
-from trainfit.plan.sizing.laws import Batches, RecordedPair, law_above, law_of
-from trainfit.plan.sizing.memory_model import Growth, MemoryModel
-from trainfit.plan.sizing.ranks import replicas_of
+from trainfit.plan.sizing.memory_model import (
+    Batches,
+    Growth,
+    MemoryModel,
+    RecordedPair,
+    law_above,
+    law_of,
+)
 from trainfit.plan.sizing.recommendation import (
     Bounds,
     EffectiveBatch,
     Recommendation,
     recommend,
 )
+from trainfit.plan.sizing.speed import replicas_of
 from trainfit.results.configuration import BatchCheck, BatchLimits
 from trainfit.results.runs.spec import RunSpec
 from trainfit.speed.step import Machine

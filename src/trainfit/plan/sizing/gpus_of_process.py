@@ -13,7 +13,7 @@ from trainfit.hardware.gpu.topology import link_of
 from trainfit.memory.replay import Stream, of_each_gpu
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.ranks import transfers as transfers_of
+from trainfit.plan.sizing.speed import transfers as transfers_of
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.recording import Recording, gpu_of
 from trainfit.results.runs.steps import MARKS, TRANSFERS

@@ -18,8 +18,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batch_sizes import BatchSizes
 from trainfit.plan.sizing.costing import step_seconds
-from trainfit.plan.sizing.laws import Batches
-from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.plan.sizing.memory_model import Batches, Growth, MemoryModel
 from trainfit.results.configuration import BatchShapes, Configuration
 from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording

@@ -13,7 +13,7 @@ from trainfit.memory.replay import Stream
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.ranks import transfers
+from trainfit.plan.sizing.speed import transfers
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import CollectiveTime, Ranks, Speed, Stage, StepSpeed

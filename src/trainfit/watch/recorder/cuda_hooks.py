@@ -8,8 +8,10 @@ to overrides ourselves, with PyTorch's own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import torch
 from torch import overrides
 
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private import cuda
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, in_phase, in_place_of
 
@@ -180,3 +183,47 @@ def _non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any], last: int) -> b
     if "non_blocking" in kwargs:
         return bool(kwargs["non_blocking"])
     return any(each is True for each in args[1 : last + 1])
+
+
+# ---
+# The history of a watched run's GPU memory, as PyTorch records it; saved where memory runs out.
+#
+# PyTorch keeps a stack of Python's frames with each allocation: some 2 µs each, by the docstring of
+# ``torch.cuda.memory._record_memory_history``. Frames of C++ would tell more of the backward pass,
+# and are left out: to name them takes seconds to minutes when the history is saved.
+
+
+#: Allocations and frees that are kept, the latest: those of some steps, in some 100 MB of RAM.
+_ENTRIES: Final = 200_000
+
+
+class MemoryHistory:
+    """Records from the moment on at which CUDA is initialized."""
+
+    def __init__(self) -> None:
+        self._records = False
+        #: Why there is none; empty: there is one, or CUDA was not used.
+        self.why_not = ""
+        cuda.when_initialized(self._begin)
+
+    def _begin(self) -> None:
+        try:
+            cuda.record_memory_history(max_entries=_ENTRIES, stacks="python")
+            self._records = True
+        except Exception as error:
+            self.why_not = f"{type(error).__name__}: {error}"
+
+    def save(self, path: Path) -> None:
+        """Write the history; nothing where there is none, or the disk is full."""
+        if self._records:
+            try:
+                cuda.dump_snapshot(str(path))
+            except Exception as error:
+                self.why_not = f"{type(error).__name__}: {error}"
+
+    def end(self) -> None:
+        """Record no more."""
+        if self._records:
+            self._records = False
+            with contextlib.suppress(Exception):
+                cuda.record_memory_history(None)

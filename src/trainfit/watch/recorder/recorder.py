@@ -48,6 +48,7 @@ from trainfit.watch.recorder import (
     worker_hooks,
 )
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.cuda_hooks import MemoryHistory
 from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount
@@ -55,7 +56,6 @@ from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
-from trainfit.watch.recorder.memory_history import MemoryHistory
 from trainfit.watch.recorder.rank_files import RankFiles
 from trainfit.watch.recorder.rank_variables import world
 from trainfit.watch.recorder.step_recorder import StepRecorder

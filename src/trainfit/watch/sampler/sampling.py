@@ -20,8 +20,7 @@ from trainfit.watch.sampler import folders
 from trainfit.watch.sampler.folders import Folders, temporary_folder
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
 from trainfit.watch.sampler.machine import MachineCounters
-from trainfit.watch.sampler.memory import MemoryByKind
-from trainfit.watch.sampler.processes import MOST_PROCESSES, ProcessTree
+from trainfit.watch.sampler.processes import MOST_PROCESSES, MemoryByKind, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
 # ---
